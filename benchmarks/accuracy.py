@@ -16,7 +16,7 @@ from textwrap import wrap
 
 from commtax_lab.report.validation import figure_cells, limit_text, plot_kinds, quantity, value_text
 from commtax_lab.scoring import Report, check
-from commtax_lab.scoring.scoreboard import Line, abroad, at_home
+from commtax_lab.scoring.scoreboard import ScoreLine, abroad, at_home
 from commtax_lab.scoring.statistics import groups, skipped, worst
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -101,7 +101,7 @@ def prose(text: str) -> str:
     return "\n".join(wrap(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
-def scoreboard(lines: list[Line]) -> Iterable[str]:
+def scoreboard(lines: list[ScoreLine]) -> Iterable[str]:
     yield "| | | rows | median | p90 | bias | in range | half-width |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     part = ""
@@ -130,7 +130,7 @@ def transfer() -> Iterable[str]:
         yield f"| {metric.upper()}, {models} | " + " | ".join(told) + " |"
 
 
-def picture(lines: list[Line]) -> str:
+def picture(lines: list[ScoreLine]) -> str:
     """Medians as bars, 90th percentiles as whiskers; 50 % is the right edge."""
     shown = [line for line in lines if line.found]
     step, left, scale, edge = 18, 330, 900.0, 0.5
@@ -179,7 +179,7 @@ def worst_rows(report: Report) -> Iterable[str]:
         yield f"| {m.kind} | {m.what} | {quantity(m.kind, m.measured)} | {quantity(m.kind, m.predicted)} | {m.reason} |"
 
 
-def page(reports: list[Report], lines: list[Line]) -> str:
+def page(reports: list[Report], lines: list[ScoreLine]) -> str:
     parts = [
         *(
             "# How right is it?",
@@ -229,7 +229,7 @@ def rows_page(report: Report) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def quoted(report: Report, lines: list[Line]) -> str:
+def quoted(report: Report, lines: list[ScoreLine]) -> str:
     """The README's part: what ships, so that anyone gets the same figures from a clone."""
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     head = (

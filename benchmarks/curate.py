@@ -19,15 +19,15 @@ from typing import cast
 from commtax import catalog
 from commtax.cost.collectives import applies
 from commtax.spec import Engine
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published import open_loop
-from commtax_lab.published.collectives import mode
+from commtax_lab.published.collective_rows import mode
 from commtax_lab.published.inferencemax import by_inferencemax
 from commtax_lab.published.rows import names
-from commtax_lab.published.serving import is_fitted, may_draft, planned, question
+from commtax_lab.published.serving_rows import is_fitted, may_draft, planning_rule, question
 from commtax_lab.published.sweep import load as read_own
 from commtax_lab.published.tables import dicts, read
-from commtax_lab.published.training import asked
+from commtax_lab.published.training import row_questions
 from commtax_lab.published.training_rows import whole_rows
 from commtax_lab.published.weights import TILES
 
@@ -171,7 +171,7 @@ def serving(folder: Path) -> None:
 
 def _drafts(row: Row) -> bool:
     try:
-        return may_draft(row) or bool(planned(row))
+        return may_draft(row) or bool(planning_rule(row))
     except ValueError:
         return False
 
@@ -230,7 +230,7 @@ def training(folder: Path) -> None:
         (r for r in rows if "llm-foundry" in r["source"]), lambda r: (r["gpu_type"], r["precision"], int(r["gpus"]) > 64), 8
     )
     zero = [r for r in dicts(*read(folder / "training_runs_more.csv")) if "ZeRO-3" in r["note"]]
-    keep += [{**r, "step_time_s": str(told.entries[0].measured)} for r, told in zip(zero, asked(zero), strict=True)]
+    keep += [{**r, "step_time_s": str(told.entries[0].measured)} for r, told in zip(zero, row_questions(zero), strict=True)]
     keep += dicts(*read(Path(__file__).parent / "torch_runs.csv"))
     words = ("eager", "interleaved", "async tp", "asynctp", "shard_grad_op", "zero-3")
     out = [
@@ -256,7 +256,7 @@ def training_megatron(folder: Path) -> None:
     kept += [r for r in rows if r not in bridge]
     words = ("VARIANT 2", "FSDP=64", "FSDP=8", "schedule dualpipe", "distributed optimizer")
     out = []
-    for row, told in zip(kept, asked(kept), strict=True):
+    for row, told in zip(kept, row_questions(kept), strict=True):
         if told.question is None:
             continue
         same = {"gpu": row["gpu_type"], "chunks": row["interleave"], "micro_batch": row["microbatch"]}
@@ -293,12 +293,12 @@ def open_loop_runs(folder: Path) -> None:
 
 def _in_flight(row: Row) -> float:
     """Of one replica, by Little's law; those of a run that is overloaded are as many as it has."""
-    rate = 0.0 if open_loop.overloaded(row) else float(row["request_rate_rps"]) / int(row["dp"] or 1)
+    rate = 0.0 if open_loop.is_overloaded(row) else float(row["request_rate_rps"]) / int(row["dp"] or 1)
     return rate * float(row["e2e_mean_ms"]) / 1e3
 
 
 def _source_chip_model(row: Row) -> tuple[object, ...]:
-    return row["source_group"], row["chip"], row["model"], row["scenario"], open_loop.overloaded(row)
+    return row["source_group"], row["chip"], row["model"], row["scenario"], open_loop.is_overloaded(row)
 
 
 def _magnitude(row: Row) -> tuple[str, int, str]:

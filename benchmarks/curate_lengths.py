@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.catalog.distributions import rank_correlation, tabulated
+from commtax.catalog.distributions import quantile_lengths, rank_correlation
 from commtax_lab.published.tables import read
 
 OUT = Path(__file__).parents[1] / "src" / "commtax" / "catalog" / "lengths"
@@ -49,7 +49,7 @@ def columns(path: Path, *names: str) -> list[Column]:
 
 
 def side(title: str, values: Column) -> str:
-    table = tabulated(values)
+    table = quantile_lengths(values)
     points = ", ".join(f"{q:.5g}" for q in table.quantiles)
     return f"\n[{title}]\nmean = {table.mean:.6g}\nquantiles = [{points}]\n"
 

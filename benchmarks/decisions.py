@@ -34,9 +34,9 @@ import numpy as np
 from commtax.catalog.transfer import sigma
 from commtax.ledger import Z80
 from commtax.question import CONFIDENCE
+from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.confidence import Estimate
-from commtax.verbs.serving import Simulation, simulate
-from commtax_lab.published.serving import may_draft, measured, question
+from commtax_lab.published.serving_rows import may_draft, measured_means, question
 
 CONFIDENCES = (0.5, 0.6, CONFIDENCE, 0.7, 0.8, 0.9)
 NEAR = 0.02  # of the best tokens/s/GPU: a choice that loses no more is as good, for runs repeat no better
@@ -76,12 +76,12 @@ def rate(clients: int, out: int, gpus: float, times: dict[str, float]) -> float:
     return clients * out / (times["ttft_s"] + (out - 1) * times["tpot_s"]) / gpus
 
 
-def runs(paths: Iterable[str]) -> Iterator[tuple[tuple[str, ...], Asked, dict[str, float], Simulation]]:
+def runs(paths: Iterable[str]) -> Iterator[tuple[tuple[str, ...], Asked, dict[str, float], ClosedLoop]]:
     """(group, configuration, measured means, prediction) of each run that can be asked and has both times."""
     for path in paths:
         with open(path, newline="") as file:
             for row in csv.DictReader(file):
-                real = measured(row)
+                real = measured_means(row)
                 if len(real) < len(TIMES) or (row.get("mode") == "disagg" and not all(row.get(name) for name in STATED)):
                     continue
                 try:
@@ -96,7 +96,7 @@ def runs(paths: Iterable[str]) -> Iterator[tuple[tuple[str, ...], Asked, dict[st
                 yield (*(row.get(n, "") for n in NAMES), *lengths), asked, real, guess
 
 
-def point(reals: list[dict[str, float]], guess: Simulation) -> Point:
+def point(reals: list[dict[str, float]], guess: ClosedLoop) -> Point:
     """All runs of one configuration as one."""
     clients, out, gpus = int(guess.requests.concurrency), int(guess.requests.output_len), float(guess.num_gpus or np.nan)
     real = {name: float(np.median([run[name] for run in reals])) for name in TIMES}
@@ -108,7 +108,7 @@ def point(reals: list[dict[str, float]], guess: Simulation) -> Point:
 
 def groups(paths: Iterable[str]) -> list[Group]:
     """Those that leave a choice."""
-    known: dict[tuple[str, ...], dict[Asked, tuple[list[dict[str, float]], Simulation]]] = defaultdict(dict)
+    known: dict[tuple[str, ...], dict[Asked, tuple[list[dict[str, float]], ClosedLoop]]] = defaultdict(dict)
     for group, configuration, real, guess in runs(paths):
         known[group].setdefault(configuration, ([], guess))[0].append(real)
     every = [[point(*run) for run in group.values()] for group in known.values()]

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from serving_runs import read
 
-from commtax.verbs.serving import simulate
+from commtax.verbs.closed_loop import simulate
 from commtax_lab.published.inferencemax import day_of
-from commtax_lab.published.serving import drafted, measured, planned, question
+from commtax_lab.published.serving_rows import drafting_rule, measured_means, planning_rule, question
 
 ALIKE = 0.05
 SUBJECT = 4  # of what makes runs alike: engine, version, model and cluster
@@ -73,8 +73,8 @@ def sides(folder: Path) -> Sides:
             asked: Any = question(row)
         except ValueError:
             continue
-        if asked["model"].experts and not drafted(row) and not planned(row) and not asked.get("disaggregated"):
-            found[_same(asked)][asked["ep"]].append(Run(measured(row), asked, day_of(row)))
+        if asked["model"].experts and not drafting_rule(row) and not planning_rule(row) and not asked.get("disaggregated"):
+            found[_same(asked)][asked["ep"]].append(Run(measured_means(row), asked, day_of(row)))
     return found
 
 

@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import fault_traces
 import plain_traces
-from commtax.traces.accounts import Job
+from commtax.traces.accounts import TracedJob
 from commtax.traces.blame import blame
 from commtax.traces.profilers import kineto
 
 
 def blamed(made):
-    return blame(Job.of([kineto.parse(d) for d in made.documents]))[0]
+    return blame(TracedJob.of([kineto.parse(d) for d in made.documents]))[0]
 
 
 def is_right(made, found):

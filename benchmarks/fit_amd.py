@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from commtax_lab.published.collectives import even_power
+from commtax_lab.published.collective_rows import even_power
 
 ROWS = Path(__file__).parent / "amd" / "collectives.csv"
 LAUNCH_S, HOP_S = 12.5e-6, 0.16e-6  # of eight MI300X, which no group of MI355X contradicts

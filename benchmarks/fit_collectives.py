@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax_lab.published.collectives import even_power, question
+from commtax_lab.published.collective_rows import even_power, question
 from commtax_lab.published.tables import dicts, read
 from commtax_lab.scoring.predicting import curve_seconds
 

@@ -17,7 +17,7 @@ from fit_experts import CHIPS, put
 from fit_kernels import FOLDER
 
 from commtax.cost.forms.modules import exchange
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read
 
 TAILS = ("wideep_deepep_ll", "wideep_deepep_normal", "moe_a2a")

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from fit_kernels import FOLDER
 
-from commtax.catalog.kernel_constants import at_pace, reference
+from commtax.catalog.kernel_constants import reference, rescale_to_chip
 from commtax.cost.forms.experts import experts, routing
 from commtax.spec import Chip
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.spellings import dtype_named
 from commtax_lab.published.tables import read
 
@@ -56,7 +56,7 @@ class Sample:
     def logs(self, table: dict[str, float], fitted: bool) -> Any:
         """Logarithms of predicted over measured times."""
         kernel, seconds, _ = self.parts[fitted]
-        table = at_pace(table, reference(), self.chip) if self.elsewhere else table
+        table = rescale_to_chip(table, reference(), self.chip) if self.elsewhere else table
         rates = self.chip.memory_Bps, self.rate
         return np.log((sum(routing(kernel, table, *rates)) + sum(experts(kernel, table, *rates))) / seconds)
 
@@ -300,9 +300,9 @@ def nearest(made: Tables, s: Sample) -> dict[str, float]:
 
 def catalogue_key(system: str) -> str:
     from commtax import catalog
-    from commtax.catalog.foreign_names import chip_named
+    from commtax.catalog.foreign_names import find_chip_name
 
-    return catalog.chip(chip_named(system)).key
+    return catalog.chip(find_chip_name(system)).key
 
 
 if __name__ == "__main__":

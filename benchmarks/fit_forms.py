@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax.catalog.kernel_constants import at_pace, reference
+from commtax.catalog.kernel_constants import reference, rescale_to_chip
 from commtax.cost.forms import CHIP_FORMS
 from commtax.cost.forms.linear import convolution, encoder_attention, scan
 from commtax.spec import Chip
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.kernel_kinds import linear, streams
 from commtax_lab.published.spellings import dtype_named
 from commtax_lab.published.tables import read
@@ -82,7 +82,7 @@ class Part:
 
     def logs(self, form: str, c: Constants, at: np.ndarray) -> np.ndarray:
         kernel = self.make(at)
-        c = at_pace(c, reference(), self.chip) if self.elsewhere else c
+        c = rescale_to_chip(c, reference(), self.chip) if self.elsewhere else c
         fixed, moving = CHIP_FORMS[form](kernel, c, self.chip, 1.0)  # type: ignore[arg-type]
         return np.log((fixed + moving) * kernel.count / self.seconds[at])  # type: ignore[attr-defined]
 

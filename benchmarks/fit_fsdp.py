@@ -23,10 +23,10 @@ import numpy as np
 
 from commtax.cost import train_kernels
 from commtax.cost import training as steps
-from commtax.cost.kernel import Terms
+from commtax.cost.kernel import PricingTerms
 from commtax.cost.tensors import ROWWISE
 from commtax.spec import TrainStep
-from commtax.verbs.asking import settle, terms_of, unsettled
+from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import training
 from commtax_lab.published.rows import Row, read
 
@@ -55,7 +55,7 @@ GATHERS = Constant("gather_rate", 0.02, 1.0)
 class Run:
     row: Row
     took_s: float
-    terms: Terms
+    terms: PricingTerms
     step: TrainStep
     tokens: float
 
@@ -91,7 +91,7 @@ def runs_of(path: Path) -> list[Run]:
             continue
         options = dict(asked.question)
         model, cluster = options.pop("model"), options.pop("cluster")
-        q = settle(unsettled(model, cluster, {**options, "phase": "train"}))
+        q = settle(resolve_question(model, cluster, {**options, "phase": "train"}))
         made.append(Run(row, asked.entries[0].measured, terms_of(q), q.step, float(q.tokens)))
     return made
 

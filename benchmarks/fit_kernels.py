@@ -21,10 +21,10 @@ import numpy as np
 import commtax
 from commtax import catalog
 from commtax.spec import Chip, KernelConstants
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.kernel_kinds import KINDS
 from commtax_lab.published.tables import read
-from commtax_lab.scoring import kernels
+from commtax_lab.scoring import kernel_scores
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 TABLES = {  # a file of constants: the chip and the tables that it is fitted on
@@ -74,7 +74,7 @@ class Rows:
             keep &= np.array([float(window or 0) == 0 for window in text["window_size"]], dtype=bool)
         text = {c: v[keep] for c, v in text.items()}
         table = kernel_tables.read(path.name, list(text), list(zip(*text.values(), strict=True)))
-        self.records = kernels.answers(table, "")
+        self.records = kernel_scores.answers(table, "")
         self.form, self.chip, self.kind, self.framework = form, chip, kind, framework
         self.numbers, self.sources = table.sizes, table.column("kernel_source")
         self.even = self.records.fitted
@@ -93,7 +93,7 @@ class Rows:
         words = {"dtype": plain if self.form == "gemm" else arithmetic, "stored": stored, "framework": self.framework}
         words |= {"written": WRITTEN.get(self.kind, self.kind), "kernel_source": source}
         made = KINDS[TAILS[self.form]].make(words, x)
-        return np.log(kernels.priced(made, self.chip, constants)[0] / measured)
+        return np.log(kernel_scores.priced(made, self.chip, constants)[0] / measured)
 
 
 Part = tuple[Rows, str, dict[str, np.ndarray], np.ndarray]
@@ -169,7 +169,7 @@ def engines(folder: Path, write: bool, only: list[str]) -> None:
                     continue  # DeepGEMM's as SGLang has it
                 many = [Rows(folder / f"{where}_{tail}.csv.gz", form, kind, chip, engine) for chip, where in places]
                 if many := [rows for rows in many if len(rows.records)]:
-                    usual = catalog.kernel_constants(catalog.engine(kernels.ENGINE), places[0][0])
+                    usual = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), places[0][0])
                     _engine(name, f"{form}.{kind}", engine, many, usual, write)
 
 
@@ -205,7 +205,7 @@ def main(arguments: list[str]) -> None:
         return
     for name, (key, tables) in chosen(only):
         chip = catalog.chip(key)
-        constants = catalog.kernel_constants(catalog.engine(kernels.ENGINE), chip)
+        constants = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), chip)
         own = tomllib.loads((FOLDER / f"{name}.toml").read_text())
         for form, tail in TAILS.items():
             for kind in ("bf16", "fp8", "nvfp4"):

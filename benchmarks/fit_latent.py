@@ -23,11 +23,11 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, table_of
 from commtax.spec import Chip
 from commtax.statement import Refusal
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.kernel_kinds.modules import SOURCES
 from commtax_lab.published.spellings import dtype_named
 from commtax_lab.published.tables import read
-from commtax_lab.scoring.kernels import together
+from commtax_lab.scoring.kernel_scores import together
 
 MOST = 1200
 SCALE = 0.02

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.spellings import dtype_named
 from commtax_lab.published.tables import read
-from commtax_lab.scoring.kernels import priced
+from commtax_lab.scoring.kernel_scores import priced
 
 SCALE = 0.05
 

@@ -23,7 +23,7 @@ from commtax.cost.pricing import launched_s
 from commtax.files import MiB
 from commtax.spec import Network
 from commtax.statement import Refusal
-from commtax_lab.published.collectives import Curve, ask, describe, even_power, question
+from commtax_lab.published.collective_rows import Curve, ask, describe, even_power, question
 from commtax_lab.published.tables import dicts, read
 
 PUBLISHED = Path(__file__).parent / "published" / "collectives.csv"

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog
-from commtax.verbs.asking import settle
 from commtax.verbs.requests import serve
+from commtax.verbs.settling import settle
 from commtax_lab.published import open_loop
-from commtax_lab.published.open_loop import Run
+from commtax_lab.published.open_loop import OpenLoopRun
 from commtax_lab.published.rows import Row
-from commtax_lab.published.tables import in_folder
+from commtax_lab.published.tables import folder_tables
 from commtax_lab.scoring.open_loop import question_of
 
 START = {"host_s": 1e-3, "host_s_per_doubling": 1e-4, "host_s_per_seq": 5e-6, "request_s": 5e-3, "launch_s": 2e-5}
@@ -31,7 +31,7 @@ RATES = ("fp8_rate", "fp4_rate", "experts_rate")
 FIRST = "ttft_mean"
 TTFT_PART = {"e2e_mean": 0.5, "tpot_mean": 0.0}
 
-Case = tuple[Row, Run]
+Case = tuple[Row, OpenLoopRun]
 Constants = dict[str, float]
 
 
@@ -42,12 +42,12 @@ def half(row: Row) -> int:
 
 def cases(data: Path, engine: str, on: str) -> list[Case]:
     """Runs of an engine's version that kept up with their rate, one for each server and load."""
-    chosen: dict[Run, Case] = {}
-    for table in in_folder(data, "open_loop_runs"):
+    chosen: dict[OpenLoopRun, Case] = {}
+    for table in folder_tables(data, "open_loop_runs"):
         rows = table.dicts()
         for row, asked in zip(rows, open_loop.read(rows, table.folder), strict=True):
             run = asked.question
-            if run and run.server.engine.startswith(engine) and on in run.server.cluster and not open_loop.overloaded(row):
+            if run and run.server.engine.startswith(engine) and on in run.server.cluster and not open_loop.is_overloaded(row):
                 chosen.setdefault(run, (row, run))
     return list(chosen.values())
 

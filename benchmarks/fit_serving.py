@@ -4,7 +4,7 @@ DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and c
 runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures),
 never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
 Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
-(``commtax_lab.published.serving.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
+(``commtax_lab.published.serving_rows.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
 hardware do neither. A prediction knows no publisher.
 
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
@@ -35,16 +35,16 @@ from commtax.catalog.transfer import Setting
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
 from commtax.spec import Engine
-from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax.verbs.billing import price
-from commtax.verbs.serving import simulate
-from commtax_lab.published import steps
+from commtax.verbs.closed_loop import simulate
+from commtax.verbs.settling import resolve_question, settle, terms_of
+from commtax_lab.published import step_rows
 from commtax_lab.published.rows import publisher
-from commtax_lab.published.serving import distinct, may_draft, may_fit, measured, question
+from commtax_lab.published.serving_rows import distinct_rows, may_draft, may_fit, measured_means, question
 from commtax_lab.published.tables import Table
 from commtax_lab.published.tables import read as read_table
 from commtax_lab.scoring.floors import holds_weights, least_s
-from commtax_lab.scoring.serving import floor
+from commtax_lab.scoring.serving_scores import floor
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 STEP_ARRAYS = ("tp", "dp", "ep", "batch", "context", "prompts", "prompt_len")
@@ -82,7 +82,7 @@ class Group:
 def groups(folder: Path) -> list[Group]:
     parts: dict[tuple[Any, ...], list[tuple[dict[str, str], dict[str, Any]]]] = defaultdict(list)
     tables = [row for path in sorted(folder.glob("serving_runs*.csv")) for row in csv.DictReader(path.open())]
-    for row in distinct(tables):
+    for row in distinct_rows(tables):
         try:
             asked: dict[str, Any] = dict(question(row))
         except ValueError:
@@ -99,17 +99,17 @@ def groups(folder: Path) -> list[Group]:
 
 def step_groups(path: Path) -> list[Group]:
     """Steps at a mean batch, whose lengths between tokens are told: nothing is fitted on them, they are a publisher left out."""
-    parts: dict[tuple[Any, ...], list[tuple[steps.Run, float]]] = defaultdict(list)
+    parts: dict[tuple[Any, ...], list[tuple[step_rows.MixedStep, float]]] = defaultdict(list)
     for row in Table(path.name, "steps", *read_table(path)).dicts():
         try:
-            run = steps.question(row)
+            run = step_rows.question(row)
         except ValueError:
             continue
         parts[run.engine, run.model.key, run.cluster.key, run.dtype].append((run, float(row["median_itl_ms"]) * 1e-3))
     return [_step_group(members) for members in parts.values()]
 
 
-def _step_group(members: list[tuple[steps.Run, float]]) -> Group:
+def _step_group(members: list[tuple[step_rows.MixedStep, float]]) -> Group:
     run = members[0][0]
     engine = catalog.engine(run.engine)
     setting = Setting.of(engine, run.cluster.chip, run.model, run.dtype)
@@ -119,7 +119,7 @@ def _step_group(members: list[tuple[steps.Run, float]]) -> Group:
     seen = {"tpot": np.array([told for _, told in members]), "ttft": np.full(len(members), np.nan)}
     who = "ML.ENERGY"
     names = {"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": who, "file": who}
-    asked = settle(unsettled(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
+    asked = settle(resolve_question(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
     return Group(
         engine=engine,
         version=catalog.nearest(engine.version, [*engine.versions, catalog.engine(engine.key).version]),
@@ -142,7 +142,9 @@ def _sizes(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def stepped(engine: Engine, group: Group) -> Any:
     """Seconds of the steps of a group."""
     where = {name: value for name, value in group.words.items() if name not in ("model", "cluster")}
-    asked = settle(unsettled(group.words["model"], group.words["cluster"], {**where, "engine": engine, **_sizes(group.arrays)}))
+    asked = settle(
+        resolve_question(group.words["model"], group.words["cluster"], {**where, "engine": engine, **_sizes(group.arrays)})
+    )
     prompts = group.arrays["prompts"]
     work = replace(asked.work, prefill_seqs=prompts, prefill_tokens=prompts * group.arrays["prompt_len"])
     return inference_bill(terms_of(asked), work, 1).step_s
@@ -158,7 +160,7 @@ def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
     row, asked = members[0]
     engine, model = asked["engine"], asked["model"]
     known = [*engine.versions, catalog.engine(engine.key).version]
-    seconds = [measured(row) for row, _ in members]
+    seconds = [measured_means(row) for row, _ in members]
     setting = Setting.of(engine, asked["cluster"].chip, model, asked["dtype"])
     arrays = {name: np.array([q[name] for _, q in members]) for name in ARRAYS}
     words = {key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")}

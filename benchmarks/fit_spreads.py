@@ -23,13 +23,13 @@ import numpy as np
 import commtax
 import commtax_lab
 from commtax.catalog import cluster
-from commtax.catalog.foreign_names import chip_named
+from commtax.catalog.foreign_names import find_chip_name
 from commtax.files import MiB
 from commtax.verbs.expecting import expect
 from commtax_lab.published.kernel_kinds import KINDS
-from commtax_lab.published.tables import in_folder
+from commtax_lab.published.tables import folder_tables
 from commtax_lab.scoring import check
-from commtax_lab.scoring.records import Records, joined
+from commtax_lab.scoring.prediction_columns import Records, joined
 
 HERE, LABORATORY = Path(commtax.__file__).parent, Path(commtax_lab.__file__).parent
 QUANTILE = 0.82
@@ -86,7 +86,7 @@ def pcie_hosts() -> list[str]:
 def pairs(folder: Path) -> list[str]:
     """Widths of an engine's all-reduce on a chip that it was not measured on: each pair of library and chip left out."""
     errors: dict[bool, list[float]] = {True: [], False: []}
-    for row in (r for table in in_folder(folder, "collectives") for r in table.dicts()):
+    for row in (r for table in folder_tables(folder, "collectives") for r in table.dicts()):
         if (
             row["op"] != "all_reduce"
             or not row["source_id"].startswith("aic-")
@@ -95,7 +95,7 @@ def pairs(folder: Path) -> list[str]:
         ):
             continue
         for family in NEXT.get(row["system"], ()):
-            place = cluster(f"8x{chip_named(row['system'])}")
+            place = cluster(f"8x{find_chip_name(row['system'])}")
             moved = replace(place, chip=replace(place.chip, key=f"{place.chip.key} as {family}", family=family))
             size, name = float(row["bytes"]), row["library"].lower()
             took = float(expect("all-reduce", moved, nbytes=size, ranks=int(row["gpus"]), library=name).seconds)

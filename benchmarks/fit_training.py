@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.cost.kernel import Terms
+from commtax.cost.kernel import PricingTerms
 from commtax.cost.training import training_bill
 from commtax.spec import TrainStep
-from commtax.verbs.asking import settle, terms_of, unsettled
+from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import training, training_rows
 from commtax_lab.published.rows import Row, cell, read
 from commtax_lab.published.tables import Table
@@ -81,7 +81,7 @@ class Run:
     chip: str
     model: str
     took_s: float
-    terms: Terms
+    terms: PricingTerms
     step: TrainStep
     tokens: float
 
@@ -124,7 +124,7 @@ def runs_of(path: Path) -> Iterator[Run]:
         options = dict(asked.question)
         model, cluster = options.pop("model"), options.pop("cluster")
         try:
-            q = settle(unsettled(model, cluster, {**options, "phase": "train"}))
+            q = settle(resolve_question(model, cluster, {**options, "phase": "train"}))
         except ValueError as error:
             print("left out:", row["model"], row["gpu_type"], error)
             continue

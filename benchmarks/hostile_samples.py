@@ -163,7 +163,7 @@ def _experiment(folder: Path) -> None:
     """The document of a finished study, made from runs that are made up."""
     from commtax import catalog
     from commtax_lab.study.findings import Prices, analyse, answers
-    from commtax_lab.study.recipe import Run
+    from commtax_lab.study.recipe import StudyRun
 
     names = ("recipe", "version", "profile", "cluster")
     facts: dict[str, Any] = {
@@ -185,7 +185,7 @@ def _experiment(folder: Path) -> None:
         "output_len": 32.0,
     }
     shapes = (("latency", 1, 128, 32), ("batch", 4, 128, 32), ("batch", 16, 128, 32), ("serve", 0, 128, 32))
-    runs = [Run(kind, tp, batch, length, output, 3) for tp in (1, 2) for kind, batch, length, output in shapes]
+    runs = [StudyRun(kind, tp, batch, length, output, 3) for tp in (1, 2) for kind, batch, length, output in shapes]
     prices = Prices(catalog.model("llama-3.2-1b"), "", "builtin")
     found = analyse(facts, [(run, served if run.kind == "serve" else times) for run in runs], prices)
     folder.mkdir()

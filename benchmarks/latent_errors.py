@@ -16,7 +16,7 @@ from fit_latent import Job, fit_family, logs, prepared
 from latent_store import FAMILIES, Store
 
 from commtax import catalog
-from commtax.catalog.kernel_constants import at_pace
+from commtax.catalog.kernel_constants import rescale_to_chip
 
 MODULES = ("mla", "dsa", "msa", "dsv4_csa", "dsv4_hca")
 TAILS = ["context_mla", "generation_mla", "mla_bmm", *(f"{m}_{p}_module" for m in MODULES for p in ("context", "generation"))]
@@ -50,7 +50,7 @@ def transferred(family: str) -> Store:
         for (file, own), tables in list(store.tables.items()):
             if file == donor:
                 there, here = catalog.chip(CHIPS[donor]), catalog.chip(CHIPS[family])
-                moved = {name: at_pace(c, there, here) for name, c in tables.items()}
+                moved = {name: rescale_to_chip(c, there, here) for name, c in tables.items()}
                 store.tables.setdefault((family, engine or own), {}).update(moved)
     return store
 

@@ -21,12 +21,12 @@ import numpy as np
 from fit_kernels import FOLDER, TABLES, TAILS, Part, Rows, logs, put, solve
 
 from commtax import catalog
-from commtax.catalog.kernel_constants import at_pace, reference
+from commtax.catalog.kernel_constants import reference, rescale_to_chip
 from commtax.cost.kernels import STAND_INS
 from commtax.spec import Chip, KernelConstants
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read
-from commtax_lab.scoring import kernels
+from commtax_lab.scoring import kernel_scores
 
 FAMILIES = ("ampere", "hopper", "ada", "blackwell")
 KIN = {"b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"), "gb200": ("gb200", "kernels_more/gb200")}
@@ -50,7 +50,7 @@ class Moved(Rows):
     def log(self, constants: KernelConstants, source: str, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
         name = f"{self.form}.{self.kind}"
         own = constants.tables[name]
-        moved = at_pace(own, reference(), self.chip) if self.paced else own
+        moved = rescale_to_chip(own, reference(), self.chip) if self.paced else own
         return super().log(replace(constants, tables={**constants.tables, name: moved}), source, x, measured)
 
 
@@ -64,7 +64,9 @@ def plain(folder: Path, names: list[str], write: bool) -> Iterator[tuple[str, st
         form, _, kind = name.partition(".")
         found = {family: _rows(folder, family, form, kind) for family in FAMILIES if name in _tables(family)}
         rows = {family: its for family, its in found.items() if len(its.records)}
-        pooled = len(rows) > 2 and name in catalog.kernel_constants(catalog.engine(kernels.ENGINE), unmeasured(reference())).tables
+        pooled = (
+            len(rows) > 2 and name in catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), unmeasured(reference())).tables
+        )
         for family in rows if pooled else ():
             with_pace = _pooled(rows, name, family)
             yield "unmeasured", name, family, with_pace
@@ -76,7 +78,7 @@ def plain(folder: Path, names: list[str], write: bool) -> Iterator[tuple[str, st
 
 
 def _tables(family: str) -> Mapping[str, Mapping[str, float]]:
-    return catalog.kernel_constants(catalog.engine(kernels.ENGINE), catalog.chip(TABLES[family][0])).tables
+    return catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), catalog.chip(TABLES[family][0])).tables
 
 
 def _rows(folder: Path, family: str, form: str, kind: str) -> Moved:
@@ -85,7 +87,7 @@ def _rows(folder: Path, family: str, form: str, kind: str) -> Moved:
 
 
 def _fit(rows: list[Moved], name: str) -> dict[str, float]:
-    usual = catalog.kernel_constants(catalog.engine(kernels.ENGINE), unmeasured(reference()))
+    usual = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), unmeasured(reference()))
     return {**usual.tables[name], **solve(list(rows), usual, name)[0]}
 
 
@@ -93,7 +95,7 @@ def _pooled(rows: dict[str, Moved], name: str, left: str, paced: bool = True) ->
     """Errors of all rows of a family whose constants are fitted on the others."""
     for its in rows.values():
         its.paced = paced
-    usual = catalog.kernel_constants(catalog.engine(kernels.ENGINE), unmeasured(reference()))
+    usual = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), unmeasured(reference()))
     constants = replace(usual, tables={**usual.tables, name: _fit([its for f, its in rows.items() if f != left], name)})
     return logs(constants, _all(rows[left]))
 
@@ -106,8 +108,10 @@ def _kin(folder: Path, name: str, key: str, where: str) -> Iterator[tuple[str, s
     """A chip of B200's family, with B200's constants."""
     form, _, kind = name.partition(".")
     chip = catalog.chip(key)
-    rows = Rows(folder / f"{where}_{TAILS[form]}.csv.gz", form, kind, chip, "sglang" if kind == "fp8-block" else kernels.ENGINE)
-    constants = catalog.kernel_constants(catalog.engine(kernels.ENGINE), replace(chip, key="none"))
+    rows = Rows(
+        folder / f"{where}_{TAILS[form]}.csv.gz", form, kind, chip, "sglang" if kind == "fp8-block" else kernel_scores.ENGINE
+    )
+    constants = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), replace(chip, key="none"))
     if len(rows.records) and name in constants.tables:
         errors = logs(constants, _all(rows))
         yield "family", name, key, errors
@@ -161,7 +165,7 @@ def latent(folder: Path) -> Iterator[tuple[str, str, str, np.ndarray]]:
 
 
 def _of_table(table: kernel_tables.KernelTable) -> np.ndarray:
-    records = kernels.answers(table, "")
+    records = kernel_scores.answers(table, "")
     return records.log_error[records.priced]
 
 

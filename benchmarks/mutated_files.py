@@ -37,13 +37,13 @@ from rich.console import Console
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.reading import Read, read_all
+from commtax.audit.read_files import ReadFiles, read_all
 from commtax.evidence.finding import Audit, Claim
 from commtax.report import audit_differences, audit_words, auditing
 from commtax.report.audit_page import audit_page, difference_page
 from commtax.statement import Refusal
-from commtax.traces.differing import difference
-from commtax.verbs.asking import unsettled
+from commtax.traces.run_differences import difference
+from commtax.verbs.settling import resolve_question
 
 LONG_S = 20
 MOST_BYTES = 2**30
@@ -58,7 +58,7 @@ SELDOM, SMALL, LARGE = 40, 2**17, 4 * 2**20  # bytes of a damaged file
 def claim(trains: bool) -> Claim:
     """What the user might say ran."""
     phase = {"phase": "train"} if trains else {}
-    return Claim(unsettled("llama-3.1-8b", "8xh100-sxm", {"tp": 8, **phase}))
+    return Claim(resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 8, **phase}))
 
 
 @dataclass
@@ -97,7 +97,7 @@ def _shown(told: Audit, on_screen: bool) -> None:
         auditing.show_audit(_screen(), told)
 
 
-def _more(rng: random.Random, folder: Path, read: Read, told: Audit, sound: Audit | None) -> None:
+def _more(rng: random.Random, folder: Path, read: ReadFiles, told: Audit, sound: Audit | None) -> None:
     """What is asked for now and then."""
     if rng.random() < NOW_AND_THEN:
         json.dumps(audit_page(told, "audit"), allow_nan=False)

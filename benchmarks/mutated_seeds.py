@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commtax.audit import formats
-from commtax.files import opened
+from commtax.files import open_stream
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS / "helpers"))
@@ -73,8 +73,8 @@ def _check(found: dict[str, list[Seed]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in (seed for of_kind in found.values() for seed in of_kind):
             seed.written(Path(folder), seed.raw)
-            with opened(Path(folder) / seed.name) as stream:
-                seen |= {one.described for one in formats.formats_of(formats.Source(stream))}
+            with open_stream(Path(folder) / seed.name) as stream:
+                seen |= {one.described for one in formats.formats_of(formats.FileToRead(stream))}
     if missing := {one.described for one in (*formats.DATA, *formats.TEXTS)} - seen:
         raise SystemExit(f"no seed of {', '.join(sorted(missing))}")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax_lab.published.kernels import KernelTable, kind_of, of_file
-from commtax_lab.scoring.parts import UNLIKE, Group, groups
+from commtax_lab.published.kernel_tables import KernelTable, kind_of, tables_of_file
+from commtax_lab.scoring.parts import UNLIKE, ShapeGroup, groups
 
 FOLDERS = ("kernels", "kernels_more")
 LEAST = 4  # rows of a group that is judged
@@ -29,14 +29,14 @@ def tables(folder: Path, kinds: list[str]) -> Iterator[KernelTable]:
             continue
         with gzip.open(path, "rt") as file:
             header, *rows = csv.reader(file)
-        yield from (table for _, table in of_file(path.name, header, rows) if table.chip and not table.wrong)
+        yield from (table for _, table in tables_of_file(path.name, header, rows) if table.chip and not table.wrong)
 
 
 def percent(errors: np.ndarray) -> float:
     return 100 * float(np.expm1(np.median(np.abs(errors))))
 
 
-def by_chip(found: list[Group]) -> Iterator[str]:
+def by_chip(found: list[ShapeGroup]) -> Iterator[str]:
     """Experts, all others, and each kind."""
     for chip in dict.fromkeys(g.chip for g in found):
         here = [g for g in found if g.chip == chip and not g.why]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commtax.planner import plan, plan_training, standing, training_standing
-from commtax.planner.columns import ServingPlans, Standing, TrainPlans, worth
+from commtax.planner import plan, plan_training, rank_own_plan, training_standing
+from commtax.planner.columns import ServingPlans, StandingPlan, TrainPlans, objective_value
 from commtax.question import Question
 from commtax.spec import SIZES, Cluster, Plan
 
@@ -129,7 +129,7 @@ def _words(answer: Answer, i: int) -> str:
 def _worth(answer: Answer, i: int) -> float:
     """What the objective counts of a row, more is better: for training, steps a second."""
     if isinstance(answer, ServingPlans):
-        return float(worth(answer.question, answer.plans)[i])
+        return float(objective_value(answer.question, answer.plans)[i])
     return 1 / float(answer.plans.step_s[i])
 
 
@@ -139,17 +139,17 @@ def _published(answer: Answer, row: Row) -> tuple[float, str]:
         return _published_training(answer, row["ran"])
     stood = _published_serving(answer, row["ran"])
     if stood.rank:
-        return float(worth(answer.question, stood.rows)[0]), ""
+        return float(objective_value(answer.question, stood.rows)[0]), ""
     return 0.0, stood.reason
 
 
-def _published_serving(answer: ServingPlans, ran: Mapping[str, Any]) -> Standing:
+def _published_serving(answer: ServingPlans, ran: Mapping[str, Any]) -> StandingPlan:
     """A published plan at its best load; tokens reach experts by the exchange that suits it best."""
     if "decode" not in ran:
-        return standing(answer, _sizes(ran), ran.get("replicas", 1))
+        return rank_own_plan(answer, _sizes(ran), ran.get("replicas", 1))
     prefill, decode = ran["prefill"], ran["decode"]
     prompts = Plan(**_sizes(prefill), replicas=prefill["workers"])
-    return standing(answer, _sizes(decode), decode["workers"], prompts=prompts)
+    return rank_own_plan(answer, _sizes(decode), decode["workers"], prompts=prompts)
 
 
 def _sizes(ran: Mapping[str, int]) -> dict[str, int]:

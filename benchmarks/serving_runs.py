@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.verbs.serving import simulate
-from commtax_lab.published.serving import distinct, is_fitted, measured, question
+from commtax.verbs.closed_loop import simulate
+from commtax_lab.published.serving_rows import distinct_rows, is_fitted, measured_means, question
 
 
 def read(*paths: Path) -> list[dict[str, str]]:
@@ -24,7 +24,7 @@ def read(*paths: Path) -> list[dict[str, str]]:
     for path in paths:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             rows += csv.DictReader(file)
-    return distinct(rows)
+    return distinct_rows(rows)
 
 
 def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter[str]]:
@@ -37,7 +37,7 @@ def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter
         except ValueError as error:
             skipped[str(error)] += 1
             continue
-        was = measured(row)
+        was = measured_means(row)
         record = {
             "engine": row.get("backend"),
             "version": row.get("backend_version") or "-",

@@ -14,10 +14,10 @@ import torch
 
 from commtax.cost.inventory import num_params
 from commtax_lab.measure.arch import Arch
-from commtax_lab.measure.comm import Group
-from commtax_lab.measure.engine import Engine
-from commtax_lab.measure.job import Job
-from commtax_lab.measure.weights import Random, load
+from commtax_lab.measure.comm import RankGroup
+from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.job import LiveJob
+from commtax_lab.measure.weights import RandomWeights, load
 
 MODELS = ("llama-3.1-8b", "llama-3.2-3b", "qwen3-8b", "llama-2-7b", "llama-3.2-1b")
 DEGREES, BATCHES = (1, 2, 4, 8), (1, 8, 32, 128)
@@ -34,8 +34,8 @@ class Silent:
 
 def step_s(arch: Arch, tp: int, batch: int, length: int, device: Any) -> list[float]:
     """Seconds of replayed decode steps over about ``length`` cached tokens."""
-    source = Random(0, torch.bfloat16, device)
-    engine = Engine(arch, load(source, arch, 0, tp, torch.bfloat16, device), Group(0, tp, Silent()), batch, length + 64)
+    source = RandomWeights(0, torch.bfloat16, device)
+    engine = LiveEngine(arch, load(source, arch, 0, tp, torch.bfloat16, device), RankGroup(0, tp, Silent()), batch, length + 64)
     engine.prefill(torch.zeros((batch, length), dtype=torch.long, device=device))
     engine.capture()
     token, found = torch.zeros(batch, dtype=torch.long, device=device), []
@@ -63,7 +63,7 @@ def main(path: str, models: tuple[str, ...] = MODELS, length: int = 512) -> None
         for model in models:
             for tp in DEGREES:
                 for batch in BATCHES:
-                    arch = Job(model, tp=tp, random=True).arch()
+                    arch = LiveJob(model, tp=tp, random=True).arch()
                     if 2 * num_params(arch.model) / tp > ROOM:
                         continue
                     samples = sorted(step_s(arch, tp, batch, length, device))

@@ -6,7 +6,7 @@ It imports commtax; commtax never imports it. Its commands join commtax's own wh
 from pathlib import Path
 from typing import Any
 
-from commtax.kept import table
+from commtax.shipped_tables import table
 
 
 def lab_table(path: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class CensusEntry:
     """One number. ``fitted_on`` is empty where it was chosen and nothing fitted; a ``factor`` of 1 changes nothing."""
 
     file: str
@@ -56,18 +56,18 @@ class Fitted:
         return f"{self.file} {self.group}{'.' if self.group else ''}{self.name}"
 
 
-def census(root: Path = PACKAGE) -> list[Fitted]:
+def census(root: Path = PACKAGE) -> list[CensusEntry]:
     """Every fitted number of a version of this package, the present one unless another is named."""
-    found: list[Fitted] = []
+    found: list[CensusEntry] = []
     for kind, numbers in READERS.items():
         for path in _files(root, f"catalog/{kind}/*.toml"):
-            found += numbers(_at(path, root), _read(path))
+            found += numbers(_relative_path(path, root), _read(path))
     for row in _rules()["ranges"]:
         found += _range_numbers(row, _read(root / row["file"]))
     return [*found, *_code_numbers(root)]
 
 
-def broken(number: Fitted) -> tuple[str, ...]:
+def broken_rules(number: CensusEntry) -> tuple[str, ...]:
     """What of the law a number breaks; only effects on kernels can."""
     if number.kind != "effect" or not number.fitted_on:
         return ()
@@ -83,25 +83,25 @@ def broken(number: Fitted) -> tuple[str, ...]:
     return tuple(rule for rule, breaks in rules.items() if breaks)
 
 
-def breakers(numbers: list[Fitted]) -> dict[str, tuple[str, ...]]:
+def breakers(numbers: list[CensusEntry]) -> dict[str, tuple[str, ...]]:
     """The numbers that break the law, by where they are stored."""
-    return {number.where: rules for number in numbers if (rules := broken(number))}
+    return {number.where: rules for number in numbers if (rules := broken_rules(number))}
 
 
-def untold(root: Path = PACKAGE) -> list[str]:
+def unclassified_numbers(root: Path = PACKAGE) -> list[str]:
     """Numbers that no rule tells: keys of engine files, and constants of the code that prices."""
     facts, keys = _rules()["engines"]["facts"], set[str]()
     for path in _files(root, "catalog/engines/*.toml"):
-        keys |= {key for _, key, _, _ in _sourced(_read(path), "")}
+        keys |= {key for _, key, _, _ in _sourced_numbers(_read(path), "")}
     unknown = sorted(f"engines: {key}" for key in keys if key not in facts and not mechanism(key).kind)
     for path in sorted({path for pattern in MODELLED for path in _files(root, pattern)}):
-        name = _at(path, root)
+        name = _relative_path(path, root)
         told = {*_rules()["code"].get(name, {}), *_rules()["facts"].get(name, ())}
         unknown += [f"{name}: {constant}" for constant in _constants(path) if constant not in told and "." not in constant]
     return unknown
 
 
-def stood() -> Mapping[str, Json]:
+def earlier_counts() -> Mapping[str, Json]:
     """How many stood before: the commit, and numbers by kind."""
     before: Mapping[str, Json] = _rules()["stood"]
     return before
@@ -120,7 +120,7 @@ def _read(path: Path) -> Document:
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _at(path: Path, root: Path) -> str:
+def _relative_path(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
@@ -128,14 +128,14 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owner: Owner) -> Fitted:
+def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owner: Owner) -> CensusEntry:
     """A number that ``effects.toml`` names."""
     known = mechanism(name)
     owner = replace(owner, kernel=known.on, mechanism=known.mechanism)
-    return Fitted(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
+    return CensusEntry(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
 
 
-def _kernel_numbers(file: str, layer: Document) -> Iterator[Fitted]:
+def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
     rules, key = _rules()["kernels"], layer["key"]
     if key in rules["definition"]:
         return
@@ -151,7 +151,7 @@ def _kernel_numbers(file: str, layer: Document) -> Iterator[Fitted]:
             if kind == "kernel" and form in rules["whole"] and not measured & names:
                 yield _effect(file, group, f"{form}.{name}", value, told and "whole steps", Owner(engine, key))
             else:
-                yield Fitted(file, group, name, value, kind, told, Owner(engine, key, form))
+                yield CensusEntry(file, group, name, value, kind, told, Owner(engine, key, form))
 
 
 def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
@@ -166,7 +166,7 @@ def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
                         yield engine, f"{prefix}{form}.{dtype}", form, constants
 
 
-def _library_numbers(file: str, facts: Document) -> Iterator[Fitted]:
+def _library_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
     rules, sources = _rules()["libraries"], facts.get("sources", {})
     kinds = dict.fromkeys(rules["fitted"], "collective") | dict.fromkeys(rules["ranges"], "range")
     for group, row in _library_tables(facts):
@@ -177,10 +177,10 @@ def _library_numbers(file: str, facts: Document) -> Iterator[Fitted]:
         for name, value in row.items():
             several = value.values() if isinstance(value, dict) else [value]
             for each in (x for x in several if name in kinds and _is_number(x)):
-                yield Fitted(file, group, name, each, kinds[name], fitted_on, owner)
+                yield CensusEntry(file, group, name, each, kinds[name], fitted_on, owner)
     for chips, value in facts.get("eager_floor_s", {}).items():
         owner = Owner(facts["key"], chips)
-        yield Fitted(file, "eager_floor_s", chips, value, "host", "collectives launched one by one", owner)
+        yield CensusEntry(file, "eager_floor_s", chips, value, "host", "collectives launched one by one", owner)
 
 
 def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
@@ -198,18 +198,18 @@ def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
             yield f"{name} {protocol['name']}", protocol
 
 
-def _link_numbers(file: str, facts: Document) -> Iterator[Fitted]:
+def _link_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
     rules = _rules()["links"]
-    for group, name, value, source in _sourced(facts, ""):
+    for group, name, value, source in _sourced_numbers(facts, ""):
         if name in rules["keys"] and source in rules["sources"]:
             owner = Owner(kernel=facts["kind"])
-            yield Fitted(file, group, name, value, "collective", facts["sources"][source]["title"], owner)
+            yield CensusEntry(file, group, name, value, "collective", facts["sources"][source]["title"], owner)
 
 
-def _engine_numbers(file: str, facts: Document) -> Iterator[Fitted]:
+def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
     rules = _rules()["engines"]
     counted, measured = (rules[said].get(facts["key"], ()) for said in ("counted", "measured"))
-    for group, name, value, source in _sourced(facts, ""):
+    for group, name, value, source in _sourced_numbers(facts, ""):
         if mechanism(name).kind and source not in counted:
             title = "" if source in rules["assumed"] else facts["sources"][source]["title"]
             version = group.removeprefix("versions.")
@@ -225,16 +225,16 @@ def _fitted_chips(facts: Document, version: str, source: str) -> str:
     return ", ".join(next((chips for chips in told if chips), ()))
 
 
-def _sourced(facts: Document, group: str) -> Iterator[tuple[str, str, float, str]]:
+def _sourced_numbers(facts: Document, group: str) -> Iterator[tuple[str, str, float, str]]:
     """(table, key, number, source) of every number with a source."""
     for key, value in facts.items():
         if isinstance(value, dict) and key != "sources":
-            yield from _sourced(value, f"{group}{'.' if group else ''}{key}")
+            yield from _sourced_numbers(value, f"{group}{'.' if group else ''}{key}")
         elif isinstance(value, list) and len(value) == 2 and _is_number(value[0]) and isinstance(value[1], str):
             yield group, key, value[0], value[1]
 
 
-def _range_numbers(row: Mapping[str, Json], facts: Document) -> Iterator[Fitted]:
+def _range_numbers(row: Mapping[str, Json], facts: Document) -> Iterator[CensusEntry]:
     def numbers(group: str, inner: Json) -> Iterator[tuple[str, float]]:
         if _is_number(inner):
             yield group, inner
@@ -243,10 +243,10 @@ def _range_numbers(row: Mapping[str, Json], facts: Document) -> Iterator[Fitted]
                 yield from numbers(f"{group}{'.' if group else ''}{key}", value)
 
     for where, value in numbers("", facts):
-        yield Fitted(row["file"], *where.rpartition(".")[::2], value, "range", row["fitted_on"])
+        yield CensusEntry(row["file"], *where.rpartition(".")[::2], value, "range", row["fitted_on"])
 
 
-def _code_numbers(root: Path) -> Iterator[Fitted]:
+def _code_numbers(root: Path) -> Iterator[CensusEntry]:
     for file, names in _rules()["code"].items():
         values = _constants(root / file)
         for name, told in names.items():
@@ -254,7 +254,7 @@ def _code_numbers(root: Path) -> Iterator[Fitted]:
                 known = mechanism(told.get("effect", ""))
                 owner = Owner(chips="all" if known.kind else "", kernel=known.on, mechanism=known.mechanism)
                 named, value = told.get("effect", name), values[name][told.get("index", 0)]
-                yield Fitted(file, "", named, value, told["kind"], told["fitted_on"], owner)
+                yield CensusEntry(file, "", named, value, told["kind"], told["fitted_on"], owner)
 
 
 def _constants(path: Path) -> dict[str, list[float]]:
@@ -263,14 +263,14 @@ def _constants(path: Path) -> dict[str, list[float]]:
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
     inner = [(f"{node.name}.", one) for node in body if isinstance(node, ast.ClassDef) for one in node.body]
     for prefix, node in [*(("", node) for node in body), *inner]:
-        for name, value in _assigned(node):
+        for name, value in _assignments(node):
             literals: list[Json] = [x.value for x in ast.walk(value) if isinstance(x, ast.Constant) and _is_number(x.value)]
             if literals:
                 found[f"{prefix}{name}"] = [float(x) for x in literals]
     return found
 
 
-def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """Names and what they are set to; of a pair each its own."""
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
         return
@@ -283,13 +283,13 @@ def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
             yield name.id, own
 
 
-def totals(numbers: list[Fitted]) -> dict[str, int]:
+def totals(numbers: list[CensusEntry]) -> dict[str, int]:
     """How many numbers of each kind were fitted, and how many were chosen."""
     fitted = {kind: sum(n.kind == kind and bool(n.fitted_on) for n in numbers) for kind in KINDS}
     return fitted | {"chosen": sum(not n.fitted_on for n in numbers)}
 
 
-READERS: Mapping[str, Callable[[str, Document], Iterator[Fitted]]] = {
+READERS: Mapping[str, Callable[[str, Document], Iterator[CensusEntry]]] = {
     "kernels": _kernel_numbers,
     "libraries": _library_numbers,
     "exchanges": _library_numbers,

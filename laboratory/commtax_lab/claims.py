@@ -23,7 +23,7 @@ Values = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class DocumentClaim:
     """One claim: what the document says, what arithmetic says, and why they differ."""
 
     key: str
@@ -101,12 +101,12 @@ class _Figures(Formatter):
         return FORMS[format_spec](value) if format_spec in FORMS else format(value, format_spec)
 
 
-def claims() -> list[Claim]:
+def claims() -> list[DocumentClaim]:
     """All claims, recomputed now."""
     texts = lab_table("claims.toml")
     written = _Figures().format
     return [
-        Claim(
+        DocumentClaim(
             key,
             texts["documents"][texts[key]["document"]],
             written(texts[key]["says"], **values),

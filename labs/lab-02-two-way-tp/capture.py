@@ -5,7 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from commtax_lab.measure.job import Job
+from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.tp import run_all
 
 MODEL = {
@@ -29,7 +29,7 @@ def run(device, *changes):
         question = {"tp": 2, "random": True, "batch": BATCH, "input_len": PROMPT, "output_len": OUTPUT, "device": device}
         if device == "cpu":
             question["dtype"] = "fp32"
-        return run_all([Job(model=folder, **{**question, **change}) for change in changes], timeout_s=300)
+        return run_all([LiveJob(model=folder, **{**question, **change}) for change in changes], timeout_s=300)
 
 
 @functools.cache

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.planner.fleets import FleetPlans, plan_fleet
-    from commtax.planner.several import SeveralPlans, plan_several
+    from commtax.planner.several_clusters import SeveralPlans, plan_several
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
+    from commtax.verbs.closed_loop import ClosedLoop, simulate
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
     from commtax.verbs.fitting import Fit, fit
-    from commtax.verbs.offering import serve
-    from commtax.verbs.requests import Outcome
-    from commtax.verbs.serving import Simulation, simulate
+    from commtax.verbs.requests import RequestsInTime
+    from commtax.verbs.timed_serving import serve
     from commtax.verbs.train_fitting import TrainFit, train_fit
     from commtax.verbs.why import Why, why
 
@@ -33,15 +33,15 @@ _HOMES = {
     "planner": ("plan", "plan_training"),
     "planner.columns": ("ServingPlans", "TrainPlans"),
     "planner.fleets": ("FleetPlans", "plan_fleet"),
-    "planner.several": ("SeveralPlans", "plan_several"),
+    "planner.several_clusters": ("SeveralPlans", "plan_several"),
     "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),
     "verbs.fitting": ("Fit", "fit"),
     "verbs.train_fitting": ("TrainFit", "train_fit"),
-    "verbs.offering": ("serve",),
-    "verbs.requests": ("Outcome",),
-    "verbs.serving": ("Simulation", "simulate"),
+    "verbs.timed_serving": ("serve",),
+    "verbs.requests": ("RequestsInTime",),
+    "verbs.closed_loop": ("ClosedLoop", "simulate"),
     "verbs.why": ("Why", "why"),
 }
 __all__ = ["napkin", *(name for names in _HOMES.values() for name in names)]

@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def some(condition: Any) -> bool:
+def holds_anywhere(condition: Any) -> bool:
     """Whether a condition holds anywhere; quick for one.
 
     >>> some(np.bool_(True)), some(np.array([False, True])), some(False)
@@ -22,7 +22,7 @@ def some(condition: Any) -> bool:
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
 
 
-def remembered(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
+def cache_answers(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
     """A pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
     kept = cast(Callable[P, T], lru_cache(maxsize=most)(make))
 
@@ -37,12 +37,12 @@ def remembered(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
     return answer
 
 
-def a_few_remembered(make: Callable[P, T]) -> Callable[P, T]:
+def cache_few_answers(make: Callable[P, T]) -> Callable[P, T]:
     """The same where an answer takes megabytes."""
-    return remembered(make, 64)
+    return cache_answers(make, 64)
 
 
-def different(values: Any, axis: int | None = None) -> Any:
+def unique_values(values: Any, axis: int | None = None) -> Any:
     """``np.unique``; that looks for masked arrays, and imports them, unless it is asked for more.
 
     >>> different([3, 1, 3]).tolist()
@@ -62,7 +62,7 @@ def pick(condition: Any, yes: Any, no: Any) -> Any:
     return np.where(condition, yes, no)[()]
 
 
-def distinct(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
+def unique_with_places(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
     """The different ones among many numbers (of several arrays: tuples of them), and where each stands.
 
     None where they are few, or most of them are different, or their shapes are: then nothing is gained.
@@ -90,7 +90,7 @@ def distinct(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
 
 def _levels(values: Any) -> tuple[Any, Any] | None:
     """The different numbers of an array, sorted, and which of them each is: those of a sample, as long as that has all."""
-    known = different(values.ravel()[:: max(1, values.size // MANY)])
+    known = unique_values(values.ravel()[:: max(1, values.size // MANY)])
     if len(known) * SEEN > MANY:
         return None
     for _ in range(2):
@@ -98,7 +98,7 @@ def _levels(values: Any) -> tuple[Any, Any] | None:
         others = values[known[at] != values]
         if not others.size:
             return known, at
-        known = different(np.concatenate([known, others[: SEEN * MANY]]))
+        known = unique_values(np.concatenate([known, others[: SEEN * MANY]]))
     return None
 
 

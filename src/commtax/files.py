@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from commtax.kept import table as table
+from commtax.shipped_tables import table as table
 from commtax.statement import Refusal
 
 Document = dict[str, Any]  # an object of JSON whose keys its schema names
@@ -48,7 +48,7 @@ Json = Any
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 
 
-def local(name: Named) -> Path:
+def expand_home(name: Named) -> Path:
     """A path with ``~`` for a home; a name that no user has stays as it is.
 
     >>> str(local("~no-such-user/x"))
@@ -59,11 +59,11 @@ def local(name: Named) -> Path:
 
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
     """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
-    with opened(path, what, most=most) as stream:
+    with open_stream(path, what, most=most) as stream:
         return stream.whole(most)
 
 
-class Stream:
+class FileStream:
     """An open file from its beginning, unpacked where it is gzip, as often as it is asked for."""
 
     def __init__(self, file: IO[bytes], path: Named, what: str, watch: Watch | None = None) -> None:
@@ -75,7 +75,7 @@ class Stream:
     @property
     def packed(self) -> bool:
         self._file.seek(0)
-        return _now(self._file, 2) == _GZIP
+        return _read_available(self._file, 2) == _GZIP
 
     @property
     def done(self) -> int:
@@ -87,7 +87,7 @@ class Stream:
         packed = self.packed
         self._file.seek(0)
         try:
-            for piece in _unpacked(self._file, size) if packed else iter(lambda: _now(self._file, size), b""):
+            for piece in _unpack_gzip(self._file, size) if packed else iter(lambda: _read_available(self._file, size), b""):
                 self._tell()
                 yield piece
         except (zlib.error, EOFError) as error:
@@ -100,7 +100,7 @@ class Stream:
 
     def judge(self, size: int, most: int) -> None:
         """Refuse more bytes than are read of such a file."""
-        _within(size, most, self.path, self.what)
+        _check_size(size, most, self.path, self.what)
 
     def head(self, size: int) -> bytes:
         """Its first bytes, as many as are readable."""
@@ -115,7 +115,7 @@ class Stream:
     def whole(self, most: int) -> bytes:
         """All of it, and never more than so many bytes: a small file may unpack to a very large one."""
         if not self.packed:
-            _within(self.size, most, self.path, self.what)
+            _check_size(self.size, most, self.path, self.what)
         elif self.size * _GZIP_MOST > most:  # count before anything is kept
             for _ in self._counted(most):
                 pass
@@ -125,20 +125,20 @@ class Stream:
         total, state = 0, " unpacked" if self.packed else ""
         for piece in self.pieces():
             total += len(piece)
-            _within(total, most, self.path, self.what, state)
+            _check_size(total, most, self.path, self.what, state)
             yield piece
 
 
 @contextmanager
-def opened(path: Named, what: str = "file", *, most: int = PIPE_BYTES, watch: Watch | None = None) -> Iterator[Stream]:
+def open_stream(path: Named, what: str = "file", *, most: int = PIPE_BYTES, watch: Watch | None = None) -> Iterator[FileStream]:
     """A regular file, or what a pipe that the shell connected holds; ``watch`` is told of every further byte that is read."""
-    with _regular(path, what, most) as file:
-        yield Stream(file, path, what, watch)
+    with _open_regular(path, what, most) as file:
+        yield FileStream(file, path, what, watch)
 
 
 def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> str:
     """A file's text; bytes that are no UTF-8 become replacement signs."""
-    return decoded(read_bytes(path, what, most=most))
+    return decode_text(read_bytes(path, what, most=most))
 
 
 def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int = JSON_MEMORY_BYTES) -> Any:
@@ -146,7 +146,7 @@ def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memo
     return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory)
 
 
-def decoded(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Text from bytes, whatever they are: UTF-8, or UTF-16 where its mark says so (PowerShell's ``>`` writes that).
 
     >>> decoded("tp 8".encode("utf-16")), decoded(b"tp \\xff")
@@ -174,7 +174,7 @@ def parse_json(
     collecting = gc.isenabled()
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
-        whole = decoded(text) if isinstance(text, bytes) else text
+        whole = decode_text(text) if isinstance(text, bytes) else text
         parsed = json.loads(whole, parse_float=str if exact else None, strict=not exact)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
@@ -231,12 +231,12 @@ def _judge_depth(parsed: Any, name: str, depth: int) -> None:
 
 def write_text(path: Named, text: str, what: str = "out") -> None:
     """Write a whole text, or leave what was there."""
-    with written(path, what) as part:
+    with replace_when_written(path, what) as part:
         part.write_bytes(text.encode("utf-8", errors="replace"))
 
 
 @contextmanager
-def written(path: Named, what: str = "out") -> Iterator[Path]:
+def replace_when_written(path: Named, what: str = "out") -> Iterator[Path]:
     """A place to write to that becomes ``path`` when all went well; until then a file that was there stays as it was.
 
     Its mode stays in any case. Pipes and devices are written as they are. The place has the same ending: some writers look at it.
@@ -247,7 +247,7 @@ def written(path: Named, what: str = "out") -> Iterator[Path]:
             yield Path(path)
             return
         target = _target(path)
-        part = _beside(target)
+        part = _new_file_beside(target)
         try:
             yield part
             if target.exists():
@@ -275,7 +275,7 @@ def check_writable(path: Named, what: str = "out") -> None:
     _refuse_link(path, what)
     with _named_failure(path, what):
         if not _is_stream(path):
-            _beside(_target(path)).unlink()
+            _new_file_beside(_target(path)).unlink()
 
 
 def _refuse_link(path: Named, what: str) -> None:
@@ -301,7 +301,7 @@ def _is_stream(path: Named) -> bool:
     return False
 
 
-def _beside(target: Path) -> Path:
+def _new_file_beside(target: Path) -> Path:
     """A new empty file in the same folder, with the mode that a plain new file would have."""
     ending = target.suffix if len(target.suffix) < 16 else ""
     part = target.parent / f".commtax-{os.getpid()}-{os.urandom(6).hex()}{ending}"
@@ -322,7 +322,7 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
+def _open_regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
     """An open regular file; nothing waits on opening, so that a pipe without a writer does not hold us.
 
     A pipe that the shell connected (``/dev/stdin``, ``<(command)``) has one: its bytes are kept in a file, as many as are read.
@@ -336,8 +336,8 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
     mode = os.fstat(handle).st_mode
     kind = _KINDS.get(stat.filemode(mode)[0], "")
     if stat.S_ISFIFO(mode) and os.path.abspath(path).startswith(_CONNECTED):
-        handle = _kept(handle, most)
-        _within(os.fstat(handle).st_size, most, path, what)
+        handle = _spool_pipe(handle, most)
+        _check_size(os.fstat(handle).st_size, most, path, what)
     elif kind:
         os.close(handle)
         raise Refusal(f"{what} '{path}': is {kind}; a regular file is needed")
@@ -348,12 +348,12 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
             raise Refusal(f"{what} '{path}': cannot be read ({error.strerror or error})") from None
 
 
-def _now(file: IO[bytes], size: int) -> bytes:
+def _read_available(file: IO[bytes], size: int) -> bytes:
     """What can be read without waiting: a file that the kernel makes up (``/proc/kmsg``) may have nothing yet."""
     return file.read(size) or b""
 
 
-def _kept(pipe: int, most: int) -> int:
+def _spool_pipe(pipe: int, most: int) -> int:
     """What comes through a pipe, a little more than ``most`` bytes of it, as an open file that has no name."""
     import tempfile  # half of what this file costs to import, for a pipe
 
@@ -365,7 +365,7 @@ def _kept(pipe: int, most: int) -> int:
         return os.dup(kept.fileno())
 
 
-def _unpacked(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
+def _unpack_gzip(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
     """Pieces of at most so many bytes."""
     engine, packed = zlib.decompressobj(_GZIP_WINDOW), file.read(_PACKED)
     while packed:
@@ -379,7 +379,7 @@ def _unpacked(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
         raise EOFError("its end is missing")
 
 
-def _within(size: int, most: int, path: Named, what: str, state: str = "") -> None:
+def _check_size(size: int, most: int, path: Named, what: str, state: str = "") -> None:
     if size > most:
         raise Refusal(f"{what} '{path}': larger than {_size(most)}{state}, which is more than is read; split it")
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from commtax.arrays import some
+from commtax.arrays import holds_anywhere
 from commtax.records import dataclass
 from commtax.spec import Experts, Number
 from commtax.statement import Note, Source
@@ -91,7 +91,7 @@ class Item:
 
     @property
     def is_sent(self) -> bool:
-        return some(self.count > 0)
+        return holds_anywhere(self.count > 0)
 
     @property
     def sent_bytes_per_rank(self) -> Number:
@@ -220,11 +220,11 @@ class Bill:
         for x in self.lines:
             key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
-        own = _together(parts.values()) / self.step_s
+        own = _root_sum_square(parts.values()) / self.step_s
         if math.isinf(self.known_sigma):
             return own
         assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
-        guessed = _together(part for key, part in parts.items() if key in assumed) / self.step_s
+        guessed = _root_sum_square(part for key, part in parts.items() if key in assumed) / self.step_s
         whole = np.hypot(self.known_sigma, guessed)
         return whole if self.measured else np.maximum(own, whole)
 
@@ -265,24 +265,24 @@ class Bill:
     def at(self, index: int) -> Bill:
         """The scalar bill of one element of an array bill, codes turned into names."""
         lines = tuple(_line_at(line, index) for line in self.lines)
-        return Bill(lines, _at(self.tokens, index), known_sigma=self.known_sigma, measured=self.measured)
+        return Bill(lines, _item_at(self.tokens, index), known_sigma=self.known_sigma, measured=self.measured)
 
 
-def _together(parts: Iterable[Number]) -> Number:
+def _root_sum_square(parts: Iterable[Number]) -> Number:
     """What independent errors add up to."""
     return np.sqrt(sum((p * p for p in parts), start=0.0))
 
 
-def _at(value: Any, index: int) -> Any:
+def _item_at(value: Any, index: int) -> Any:
     return np.asarray(value).ravel()[index].item() if np.ndim(value) else value
 
 
 def _line_at(line: Line, index: int) -> Line:
     i = line.item
-    item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
+    item = replace(i, nbytes=_item_at(i.nbytes, index), ranks=_item_at(i.ranks, index), count=_item_at(i.count, index))
     told = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
-    numbers: dict[str, Number] = {name: _at(getattr(line, name), index) for name in told}
-    names: dict[str, Number] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
+    numbers: dict[str, Number] = {name: _item_at(getattr(line, name), index) for name in told}
+    names: dict[str, Number] = {name: _name(_item_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)
 
 

@@ -42,7 +42,7 @@ def _rate(value: Any, name: str) -> float:
     return _number(value, name, least=0.0 if isinstance(value, (int, float)) and value <= 0 else 1 / HUGE, above=True)
 
 
-def _whole(value: float) -> float:
+def _int_if_whole(value: float) -> float:
     """An int where the value is one, as byte counts are."""
     return int(value) if value == int(value) else value
 
@@ -50,7 +50,7 @@ def _whole(value: float) -> float:
 def allreduce_payload_bytes(batch_tokens: float, hidden: float, dtype_bytes: float = 2) -> float:
     """Bytes of one activation tensor: tokens x hidden x bytes an element."""
     size = _count(batch_tokens, "batch_tokens") * _count(hidden, "hidden") * _number(dtype_bytes, "dtype_bytes")
-    return _whole(size)
+    return _int_if_whole(size)
 
 
 def ring_allreduce_traffic_per_rank(payload_bytes: float, num_ranks: float) -> float:
@@ -235,7 +235,7 @@ def ridge_point(peak_flops_per_s: float, memory_Bps: float) -> float:
 def kv_bytes_per_token(num_layers: float, num_kv_heads: float, head_dim: float, dtype_bytes: float) -> float:
     """Keys and values of one token in all layers."""
     heads = _count(num_kv_heads, "num_kv_heads") * _count(head_dim, "head_dim")
-    return _whole(2 * _count(num_layers, "num_layers") * heads * _number(dtype_bytes, "dtype_bytes"))
+    return _int_if_whole(2 * _count(num_layers, "num_layers") * heads * _number(dtype_bytes, "dtype_bytes"))
 
 
 def kv_transfer_time_s(nbytes: float, bandwidth_Bps: float) -> float:

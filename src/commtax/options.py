@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from commtax.kept import table
 from commtax.records import dataclass
+from commtax.shipped_tables import table
 from commtax.statement import Refusal
 
 Entry = Mapping[str, Any]
@@ -106,7 +106,7 @@ def refused_by(command: str) -> Mapping[str, str]:
     return {name: option.refused[command] for name, option in options().items() if command in option.refused}
 
 
-def only(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
+def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
     """The options, where the function has them all: what it has no use for is refused, with the reason, and never ignored."""
     allowed = taken_by(f"{function}()")
     reasons = refused_by(_tables()["commands"].get(function, function))

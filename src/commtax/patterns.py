@@ -27,7 +27,7 @@ Test = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PatternStep:
     """One step of a program: a sign to pass, a fork, a jump, or a place to stand at. Targets are relative."""
 
     kind: str  # sign | fork | begin | end | passed
@@ -35,7 +35,7 @@ class Step:
     targets: tuple[int, ...] = (1,)
 
 
-Program = list[Step]
+Program = list[PatternStep]
 
 
 @lru_cache(maxsize=256)
@@ -54,18 +54,18 @@ def modules(names: tuple[str, ...]) -> Modules:
         raise Refusal(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
     return Modules(
         frozenset(name for name in others if "*" not in name),
-        Patterns(Reader(_inside(_wild(name))).read() for name in others if "*" in name),
-        Patterns(Reader(text).read() for text in expressions if not _LOOKS.match(text)),
-        tuple(Reader(text).looking() for text in looking),
+        PrefixPatterns(PatternParser(_match_components(_wildcards_to_regex(name))).read() for name in others if "*" in name),
+        PrefixPatterns(PatternParser(text).read() for text in expressions if not _LOOKS.match(text)),
+        tuple(PatternParser(text).looking() for text in looking),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Modules:
     plain: frozenset[str]
-    wild: Patterns
-    expressions: Patterns
-    looking: tuple[Looking, ...] = ()
+    wild: PrefixPatterns
+    expressions: PrefixPatterns
+    looking: tuple[LookaheadPattern, ...] = ()
 
     def hold(self, *spellings: str) -> bool:
         """Whether this tensor is named, or a module that it lies in, by any way of spelling it.
@@ -82,17 +82,17 @@ class Modules:
 
 
 @dataclass(frozen=True, slots=True)
-class Looking:
+class LookaheadPattern:
     """A pattern that looks ahead from the beginning, ``^(?!this).*that``: conditions on the whole name, and the rest."""
 
-    conditions: tuple[tuple[bool, Patterns], ...]
-    rest: Patterns
+    conditions: tuple[tuple[bool, PrefixPatterns], ...]
+    rest: PrefixPatterns
 
     def match(self, name: str) -> bool:
         return all(patterns.match(name) is wanted for wanted, patterns in self.conditions) and self.rest.match(name)
 
 
-def _wild(name: str) -> str:
+def _wildcards_to_regex(name: str) -> str:
     """A shell's wildcards as an expression.
 
     >>> _wild("layers.[!0]*")
@@ -104,20 +104,20 @@ def _wild(name: str) -> str:
     return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
 
 
-def _inside(expression: str) -> str:
+def _match_components(expression: str) -> str:
     """One that stands for whole components anywhere in a dotted name."""
     return rf"(.*\.)?{expression[:-1]}(\..*)?$"
 
 
-class Patterns:
+class PrefixPatterns:
     """Whether a name begins with what any of the programs passes, as ``re.match`` has it."""
 
     def __init__(self, programs: Iterable[Program]) -> None:
-        self._steps, starts = list[Step](), list[int]()
+        self._steps, starts = list[PatternStep](), list[int]()
         self._after: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         for program in programs:  # one at a time: what is too much together is refused before all are made
             starts.append(len(self._steps))
-            self._steps += [*program, Step("passed", targets=())]
+            self._steps += [*program, PatternStep("passed", targets=())]
             if len(self._steps) > MAX_STEPS:
                 raise Refusal(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
         self._ends = frozenset(at for at, step in enumerate(self._steps) if step.kind == "passed")
@@ -156,7 +156,7 @@ class Patterns:
         return frozenset(p for p in seen if self._steps[p].kind in ("sign", "end", "passed"))
 
 
-class Reader:
+class PatternParser:
     """A pattern's text into steps."""
 
     def __init__(self, text: str) -> None:
@@ -172,16 +172,16 @@ class Reader:
             self.refuse("a closing bracket too many")
         return program
 
-    def looking(self) -> Looking:
+    def looking(self) -> LookaheadPattern:
         conditions = []
         self.at = int(self.peek("^"))
         while self.peek("(?!") or self.peek("(?="):
             self.at += 3
-            conditions.append((self.text[self.at - 1] == "=", Patterns([self.closed()])))
+            conditions.append((self.text[self.at - 1] == "=", PrefixPatterns([self.closed()])))
         rest = self.sequence()
         if self.peek("|"):
             self.refuse("looks ahead in one of several choices; put them in a group")
-        return Looking(tuple(conditions), Patterns([self.ended(rest)]))
+        return LookaheadPattern(tuple(conditions), PrefixPatterns([self.ended(rest)]))
 
     def refuse(self, why: str) -> NoReturn:
         shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
@@ -201,7 +201,12 @@ class Reader:
         while self.peek("|"):
             self.take()
             other = self.sequence()
-            program = [Step("fork", targets=(1, len(program) + 2)), *program, Step("fork", targets=(len(other) + 1,)), *other]
+            program = [
+                PatternStep("fork", targets=(1, len(program) + 2)),
+                *program,
+                PatternStep("fork", targets=(len(other) + 1,)),
+                *other,
+            ]
         return program
 
     def sequence(self) -> Program:
@@ -224,8 +229,8 @@ class Reader:
             self.refuse(f"repeats make more than {MAX_STEPS:,} steps of it")
         size = len(one)
         if most is None:
-            return one * least + [Step("fork", targets=(1, size + 2)), *one, Step("fork", targets=(-size - 1,))]
-        return one * least + [Step("fork", targets=(1, size + 1)), *one] * (most - least)
+            return one * least + [PatternStep("fork", targets=(1, size + 2)), *one, PatternStep("fork", targets=(-size - 1,))]
+        return one * least + [PatternStep("fork", targets=(1, size + 1)), *one] * (most - least)
 
     def bounds(self) -> tuple[int, int | None]:
         sign = self.take()
@@ -249,14 +254,14 @@ class Reader:
         if sign == "(":
             return self.group()
         if sign == "^":
-            return [Step("begin")]
+            return [PatternStep("begin")]
         if sign == "$":
-            return [Step("end")]
+            return [PatternStep("end")]
         if sign in "*+?{":
             self.refuse(f"nothing before {sign}")
         if sign == ".":
-            return [Step("sign", lambda other: other != "\n")]
-        return [Step("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _same(sign))]
+            return [PatternStep("sign", lambda other: other != "\n")]
+        return [PatternStep("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _equal_test(sign))]
 
     def group(self) -> Program:
         self.depth += 1
@@ -283,10 +288,10 @@ class Reader:
             test = _SHORT[sign.lower()]
             return test if sign.islower() else lambda other: not test(other)
         if sign in _CONTROL:
-            return _same(_CONTROL[sign])
+            return _equal_test(_CONTROL[sign])
         if sign.isascii() and sign.isalnum():
             self.refuse(f"\\{sign} is not supported")
-        return _same(sign)
+        return _equal_test(sign)
 
     def set(self) -> Test:
         refused = self.peek("^")
@@ -301,16 +306,16 @@ class Reader:
                 last = self.take()
                 if last == "\\" or last < sign:
                     self.refuse(f"{sign}-{last} is no range")
-                tests.append(_between(sign, last))
+                tests.append(_range_test(sign, last))
             else:
-                tests.append(_same(sign))
+                tests.append(_equal_test(sign))
         self.take()
         return lambda other: any(test(other) for test in tests) != refused
 
 
-def _same(wanted: str) -> Test:
+def _equal_test(wanted: str) -> Test:
     return lambda sign: sign == wanted
 
 
-def _between(first: str, last: str) -> Test:
+def _range_test(first: str, last: str) -> Test:
     return lambda sign: first <= sign <= last

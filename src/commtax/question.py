@@ -15,7 +15,7 @@ import numpy as np
 
 from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Number, Plan, Profile, TrainStep, Workload
-from commtax.spec.stream import Lengths, Stream
+from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
@@ -119,7 +119,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedRequests:
     """Requests in time: when they come, how long they are, which of them share text, and how replicas share them."""
 
     request_rate: float = 0.0  # requests/s over all replicas; 0: nobody asked for one
@@ -127,7 +127,7 @@ class Offered:
     duration_s: float = math.inf  # requests that arrive within it; infinite: as many as ``num_prompts`` says
     inputs: Lengths | None = None  # None: all as ``requests.input_len`` says, give or take its spread
     outputs: Lengths | None = None
-    trace: Stream | None = None  # requests as they came; the fields above are not asked then
+    trace: RequestStream | None = None  # requests as they came; the fields above are not asked then
     unique_prompts: int = 0  # so many distinct prompts come again and again; 0: none comes twice
     shared_prefix: int = 0  # tokens that all prompts begin with
     prefix_hit_rate: float = 0.0  # share of a prompt that is in the cache, where it is known
@@ -207,7 +207,7 @@ class Question:
     what_if: WhatIf = AS_IT_IS
     limits: Limits = Limits()
     requests: Requests = Requests()
-    offered: Offered = Offered()
+    offered: OfferedRequests = OfferedRequests()
     goal: Goal = Goal()
     profile: Profile | None = None  # a machine's own constants, laid over cluster and engine
     notes: tuple[Note, ...] = ()
@@ -275,10 +275,10 @@ class Question:
 
     def normal(self) -> Self:
         """The question of its step alone: what else is asked does not change what the step costs."""
-        return replace(self, limits=Limits(), requests=Requests(), offered=Offered(), goal=Goal(), notes=(), codes=0)
+        return replace(self, limits=Limits(), requests=Requests(), offered=OfferedRequests(), goal=Goal(), notes=(), codes=0)
 
 
-_KINDS = {"plan": Plan, "what_if": WhatIf, "limits": Limits, "requests": Requests, "offered": Offered, "goal": Goal}
+_KINDS = {"plan": Plan, "what_if": WhatIf, "limits": Limits, "requests": Requests, "offered": OfferedRequests, "goal": Goal}
 PARTS: Mapping[str, tuple[str, ...]] = {
     part: tuple(f.name for f in fields(kind)) for part, kind in (_KINDS | {"pictures": Pictures}).items()
 }

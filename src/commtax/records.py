@@ -36,10 +36,13 @@ else:
 def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method | None]:
     """The methods that a class gets unless it has its own."""
     write = _init_frozen if frozen else _init
-    methods: dict[str, Method | None] = {"__init__": _late(cls, "__init__", write), "__repr__": _late(cls, "__repr__", _repr)}
+    methods: dict[str, Method | None] = {
+        "__init__": _compile_on_call(cls, "__init__", write),
+        "__repr__": _compile_on_call(cls, "__repr__", _repr),
+    }
     if eq:
-        methods["__eq__"] = _late(cls, "__eq__", _eq)
-        methods["__hash__"] = _late(cls, "__hash__", _hash) if frozen else None
+        methods["__eq__"] = _compile_on_call(cls, "__eq__", _eq)
+        methods["__hash__"] = _compile_on_call(cls, "__hash__", _hash) if frozen else None
     if frozen:
         methods |= {"__setattr__": _refuse_set, "__delattr__": _refuse_delete}
     if frozen and slots:
@@ -47,7 +50,7 @@ def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method
     return methods
 
 
-def _late(cls: type, name: str, write: Callable[[type], str]) -> Method:
+def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Method:
     """A method that is compiled, and takes its own place, when it is called."""
 
     def method(self: object, *args: object, **given: object) -> object:
@@ -131,7 +134,7 @@ def _restore(self: object, state: list[object]) -> None:
         object.__setattr__(self, f.name, value)
 
 
-def filled(record: type[T], values: Mapping[str, object]) -> T:
+def record_from(record: type[T], values: Mapping[str, object]) -> T:
     """A record with those of the values that are its fields; the others keep what the record has for them."""
     names = [f.name for f in dataclasses.fields(cast(Any, record))]
     return record(**{name: values[name] for name in names if name in values})

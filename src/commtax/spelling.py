@@ -41,7 +41,7 @@ def normalise(argv: list[str]) -> list[str]:
     return result
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Text whose signs cannot command a terminal: controls, marks that turn the reading direction and broken bytes are written out.
 
     >>> visible("a\\x1b[31mb\\tc")

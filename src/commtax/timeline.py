@@ -66,12 +66,12 @@ class Timeline:
     def uncovered(self, kind: str, *behind: str) -> list[tuple[float, float]]:
         """When one kind runs and nothing of the others does, in order."""
         edges = np.concatenate([[-np.inf], np.ravel(self.covered(*behind)), [np.inf]])
-        return pairs(crossed(np.array(self.covered(kind)).reshape(-1, 2), edges.reshape(-1, 2)))
+        return pairs(intersect_spans(np.array(self.covered(kind)).reshape(-1, 2), edges.reshape(-1, 2)))
 
     def covered(self, *kinds: str) -> list[tuple[float, float]]:
         """When something of any of these kinds runs, on any lane, in order."""
         mask = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
-        return pairs(merged(self.start_s[mask], self.end_s[mask]))
+        return pairs(merge_spans(self.start_s[mask], self.end_s[mask]))
 
     def to_chrome(self) -> str:
         """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""
@@ -95,7 +95,7 @@ def pairs(spans: Column) -> list[tuple[float, float]]:
     return list(zip(spans[:, 0].tolist(), spans[:, 1].tolist(), strict=True))
 
 
-def merged(start_s: Column, end_s: Column) -> Column:
+def merge_spans(start_s: Column, end_s: Column) -> Column:
     """Spans in any order as those that nothing overlaps or touches, in order.
 
     >>> merged(np.array([3.0, 0.0, 1.0]), np.array([4.0, 2.0, 1.5])).tolist()
@@ -110,7 +110,7 @@ def merged(start_s: Column, end_s: Column) -> Column:
     return np.stack([start[first], until[last]], axis=1)
 
 
-def crossed(a: Column, b: Column) -> Column:
+def intersect_spans(a: Column, b: Column) -> Column:
     """When a span of both runs; the spans of each are in order and do not overlap.
 
     >>> crossed(np.array([[0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 9.0]])).tolist()

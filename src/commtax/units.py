@@ -24,7 +24,7 @@ def parse_count(text: str | int | float, name: str) -> int:
     """
     if isinstance(text, str):
         factors = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-        value = _scaled(text, name, factors, "a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
+        value = _parse_with_unit(text, name, factors, "a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
     else:
         value = float(text)
     if not math.isfinite(value) or value != int(value):
@@ -42,7 +42,7 @@ def parse_tokens(text: str, name: str) -> float:
     """
     factors = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
     wanted = "a number of tokens (write 300B, 15T or 1.4e12)"
-    tokens = _finite(_scaled(text, name, factors, wanted, r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)"), text, name)
+    tokens = _finite(_parse_with_unit(text, name, factors, wanted, r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)"), text, name)
     if tokens < 1:
         raise Refusal(f"{name}={text}: at least 1 token is needed; nearest valid: 1", name, (1,))
     return tokens
@@ -57,7 +57,7 @@ def parse_bytes(text: str | int | float, name: str = "size") -> float:
     if not isinstance(text, str):
         return float(text)
     factors = {f"{prefix}{unit}": factor for prefix, factor in _PREFIXES.items() for unit in ("", "B")}
-    value = _finite(_scaled(text, name, factors, "a size (write 16KiB, 80GB, 1GiB or bytes)"), text, name)
+    value = _finite(_parse_with_unit(text, name, factors, "a size (write 16KiB, 80GB, 1GiB or bytes)"), text, name)
     if value > MAX_BYTES:
         raise Refusal(f"{name}={text}: larger than anything that is modelled; at most {MAX_BYTES:g} bytes", name)
     return value
@@ -83,10 +83,10 @@ def parse_seconds(text: str, name: str) -> float:
     (0.03, 1.5)
     """
     factors = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-    return _finite(_scaled(text, name, factors, "a time (write 25us, 30ms or 1.5s)"), text, name)
+    return _finite(_parse_with_unit(text, name, factors, "a time (write 25us, 30ms or 1.5s)"), text, name)
 
 
-def _scaled(text: str, name: str, factors: Mapping[str, float], wanted: str, number: str = _NUMBER) -> float:
+def _parse_with_unit(text: str, name: str, factors: Mapping[str, float], wanted: str, number: str = _NUMBER) -> float:
     """A number with one of these units behind it."""
     units = "|".join(sorted(factors, key=len, reverse=True))
     match = re.fullmatch(rf"{number}\s*({units})", text.strip()) if len(text) <= 40 else None

@@ -17,7 +17,7 @@ from commtax.results.bench_audit import audit_bench, floor_s
 from commtax.traces.profilers import kineto
 from commtax.traces.trace_audit import audit_traces
 from commtax.verbs import billing
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 from each import each
 from made_traces import decode_graphs
 from paths import FIXTURES, SHARED
@@ -51,7 +51,7 @@ def test_published_starts_agree(row, wording):
     if wording != "0.6" and "kv_tokens" in logged:
         lines.append(words[2].format(logged["kv_tokens"]))
     text = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] {line}" for line in lines for r in range(row["args"]["tp"]))
-    asked = Claim(unsettled(model, judged.question.cluster, row["args"]))
+    asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
     found = audit_log(vllm_log.parse(text), asked)
     assert not [f for f in found.findings if f.verdict == "disagree"]
     settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]

@@ -14,7 +14,7 @@ from commtax.evidence.finding import Audit, CollectiveRow, Finding, KernelRow, S
 from commtax.report.audit_differences import difference_document, sentence, show_difference, summary
 from commtax.report.audit_page import difference_page
 from commtax.statement import Note
-from commtax.traces.differing import Change, difference
+from commtax.traces.run_differences import FigureChange, difference
 from paths import FIXTURES
 
 GEMM, RING = "void cutlass::gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -118,8 +118,8 @@ def test_results_without_steps():
     assert not better.worse
     assert sentence(better).startswith("B is better: output_tokens_per_s 1,100 -> 1,300")
     assert sentence(difference(bench(), bench())).startswith("no figure that both runs have")
-    assert not Change("count", 1.0, 9.0, "").is_worse(0.05)
-    assert Change("new", None, 9.0).relative is None
+    assert not FigureChange("count", 1.0, 9.0, "").is_worse(0.05)
+    assert FigureChange("new", None, 9.0).relative is None
 
 
 def test_document_and_page_of_a_difference():

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from commtax.audit import audit
 from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
-from commtax.evidence.lacking import missing
+from commtax.evidence.missing_evidence import missing_sentence
 from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.machines import matrices, smi_query
@@ -17,17 +17,17 @@ from commtax.machines.topology_audit import audit_topology
 from commtax.report.audit_words import headline
 from commtax.results import collective_tests
 from commtax.results.bench_audit import audit_bench
-from commtax.results.bench_record import Bench
-from commtax.results.expected import Load, expected, load_of
-from commtax.verbs.asking import unsettled
+from commtax.results.bench_record import BenchmarkRun
+from commtax.results.expected_figures import BenchmarkLoad, load_of, predict_figures
 from commtax.verbs.fitting import holds
+from commtax.verbs.settling import resolve_question
 
 GIB = 2**30
 
 
 @cache
 def claimed(model="llama-3.1-8b", place="1xh100-sxm", **options):
-    return Claim(unsettled(model, place, options))
+    return Claim(resolve_question(model, place, options))
 
 
 @pytest.fixture
@@ -50,16 +50,16 @@ def codes(audited):
 
 
 @cache
-def near(load=Load(512, 128, clients=16, count=160, spread=0.0)):  # noqa: B008
+def near(load=BenchmarkLoad(512, 128, clients=16, count=160, spread=0.0)):  # noqa: B008
     """A run as it was predicted: its prediction, and its statistics."""
-    found = expected(load, claimed())
+    found = predict_figures(load, claimed())
     stats = {m: {s: found.of(m, s).value for s in ("mean", "median", "p99")} for m in ("tpot", "ttft")}
     return found, stats
 
 
 def ran(stats, rate=1.0):
     load = {"requests": 160, "concurrency": 16, "lengths": (512, 128), "spread": 0.0, "model": "model"}
-    result = Bench("vllm", "serve", stats=stats, requests_per_s=near()[0].of("requests_per_s", "").value * rate, **load)
+    result = BenchmarkRun("vllm", "serve", stats=stats, requests_per_s=near()[0].of("requests_per_s", "").value * rate, **load)
     return Audit(claimed(), (audit_bench([result], claimed(), "x"),))
 
 
@@ -95,7 +95,7 @@ def paced(peak, std, rate=1.0, answered=0.5, requests=200):
     stats |= {"e2el": {"mean": 253.5, "median": 253.5}}
     facts = {"peak concurrency": str(peak)}
     load = {"request_rate": rate, "requests_per_s": answered, "requests": requests, "lengths": (4000, 500)}
-    return Bench("vllm", "serve", stats=stats, facts=facts, **load)
+    return BenchmarkRun("vllm", "serve", stats=stats, facts=facts, **load)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_uneven_tokens_of_uneven_answers_keep_the_books(requests):
     )
     whole = 1.0 + sum(t * (n - 1) for t, n in requests) / count
     stats = {"ttft": {"mean": 1.0}, "tpot": {"mean": mean, "std": std}, "e2el": {"mean": whole}}
-    result = Bench("vllm", "serve", stats=stats, lengths=(100, length), spread=3**0.5 * spread / length)
+    result = BenchmarkRun("vllm", "serve", stats=stats, lengths=(100, length), spread=3**0.5 * spread / length)
     assert not [f for f in audit_bench([result], None, "x").findings if f.verdict == DISAGREE]
 
 
 def test_a_time_of_a_token_by_another_definition_is_still_found():
     stats = {"ttft": {"mean": 1.0}, "tpot": {"mean": 0.02, "std": 0.001}, "e2el": {"mean": 9.0}}
-    found = audit_bench([Bench("vllm", "serve", stats=stats, lengths=(100, 200))], None, "x")
+    found = audit_bench([BenchmarkRun("vllm", "serve", stats=stats, lengths=(100, 200))], None, "x")
     assert [f.item for f in found.findings if f.verdict == DISAGREE] == ["E2E = TTFT + (n - 1) TPOT"]
 
 
@@ -217,8 +217,8 @@ def test_full_attention_where_windows_were_said_is_no_verdict_and_says_so():
     left = holds(claim.question).kv_bytes
     full = int(left / (2 * 2 * 8 * 128 * 32))
     whole = start(claim, left / GIB, full, length=32768)
-    assert (whole.verdict, "as without windows" in missing(whole)) == (UNKNOWN, True)
-    assert "calibrate" not in missing(whole)
+    assert (whole.verdict, "as without windows" in missing_sentence(whole)) == (UNKNOWN, True)
+    assert "calibrate" not in missing_sentence(whole)
     assert found(start(claim, left / GIB, full // 3, length=32768), "KV tokens in that memory").verdict == DISAGREE
 
 
@@ -354,7 +354,7 @@ def test_a_host_that_does_nothing_loses_nothing(told):
 
 def test_a_rate_that_only_fills_the_clients_is_a_closed_loop():
     stats = {"tpot": {"mean": 0.04}, "ttft": {"mean": 2.0}, "e2el": {"mean": 40.0}}
-    result = Bench("sglang", "serve", requests=256, concurrency=64, request_rate=64.0, lengths=(1000, 950), stats=stats)
+    result = BenchmarkRun("sglang", "serve", requests=256, concurrency=64, request_rate=64.0, lengths=(1000, 950), stats=stats)
     assert load_of(result, claimed()).rate is None
     assert load_of(replace(result, request_rate=2.0), claimed()).rate == 2.0
     assert load_of(replace(result, concurrency=None), claimed()).rate == 64.0

@@ -152,12 +152,12 @@ def test_a_queue_before_a_cache_with_room_is_told_with_what_binds(told):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20), st.floats(0, 1)), min_size=3, max_size=20))
 def test_requests_that_do_not_outnumber_those_that_run_are_no_queue(rows):
-    from commtax.logs.held_up import behind_cache, held_up
+    from commtax.logs.serving_load import queue_causes, waits_for_cache
 
     calm = [Moment(running + 21, waiting, 1.0, min(share, 0.9)) for running, waiting, share in rows]
-    assert not list(held_up(StartupLog(moments=tuple(calm))))
+    assert not list(queue_causes(StartupLog(moments=tuple(calm))))
     full = [Moment(m.running, max(1, m.waiting), 1.0, 1.0) for m in calm]
-    assert behind_cache(full, full)
+    assert waits_for_cache(full, full)
 
 
 @pytest.mark.parametrize("stamp", ["", "[2026-03-01 10:00:00 TP0] ", "[10:00:00] ", "[2026-03-01 10:00:00.123 DP1 TP0] "])

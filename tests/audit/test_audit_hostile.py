@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from commtax.audit import audit, formats, unknown
 from commtax.evidence import prefixes
 from commtax.evidence.finding import Finding, Section
-from commtax.evidence.short_lines import each_line, lines_with
+from commtax.evidence.short_lines import lines_with, split_lines
 from commtax.logs import training_log
 from commtax.report.auditing import tables
 from commtax.results import nccl_tests
@@ -154,12 +154,12 @@ def test_other_encodings_and_line_ends(tmp_path, changed):
 @given(st.lists(ENDS, max_size=40).map("".join))
 def test_lines_by_any_way(text):
     """At once and line by line are the same."""
-    assert prefixes.plain(text) == "\n".join(prefixes._parted(line)[1] for line in text.split("\n"))
-    assert list(each_line(text)) == text.splitlines()
+    assert prefixes.strip_prefixes(text) == "\n".join(prefixes._split_prefixes(line)[1] for line in text.split("\n"))
+    assert list(split_lines(text)) == text.splitlines()
     mark = training_log.SAYS.stepped
     assert list(lines_with(mark, text, 99_999)) == [line for line in text.split("\n") if mark.search(line)]
 
 
 @given(st.text(max_size=200))
 def test_what_was_found_is_one_line(text):
-    assert len(unknown.found(text.encode("utf-8", "replace")).splitlines()) == 1
+    assert len(unknown.beginning(text.encode("utf-8", "replace")).splitlines()) == 1

@@ -14,16 +14,16 @@ import browser
 from audited import LATE, line, section
 from cli_run import run_here
 from commtax.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
-from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thinned
+from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thin_intervals
 from commtax.report.audit_words import audit_document
 from commtax.report.auditing import bar, show_audit
 from commtax.statement import Note
 from commtax.timeline import Timeline
-from commtax.traces.predicted import predicted_step, priced_step
+from commtax.traces.predicted_timeline import predicted_step, priced_step
 from commtax.traces.repetition import WHOLE
 from commtax.traces.trace import KINDS
-from commtax.traces.typical import length_s, of_all, typical
-from commtax.verbs.asking import unsettled
+from commtax.traces.typical_step import length_s, mean_middle_half, typical_of_ranks
+from commtax.verbs.settling import resolve_question
 from commtax.web.assets import offline
 from each import each
 from made_traces import decode_graphs, write
@@ -128,7 +128,7 @@ def test_reasons_that_would_fold_a_table_stand_below_it():
 @given(st.lists(st.tuples(*(st.floats(0, 10) for _ in range(4))), min_size=1, max_size=12))
 def test_a_typical_step_is_the_sum_of_its_parts(parts):
     rows = [StepRow(0, i, "", 0.0, c, e, 0.0, k, idle) for i, (c, e, k, idle) in enumerate(parts)]
-    used = typical(rows)
+    used = mean_middle_half(rows)
     assert used.busy_s + used.idle_s == pytest.approx(used.total_s)
     lengths = sorted(map(length_s, rows))
     assert lengths[0] - 1e-9 <= used.total_s <= lengths[-1] + 1e-9
@@ -138,7 +138,7 @@ def test_a_typical_step_is_the_sum_of_its_parts(parts):
 def test_prompts_between_tokens_are_not_in_the_typical_step():
     made = section()
     prompts = tuple(replace(s, name="execute_context_1(512)_generation_0(0)", compute_s=1.0) for s in made.steps[:3])
-    assert of_all(replace(made, steps=(*made.steps, *prompts))) == of_all(made)
+    assert typical_of_ranks(replace(made, steps=(*made.steps, *prompts))) == typical_of_ranks(made)
 
 
 def test_document_of_an_audit():
@@ -161,7 +161,7 @@ def test_document_of_an_audit():
 
 
 def claim(**words):
-    return Claim(unsettled("llama-3.1-8b", "2xh100-sxm", {"tp": 2, **words}))
+    return Claim(resolve_question("llama-3.1-8b", "2xh100-sxm", {"tp": 2, **words}))
 
 
 @each("words", [{}, {"tp": 1}, {"engine": "sglang"}, {"eager": True}])
@@ -191,7 +191,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.int
 @given(INTERVALS, st.integers(9, 40))
 def test_a_thinned_picture_covers_what_it_stands_for(rows, most):
     given_rows = sorted((*r, f"k{i}") for i, r in enumerate(rows))
-    shown = thinned(given_rows, most)
+    shown = thin_intervals(given_rows, most)
     assert len(shown) <= most
     for lane, start, duration, kind, _ in given_rows:
         covering = [s for s in shown if s[0] == lane and s[3] == kind and s[1] <= start and s[1] + s[2] >= start + duration]
@@ -294,4 +294,4 @@ def test_a_page_of_a_real_log(tmp_path):
 def test_verdict_with_a_claim():
     held = Audit(claim(), (replace(section(), findings=(Finding("x", 1, 1, verdict=AGREE, evidence=True),)),))
     assert screen(held)[0] == "llama-3.1-8b on 2xh100-sxm, TP 2: the run agrees (1 agree, 0 disagree, 0 unknown)"
-    assert of_all(held.sections[0]).total_s == pytest.approx(0.01125)
+    assert typical_of_ranks(held.sections[0]).total_s == pytest.approx(0.01125)

@@ -13,15 +13,15 @@ from commtax import catalog
 from commtax.audit import audit
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section
 from commtax.evidence.identity import other_chip, other_model
-from commtax.evidence.lacking import missing
+from commtax.evidence.missing_evidence import missing_sentence
 from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.report.audit_words import headline
 from commtax.results import bench
 from commtax.results.bench_audit import audit_bench
-from commtax.results.bench_record import Bench
-from commtax.results.expected import Load, expected
-from commtax.verbs.asking import unsettled
+from commtax.results.bench_record import BenchmarkRun
+from commtax.results.expected_figures import BenchmarkLoad, predict_figures
+from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES
 
@@ -31,16 +31,16 @@ CPU = FIXTURES / "vllm-cpu-tp1.serve.json"
 
 @cache
 def claimed(model="llama-3.1-8b", place="1xh100-sxm", **options):
-    return Claim(unsettled(model, place, options))
+    return Claim(resolve_question(model, place, options))
 
 
 @cache
-def as_predicted(load=Load(512, 128, clients=4, count=40, spread=0.0)):  # noqa: B008
+def as_predicted(load=BenchmarkLoad(512, 128, clients=4, count=40, spread=0.0)):  # noqa: B008
     """A run of llama-3.1-8b on an H100 as it was predicted."""
-    found = expected(load, claimed())
+    found = predict_figures(load, claimed())
     stats = {m: {s: found.of(m, s).value for s in ("mean", "median")} for m in ("ttft", "tpot")}
     rate = found.of("requests_per_s", "").value
-    return Bench(
+    return BenchmarkRun(
         "vllm", "serve", requests=40, concurrency=4, lengths=(512, 128), spread=0.0, stats=stats, requests_per_s=rate, model="model"
     )
 
@@ -72,17 +72,19 @@ def test_only_evidence_agrees_and_anything_refutes(found):
 
 def test_a_run_as_predicted_agrees_by_its_headline_figures():
     found = judged(as_predicted())
-    assert (found.verdict, missing(found)) == (AGREE, "")
+    assert (found.verdict, missing_sentence(found)) == (AGREE, "")
     assert {f.code for f in found.findings if f.evidence} >= {"ttft_mean", "tpot_mean", "requests_per_s"}
     assert not {f.code for f in found.findings if f.evidence} & {"seconds a token, at least the weight-read floor", "queue_mean"}
 
 
 def test_a_floor_and_an_identity_are_no_verdict():
     """Our own run on CPUs, whose seconds are assumed: TPOT is fourteen times what they say, and nothing agrees."""
-    found = audit([CPU], Claim(unsettled(str(TINY), "1xcpu", {})))
+    found = audit([CPU], Claim(resolve_question(str(TINY), "1xcpu", {})))
     assert found.count(AGREE) >= 3
     assert found.verdict == UNKNOWN
-    assert all(word in missing(found) for word in ("seconds of cpu are assumed", "commtax measure calibrate", "--profile", "TPOT"))
+    assert all(
+        word in missing_sentence(found) for word in ("seconds of cpu are assumed", "commtax measure calibrate", "--profile", "TPOT")
+    )
     assert "no verdict" in headline(found)
     done = run_here("audit", CPU, "-m", TINY, "-c", "1xcpu")
     assert done.returncode == 3
@@ -91,9 +93,9 @@ def test_a_floor_and_an_identity_are_no_verdict():
 
 
 def test_what_the_file_lacks_is_the_flag_to_give():
-    lone = Bench("vllm", "serve", stats={"tpot": {"mean": 0.008}}, concurrency=4)
+    lone = BenchmarkRun("vllm", "serve", stats={"tpot": {"mean": 0.008}}, concurrency=4)
     assert judged(lone).verdict == UNKNOWN
-    assert all(flag in missing(judged(lone)) for flag in ("--input-len", "--output-len"))
+    assert all(flag in missing_sentence(judged(lone)) for flag in ("--input-len", "--output-len"))
 
 
 NAMES = [
@@ -150,7 +152,9 @@ def test_sizes_and_chips_of_a_result_are_read_and_compared(said):
 def test_a_plan_that_has_no_room_did_not_run():
     """DeepSeek-V3 is 79.6 GiB a GPU at TP 8: an H100 has 79.1."""
     claim = claimed("deepseek-v3", "8xh100-sxm", tp=8)
-    result = Bench("vllm", "serve", requests=100, concurrency=16, lengths=(1024, 128), stats={"tpot": {"mean": 0.04}}, model="m")
+    result = BenchmarkRun(
+        "vllm", "serve", requests=100, concurrency=16, lengths=(1024, 128), stats={"tpot": {"mean": 0.04}}, model="m"
+    )
     found = judged(result, claim)
     assert found.verdict == DISAGREE
     (memory,) = [f for f in found.findings if f.verdict == DISAGREE]
@@ -164,9 +168,11 @@ def test_a_prediction_of_overload_is_not_hidden():
     """MLPerf's Server on MI355X: first tokens in 0.69 s, where assumed constants say that the queue grows without end."""
     claim = claimed("llama-2-70b", "8xmi355x", tp=8)
     stats = {"ttft": {"mean": 0.69}, "tpot": {"mean": 0.12}, "e2el": {"mean": 0.69 + 295 * 0.12}}
-    result = Bench("mlperf", "serve", request_rate=120.0, requests=2000, requests_per_s=119.0, lengths=(294, 296), stats=stats)
+    result = BenchmarkRun(
+        "mlperf", "serve", request_rate=120.0, requests=2000, requests_per_s=119.0, lengths=(294, 296), stats=stats
+    )
     found = judged(result, claim)
-    assert (found.verdict, "TTFT (mean) was 690 ms where" in missing(found)) == (UNKNOWN, True)
+    assert (found.verdict, "TTFT (mean) was 690 ms where" in missing_sentence(found)) == (UNKNOWN, True)
     assert any("overloaded" in note for note in found.sections[0].notes if note.code == "load")
 
 
@@ -175,7 +181,7 @@ def asked(rate, answered, requests=300, first=0.2, each=0.02, **more):
     stats = {name: {"mean": s, "median": s} for name, s in (("ttft", first), ("tpot", each), ("e2el", first + 255 * each))}
     load = {"request_rate": rate, "requests_per_s": answered, "requests": requests, "lengths": (1024, 256)}
     tokens = {"total_tokens_per_s": answered * 1280, "output_tokens_per_s": answered * 256}
-    return Bench("vllm", "serve", **{"stats": stats, **load, **tokens, **more})
+    return BenchmarkRun("vllm", "serve", **{"stats": stats, **load, **tokens, **more})
 
 
 def causes(result):
@@ -244,12 +250,12 @@ def test_how_often_a_figure_was_printed_is_no_reason():
     log = vllm_log.parse(served_log([0]))
     found = Audit(claimed(), (audit_log(log, claimed()),))
     assert found.verdict == UNKNOWN
-    assert missing(found) == "the files do not tell tensor-parallel size, weights per rank"
+    assert missing_sentence(found) == "the files do not tell tensor-parallel size, weights per rank"
 
 
 def test_what_agreed_is_told_where_nothing_decides():
     found = Audit(claimed(), (Section("topology", ("x",), (Finding("GPUs", 8, 8).judged(),)),))
-    assert missing(found).endswith("that is predicted; as claimed: GPUs")
+    assert missing_sentence(found).endswith("that is predicted; as claimed: GPUs")
 
 
 def test_a_model_is_called_as_the_file_calls_it():

@@ -10,7 +10,7 @@ import pytest
 from cli_run import run_here
 from commtax.catalog import config
 from commtax.evidence import prefixes
-from commtax.launch.reading import parse as parse_launch
+from commtax.launch.read_command import parse as parse_launch
 from commtax.logs.engine_logs import vllm_log
 from commtax.machines import topology
 from commtax.results import bench, nccl_tests
@@ -29,7 +29,7 @@ UNITS = (
 )
 READERS = {
     "nccl-tests": nccl_tests.parse_all,
-    "prefixes": prefixes.plain,
+    "prefixes": prefixes.strip_prefixes,
     "log": vllm_log.parse,
     "log or not": vllm_log.looks_like,
     "bench": bench.parse,

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.audit import audit
-from commtax.audit.jobs import Signs, by_job
+from commtax.audit.jobs import JobSigns, by_job
 from commtax.report.audit_words import causes, headline
 from made_traces import decode_graphs, document, event, kernel, launch, write
 
 
 def signs(rank, world=0, place="a", at=0.0, meets=True):
-    return Signs(rank, world, place, at, at + 1.0, meets)
+    return JobSigns(rank, world, place, at, at + 1.0, meets)
 
 
 def jobs(*files):

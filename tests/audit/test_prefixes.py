@@ -39,12 +39,12 @@ def test_every_launcher_s_prefix_is_read_past(tmp_path, plain, prefix):
 def test_a_log_behind_a_prefix_is_a_log(tmp_path, prefix):
     line = "(Worker_TP0 pid=7) INFO 09-03 16:28:08 [x.py:1] Model loading took 7.51 GiB and 1 seconds"
     assert formats.kinds(written(tmp_path, "x.log", prefix + line)) == ["log"]
-    assert prefixes.plain(prefix + line) == line
+    assert prefixes.strip_prefixes(prefix + line) == line
 
 
 @pytest.mark.parametrize("text", DATA["what_is_no_prefix_stays"])
 def test_what_is_no_prefix_stays(text):
-    assert prefixes.plain(text) == text
+    assert prefixes.strip_prefixes(text) == text
 
 
 def test_hosts_that_ran_each_their_own(tmp_path):
@@ -109,4 +109,4 @@ def test_docker_s_own_files_are_unpacked(tmp_path):
 
 
 def test_a_table_s_first_cell_is_no_service():
-    assert prefixes.plain("synchronous  | 12 | 34") == "synchronous  | 12 | 34"
+    assert prefixes.strip_prefixes("synchronous  | 12 | 34") == "synchronous  | 12 | 34"

@@ -13,15 +13,17 @@ pytest.importorskip("torch")
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.verbs.billing import bill
-from commtax_lab.measure.comm import Sent
-from commtax_lab.measure.engine import OFF_CORE, SENDING, Engine
-from commtax_lab.measure.generate import Measured, Part, Run
-from commtax_lab.measure.job import Job
+from commtax_lab.measure.comm import IssuedCollective
+from commtax_lab.measure.engine import OFF_CORE, SENDING, LiveEngine
+from commtax_lab.measure.generate import GenerationRun, MeasuredJob, RankResult
+from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import document
 from commtax_lab.report.measuring import show_tp
 
-JOB = Job(model="llama-3.2-1b", random=True, layers=1, tp=2, device="cpu", dtype="fp32", impl="shm", cluster="2xcpu", output_len=4)
-ORDER = [Sent("attention output", "all-reduce", 8192), Sent("logits", "all-gather", 4096)]
+JOB = LiveJob(
+    model="llama-3.2-1b", random=True, layers=1, tp=2, device="cpu", dtype="fp32", impl="shm", cluster="2xcpu", output_len=4
+)
+ORDER = [IssuedCollective("attention output", "all-reduce", 8192), IssuedCollective("logits", "all-gather", 4096)]
 WIRE_S, COMPUTE_S = (1e-4, 3e-4), {"head": 8e-3, "QKV projection": 2e-3}
 SECONDS = st.floats(0, 0.5)
 
@@ -32,15 +34,15 @@ def run(off_core_s=0.0, skew_s=0.0, sends=True, steps=3):
     step_s = sum(COMPUTE_S.values()) + off_core_s + sum(inside)
     lines = {**COMPUTE_S, OFF_CORE: off_core_s}
     kinds = {"order": ORDER if sends else [], "comm_s": [inside] * steps, "decode_lines": [lines] * steps}
-    return Run(prefill_s=0.1, decode_s=[step_s] * steps, **kinds)
+    return GenerationRun(prefill_s=0.1, decode_s=[step_s] * steps, **kinds)
 
 
 def answer(first_off_s, second_off_s):
     """Two ranks, either of which lost its core for a while, so that the other waited for it in a collective; and TP=1."""
     longest = max(first_off_s, second_off_s)
     ranks = [run(off, longest - off) for off in (first_off_s, second_off_s)]
-    parts = [Part(i, "here", (i,), 1, {}, 1, 1, 16, [r], [run(sends=False)]) for i, r in enumerate(ranks)]
-    return document(JOB, Measured(parts, (9.0, 9.0, 9.0), "2", "CPU", tp1=[run(first_off_s, sends=False)], tp1_bytes=1))
+    parts = [RankResult(i, "here", (i,), 1, {}, 1, 1, 16, [r], [run(sends=False)]) for i, r in enumerate(ranks)]
+    return document(JOB, MeasuredJob(parts, (9.0, 9.0, 9.0), "2", "CPU", tp1=[run(first_off_s, sends=False)], tp1_bytes=1))
 
 
 @given(SECONDS, SECONDS)
@@ -74,9 +76,9 @@ def test_the_table_compares_without_waiting():
 
 def test_a_rank_slow_on_purpose_computes_that_much_longer():
     """Its toil lies between its lines; predictions hold it, and so do the lines."""
-    slow = Job(**{**{f: getattr(JOB, f) for f in JOB.__slots__}, "slow_rank": "1:3"})
-    parts = [Part(i, "here", (i,), 1, {}, 1, 1, 16, [run(skew_s=0.0)], [run(sends=False)]) for i in range(2)]
-    found = document(slow, Measured(parts, (0.0, 0.0, 0.0), "2", "CPU"))
+    slow = LiveJob(**{**{f: getattr(JOB, f) for f in JOB.__slots__}, "slow_rank": "1:3"})
+    parts = [RankResult(i, "here", (i,), 1, {}, 1, 1, 16, [run(skew_s=0.0)], [run(sends=False)]) for i in range(2)]
+    found = document(slow, MeasuredJob(parts, (0.0, 0.0, 0.0), "2", "CPU"))
     lines = {row["item"]: row["measured_s"] for row in found["bill"]}
     assert lines["head"] == pytest.approx(3 * COMPUTE_S["head"])
 
@@ -84,11 +86,11 @@ def test_a_rank_slow_on_purpose_computes_that_much_longer():
 def test_a_lap_tells_computing_from_being_away():
     lines: dict[str, float] = {}
     engine = SimpleNamespace()
-    Engine.watch(engine, lines)
+    LiveEngine.watch(engine, lines)
     time.sleep(0.05)
-    Engine._lap(engine, "head")
+    LiveEngine._lap(engine, "head")
     time.sleep(0.01)
-    Engine._lap(engine, SENDING)
+    LiveEngine._lap(engine, SENDING)
     assert lines[OFF_CORE] + lines["head"] >= 0.05
     assert lines[OFF_CORE] > lines["head"]
 

@@ -127,7 +127,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, fault):
     path.write_text("old")
 
     def fail():
-        with files.written(path) as part:
+        with files.replace_when_written(path) as part:
             assert part.suffix == ".svg"
             part.write_text("half")
             raise fault
@@ -305,7 +305,7 @@ def test_nothing_to_read_yet_is_an_empty_file():
     os.set_blocking(reader, False)
     with open(reader, "rb") as file, open(writer, "wb"):
         assert file.read(2) is None
-        assert next(files.Stream(Seekable(file), "kmsg", "file").pieces(), b"") == b""
+        assert next(files.FileStream(Seekable(file), "kmsg", "file").pieces(), b"") == b""
 
 
 class Seekable:

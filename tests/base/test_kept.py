@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax import kept
+from commtax import shipped_tables
 from commtax.records import dataclass
 from paths import SOURCE
 
@@ -47,13 +47,13 @@ def slower(package):
 
 def wait_until_old():
     """Until what was written now is old enough to be kept."""
-    time.sleep(kept.YOUNG_NS / 1e9 + 0.1)
+    time.sleep(shipped_tables.YOUNG_NS / 1e9 + 0.1)
 
 
 def test_a_changed_file_counts_at_once(package):
     wait_until_old()
     first = asked(package)
-    place = package / "cache" / "commtax" / kept.NAME
+    place = package / "cache" / "commtax" / shipped_tables.NAME
     assert place.exists()
     assert asked(package) == first
     slower(package)
@@ -85,7 +85,7 @@ def test_a_damaged_cache_is_left_alone(package, damage):
     first = asked(package)
     place = package / "cache" / "commtax"
     place.mkdir(parents=True, exist_ok=True)
-    (place / kept.NAME).write_bytes(damage.replace(b"PLACE", str(package / "commtax").encode()))
+    (place / shipped_tables.NAME).write_bytes(damage.replace(b"PLACE", str(package / "commtax").encode()))
     assert asked(package) == first
 
 
@@ -100,7 +100,7 @@ def test_nowhere_to_keep(package):
 def test_kept_beside_the_bytecode_where_that_is_wanted(package):
     wait_until_old()
     first = asked(package, PYTHONDONTWRITEBYTECODE="")
-    assert (package / "commtax" / "__pycache__" / kept.NAME).exists()
+    assert (package / "commtax" / "__pycache__" / shipped_tables.NAME).exists()
     assert asked(package, PYTHONDONTWRITEBYTECODE="") == first
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.catalog import config
-from commtax.patterns import Patterns, Reader, modules
+from commtax.patterns import PatternParser, PrefixPatterns, modules
 from each import each
 from tables import tables
 
@@ -21,7 +21,7 @@ REAL = DATA["real"]
 
 
 def patterns(*texts):
-    return Patterns(Reader(text).read() for text in texts)
+    return PrefixPatterns(PatternParser(text).read() for text in texts)
 
 
 @each("text", REAL)

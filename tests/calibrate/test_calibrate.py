@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.calibrate import calibrate, engines, robust
+from commtax.calibrate import calibrate, engines, robust_fit
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
@@ -420,8 +420,8 @@ def test_options_without_a_use_are_refused(tmp_path):
 
 def test_least_squares_with_values_of_at_least_nothing():
     rows = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    assert robust.nonnegative(rows, rows @ [2.0, 3.0]) == pytest.approx([2, 3])
-    assert robust.nonnegative(rows, np.array([3.0, 2.0, 1.0])) == pytest.approx([2, 0])
+    assert robust_fit.nonnegative(rows, rows @ [2.0, 3.0]) == pytest.approx([2, 3])
+    assert robust_fit.nonnegative(rows, np.array([3.0, 2.0, 1.0])) == pytest.approx([2, 0])
 
 
 def published(source, op="all_reduce"):

@@ -13,9 +13,9 @@ import pytest
 
 from cli_run import run_here
 from commtax.catalog.effects import mechanisms
-from commtax.kept import table
+from commtax.shipped_tables import table
 from commtax_lab import lab_table
-from commtax_lab.census import KINDS, PACKAGE, Fitted, Owner, breakers, census, stood, totals, untold
+from commtax_lab.census import KINDS, PACKAGE, CensusEntry, Owner, breakers, census, earlier_counts, totals, unclassified_numbers
 from each import each
 
 TOLERATED = Path(__file__).with_name("law_breakers.txt")
@@ -49,7 +49,7 @@ def test_effects_on_kernels_keep_the_law(numbers):
 
 
 def test_every_number_is_told():
-    assert untold() == [], "say in census.toml whether these were fitted (code, effects.toml) or are facts"
+    assert unclassified_numbers() == [], "say in census.toml whether these were fitted (code, effects.toml) or are facts"
 
 
 @each("path", sorted((PACKAGE / "catalog/kernels").glob("*.toml")), ids=lambda path: path.stem)
@@ -103,12 +103,12 @@ def test_what_is_counted_has_a_value_and_a_kind(numbers):
         if number.kind == "effect":
             assert number.owner.mechanism, number.where
     assert sum(totals(numbers).values()) == len(numbers)
-    assert {*KINDS, "chosen", "breakers", "commit"} == set(stood())
+    assert {*KINDS, "chosen", "breakers", "commit"} == set(earlier_counts())
 
 
 def test_an_effect_of_a_model_and_one_beyond_the_law_are_found():
     on = {"engine": "vllm", "chips": "hopper", "kernel": "experts", "mechanism": "m"}
-    lawful = Fitted("f", "lawful", "log", 0.8, "effect", "runs", Owner(**on), True)
+    lawful = CensusEntry("f", "lawful", "log", 0.8, "effect", "runs", Owner(**on), True)
     beyond = replace(lawful, group="beyond", value=0.6)
     of_a_family = replace(lawful, group="family", value=0.4, owner=Owner(model="DeepseekV3ForCausalLM"))
     broken = breakers([lawful, beyond, of_a_family])
@@ -121,7 +121,7 @@ def test_an_effect_of_a_model_and_one_beyond_the_law_are_found():
 def test_the_command_counts_and_names_breakers(numbers):
     done = run_here("catalog", "constants")
     assert done.returncode == 0
-    assert f"stood ({stood()['commit']})" in done.stdout
+    assert f"stood ({earlier_counts()['commit']})" in done.stdout
     assert f"{sum(totals(numbers)[kind] for kind in KINDS):,}" in done.stdout
     document = json.loads(run_here("catalog", "constants", "--json").stdout)
     assert len(document["numbers"]) == len(numbers)

@@ -12,8 +12,8 @@ import commtax
 from cli_run import run_here as run
 from commtax import catalog
 from commtax.catalog import models
-from commtax.catalog.completing import text_section
-from commtax.catalog.hf import architectures, from_config, short
+from commtax.catalog.config_completion import text_section
+from commtax.catalog.hf import architectures, family_name, from_config
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import mtp_params, num_params
 from commtax.cost.traffic import inference
@@ -35,7 +35,7 @@ MTP_STORED = ["qwen3.5-27b", "qwen3.5-397b-a17b", "qwen3-next-80b-a3b", "glm-4.6
 @pytest.mark.parametrize("key", MTP_STORED)
 def test_layers_for_further_tokens_explain_the_checkpoint_to_the_parameter(key):
     """Their sum with the model proper is what the Hub counts."""
-    exact = next(p for p in models.published(key) if p.kind == "total" and not p.digits)
+    exact = next(p for p in models.published_counts(key) if p.kind == "total" and not p.digits)
     assert num_params(catalog.model(key)) + mtp_params(catalog.model(key)) == exact.params
 
 
@@ -280,7 +280,7 @@ def test_every_family_can_be_named(architecture):
     if key is None:
         pytest.skip("no bundled model has this architecture")
     config = CONFIGS[key] | {"architectures": ["MyOwnForCausalLM"]}
-    assert from_config(config, "x", short(architecture)).blocks == catalog.model(key).blocks
+    assert from_config(config, "x", family_name(architecture)).blocks == catalog.model(key).blocks
 
 
 def test_as_on_the_command_line(tmp_path):

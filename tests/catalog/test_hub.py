@@ -135,7 +135,7 @@ def test_another_commit_in_the_cache_is_left_alone(tmp_path, monkeypatch):
         monkeypatch.setenv("HF_ENDPOINT", place)
         catalog.model("acme/tiny")
     assert (tmp_path / "home/hub/models--acme--tiny/refs/main").read_text() == "7" * 40
-    assert not hub.cached("acme/tiny")
+    assert not hub.is_cached("acme/tiny")
 
 
 @pytest.mark.parametrize("same_host", [True, False])

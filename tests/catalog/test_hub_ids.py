@@ -10,7 +10,7 @@ from cli_run import run_here as run
 from commtax import catalog
 from commtax.catalog import checkpoints, loader
 from commtax.catalog.hf import from_config
-from commtax.catalog.models import bundled, origin, variant
+from commtax.catalog.models import bundled_model, origin, variant
 from commtax.cost.inventory import num_params
 from commtax.report.view import state
 from each import each
@@ -24,12 +24,12 @@ POPULAR = DATA["popular"]
 @each("name", POPULAR)
 def test_popular_ids_need_no_network(name):
     key, longest = POPULAR[name]
-    model = bundled(name) or variant(name)
+    model = bundled_model(name) or variant(name)
     assert model is not None
     assert (origin(name), model.max_len) == (key, longest)
     assert num_params(model) == num_params(catalog.model(key))
     said = [str(note) for note in model.notes if note.code == "taken-as"]
-    assert bool(said) == (bundled(name) is None)
+    assert bool(said) == (bundled_model(name) is None)
     assert all(one.startswith(f"{name} is taken as {key}") and "same architecture" in one for one in said)
 
 
@@ -133,7 +133,7 @@ def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
 def test_a_release_whose_config_nobody_copied_may_differ():
     for release in checkpoints._file()["releases"]:
         for name in release["ids"]:
-            known = checkpoints.released(name)
+            known = checkpoints.release_of(name)
             assert known is not None
             assert (known.by == "ending") == release.get("assumed", False)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.catalog.hf import architectures, from_config
-from commtax.catalog.models import published
+from commtax.catalog.models import published_counts
 from commtax.cost.inventory import inventory, num_active_params, num_params
 from commtax.cost.memory import check_stored
 from commtax.cost.tensors import total_bytes
@@ -29,7 +29,7 @@ def test_all_wanted_models_are_bundled():
 @each("key", catalog.keys("models"))
 def test_parameters_equal_the_published_count(key):
     """Every bundled model against figures with their source in the model's own file."""
-    totals = [p for p in published(key) if p.kind == "total"]
+    totals = [p for p in published_counts(key) if p.kind == "total"]
     assert totals, "no published count"
     for p in totals:
         ours = num_params(catalog.model(key)) + p.beyond
@@ -51,7 +51,7 @@ def test_active_parameters_agree_with_the_cards(key):
     model = catalog.model(key)
     table = 0 if model.tied else model.vocab * model.hidden
     readings = (num_active_params(model), bare := num_active_params(model, embedding=False), bare - table)
-    cards = [p for p in published(key) if p.kind == "active"]
+    cards = [p for p in published_counts(key) if p.kind == "active"]
     assert cards
     for card in cards:
         printed = any(float(f"{ours:.{card.digits - 1}e}") == card.params for ours in readings)

@@ -14,9 +14,9 @@ from commtax import catalog
 from commtax.catalog.checkpoints import rules
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import origin, variant
-from commtax.catalog.quantisation import stored
+from commtax.catalog.quantisation import quantisation_of_config
 from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params
-from commtax.cost.kernel import Step
+from commtax.cost.kernel import KernelStep
 from commtax.cost.kernels import table_of
 from commtax.cost.legality import codes
 from commtax.cost.tensors import total_bytes
@@ -169,7 +169,7 @@ GROUP = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_s
 def test_each_format_has_its_kernels(config, table):
     """Of Blackwell's constants those of the arithmetic; weights alone are unpacked for bf16 products; nearest ones are assumed."""
     model, engine = with_quant("qwen3-8b", config), catalog.engine("vllm")
-    step = Step(model, Plan(), Workload(), 16, engine)
+    step = KernelStep(model, Plan(), Workload(), 16, engine)
     kernel = step.gemm("any", "projections", "qkv", 1, 16, 4096, 4096, "self_attn.q_proj")
     constants = catalog.kernel_constants(engine, catalog.chip("b200-sxm"))
     assert table_of(kernel, constants).removesuffix("-static") == table
@@ -277,7 +277,7 @@ OTHERS = ("group_size", "bits", "kv_cache_scheme", "kv_cache_quant_algo", "globa
 @given(st.dictionaries(st.sampled_from(FIELDS + OTHERS), values, max_size=5), values)
 def test_whatever_a_config_holds_is_read_or_refused(config, beside):
     with suppress(Refusal):
-        quant = stored({"quantization_config": config, "hf_quant_config": beside}, "LlamaForCausalLM", "x")
+        quant = quantisation_of_config({"quantization_config": config, "hf_quant_config": beside}, "LlamaForCausalLM", "x")
         assert quant is None or total_bytes(replace(catalog.model("llama-3.2-1b"), quant=quant), Plan()) > 0
 
 

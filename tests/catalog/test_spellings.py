@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.catalog.foreign_names import chip_named, device_named
+from commtax.catalog.foreign_names import find_chip_name, find_device_chip
 from commtax.spec import DTYPE_BYTES
 from commtax_lab.published.spellings import dtype_named, engine_named, model_named
 from each import each
@@ -25,12 +25,12 @@ def test_every_chip_is_known_under_its_usual_spellings(key):
     under = key.replace("-", "_")
     written = [key, under, key.upper(), chip.name, f"8x{key}", f"2x8x{key.upper()}", under.replace("_", ""), *chip.aliases]
     written += [f"{under}_vllm", f"{under}_trtllm_1.2.0", f"{chip.vendor} {key.replace('-', ' ')}", f"{key} x8", chip.name.upper()]
-    assert {text: chip_named(text) for text in written} == dict.fromkeys(written, key)
+    assert {text: find_chip_name(text) for text in written} == dict.fromkeys(written, key)
 
 
 @each(("text", "key"), DATA["chips_as_tables_and_drivers_write_them"])
 def test_chips_as_tables_and_drivers_write_them(text, key):
-    assert chip_named(text) == key
+    assert find_chip_name(text) == key
 
 
 KNOWN_DEVICES = DATA["known_devices"]
@@ -50,8 +50,8 @@ UNKNOWN_DEVICES = (
 
 def test_a_driver_says_what_a_chip_is():
     """Names as nvidia-smi and rocm-smi print them: every word of one must be the chip's, else it is none that is known."""
-    assert {name: device_named(name) for name in KNOWN_DEVICES} == KNOWN_DEVICES
-    assert {name: device_named(name) for name in UNKNOWN_DEVICES} == dict.fromkeys(UNKNOWN_DEVICES, "")
+    assert {name: find_device_chip(name) for name in KNOWN_DEVICES} == KNOWN_DEVICES
+    assert {name: find_device_chip(name) for name in UNKNOWN_DEVICES} == dict.fromkeys(UNKNOWN_DEVICES, "")
 
 
 @each("key", catalog.keys("models"))
@@ -88,6 +88,6 @@ def test_engines_in_file_names():
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_names_a_chip_of_the_catalogue_or_none(text):
-    assert chip_named(text) in (*CHIPS, "")
+    assert find_chip_name(text) in (*CHIPS, "")
     found = model_named(text)
     assert found is None or re.search(r"[a-z]", found.key)

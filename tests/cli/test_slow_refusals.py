@@ -12,7 +12,7 @@ from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import ServingColumns, family
 from commtax.verbs import fitting
-from commtax.verbs.asking import settle, unsettled
+from commtax.verbs.settling import resolve_question, settle
 from each import each
 from tables import tables
 
@@ -45,7 +45,7 @@ PLACES = st.sampled_from(["4x8xa100-40-sxm", "2x8xl4", "8x8xh100-sxm"])
 @given(st.sampled_from(["llama-3.1-70b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "opt-1.3b"]), PLACES, LIMITS)
 def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
     """Every plan that the screen leaves out, judged: none fits."""
-    put = unsettled(model, place, limits)
+    put = resolve_question(model, place, limits)
     asked = settle(put)
     asked = asked.but(limits=fitting.limits_of(asked))
     may = fitting._screen(asked, auto_ep=False)

@@ -16,10 +16,10 @@ from commtax.catalog.fabric import OPS
 from commtax.cost.placement import span
 from commtax.machines.topology import Topology, place
 from commtax.planner import plan
-from commtax.report.view.state import written as controls
+from commtax.report.view.state import state_of as controls
 from commtax.spec import Path, Plan, Profile
-from commtax.verbs.apart import Apart, wire_of
-from commtax.verbs.asking import ask, fabric_of
+from commtax.verbs.disaggregation import Disaggregation, wire_of
+from commtax.verbs.settling import ask, fabric_of
 from each import each
 from made_nccl import TRUE, noisy, output, written
 from planned import value
@@ -170,7 +170,7 @@ def test_a_plan_for_more_cards_is_no_worse(cluster):
 
 def test_the_cache_of_one_rank_moves_to_its_neighbour():
     alone, among = (ask("llama-3.1-8b", c) for c in ("2xh100-nvl", "8xh100-nvl"))
-    near, same, far = (wire_of(q, Apart(q.plan, 1, n), 4096).alone_s for q, n in ((among, 1), (alone, 1), (among, 2)))
+    near, same, far = (wire_of(q, Disaggregation(q.plan, 1, n), 4096).alone_s for q, n in ((among, 1), (alone, 1), (among, 2)))
     assert near == same < far
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.catalog.fabric import OPS, library
-from commtax.cost.collectives import PAIRS, Choice, Crossing, across
+from commtax.cost.collectives import PAIRS, Crossing, PathChoice, cross_domains
 from commtax.spec import Network
 from each import each
 
@@ -24,8 +24,8 @@ def crossing(op, nbytes, domains, inside=8, nics_Bps=400e9, link="ib-ndr"):
 
 @given(networks, collectives, sizes, st.integers(2, 256), st.floats(1e9, 1e12))
 def test_what_crosses_takes_at_least_its_bytes_and_a_hop(network, op, nbytes, domains, nics_Bps):
-    inside = Choice(1e-6, 1e-6, 0)
-    over = across(crossing(op, nbytes, domains, nics_Bps=nics_Bps), inside, (), network)
+    inside = PathChoice(1e-6, 1e-6, 0)
+    over = cross_domains(crossing(op, nbytes, domains, nics_Bps=nics_Bps), inside, (), network)
     assert over.wire_s >= (domains - 1) / domains * nbytes / nics_Bps
     assert over.latency_s >= inside.latency_s + network.hops * catalog.link("ib-ndr").latency_s
 
@@ -45,8 +45,10 @@ def test_two_hosts_take_longer_than_one_and_four_no_less(host, op, nbytes):
 
 @given(collectives, sizes, st.floats(1e9, 1e12), st.floats(1, 8))
 def test_more_nics_are_never_slower(op, nbytes, nics_Bps, times):
-    network, inside = library("nccl").network, Choice(1e-6, 1e-6, 0)
-    few, many = (across(crossing(op, nbytes, 4, nics_Bps=rate), inside, (), network) for rate in (nics_Bps, nics_Bps * times))
+    network, inside = library("nccl").network, PathChoice(1e-6, 1e-6, 0)
+    few, many = (
+        cross_domains(crossing(op, nbytes, 4, nics_Bps=rate), inside, (), network) for rate in (nics_Bps, nics_Bps * times)
+    )
     assert many.seconds <= few.seconds * (1 + 1e-9)
 
 
@@ -73,7 +75,7 @@ def test_a_gather_goes_round_and_a_reduction_goes_up_a_tree():
 def test_no_pipeline_fills_for_messages_from_rank_to_rank():
     network = library("nccl").network
     for op in PAIRS:
-        over = across(crossing(op, 2**30, 8), Choice(0.0, 0.0, 0), (), network)
+        over = cross_domains(crossing(op, 2**30, 8), PathChoice(0.0, 0.0, 0), (), network)
         assert over.latency_s == pytest.approx(network.hops * catalog.link("ib-ndr").latency_s)
 
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.compute import step_kernels
-from commtax.cost.forms.experts import BACKENDS, FORMS, Routed, routed_kernels
+from commtax.cost.forms.experts import BACKENDS, FORMS, RoutedSizes, routed_kernels
 from commtax.cost.forms.modules import WAYS, exchanged_kernel
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
 from commtax.spec import Plan, Workload
 from commtax_lab.published.kernel_kinds.loads import load
-from commtax_lab.published.kernels import read as read_kernels
+from commtax_lab.published.kernel_tables import read as read_kernels
 from commtax_lab.scoring import check
-from commtax_lab.scoring.kernels import answers
+from commtax_lab.scoring.kernel_scores import answers
 from each import each
 from tables import tables
 
@@ -49,7 +49,7 @@ def sizes(tokens, experts, top_k, ep, hidden, inner, up):
     """The busiest of ``ep`` ranks with equal loads."""
     found = load(tokens, experts, top_k, ep, 0.0)
     elsewhere = tokens * top_k - found.copies
-    return Routed(tokens, found.copies, elsewhere, found.active, experts / ep, experts, hidden, inner, up)
+    return RoutedSizes(tokens, found.copies, elsewhere, found.active, experts / ep, experts, hidden, inner, up)
 
 
 def priced(r, chip, engine, store, backend=""):
@@ -211,8 +211,8 @@ def test_narrow_slices_have_more_blocks():
     chip, constants = catalog.chip("b200-sxm"), catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("b200-sxm"))
     table = constants.tables["experts.fp8"]
     cut, whole = (
-        Routed(1024.0, 8192.0, 0.0, 256.0, 256.0, 256, 7168, 256.0),
-        Routed(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0),
+        RoutedSizes(1024.0, 8192.0, 0.0, 256.0, 256.0, 256, 7168, 256.0),
+        RoutedSizes(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0),
     )
     more = []
     for shape in (cut, whole):

@@ -14,7 +14,7 @@ from commtax import catalog
 from commtax.cost.kernels import power_clock
 from commtax_lab.published import training
 from commtax_lab.published.rows import read
-from commtax_lab.published.tables import shipped
+from commtax_lab.published.tables import shipped_tables
 from commtax_lab.scoring.predicting import trained
 from paths import ROOT
 
@@ -42,7 +42,7 @@ def mean_errors(rows):
 
 def test_shipped_runs():
     """Nothing was fitted on torchtitan's rows; ZeRO-3's are fitted on one model of two."""
-    rows = [row for table in shipped() if table.kind == "training_runs" for row in table.dicts()]
+    rows = [row for table in shipped_tables() if table.kind == "training_runs" for row in table.dicts()]
     errors, counts = mean_errors([r for r in rows if any(name in r["source"] for name in OURS)])
     assert counts["torchtitan", "torchtitan"] == 32
     assert errors["torchtitan", "torchtitan"] <= 0.10

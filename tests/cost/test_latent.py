@@ -15,9 +15,9 @@ from commtax.cost.kernels import least_s, seconds
 from commtax.cost.train_kernels import forward_flops
 from commtax.spec import Plan, Workload
 from commtax_lab.published.kernel_kinds.modules import timed_model
-from commtax_lab.published.kernels import of_several
-from commtax_lab.published.tables import shipped
-from commtax_lab.scoring.kernels import answers
+from commtax_lab.published.kernel_tables import tables_of_rows
+from commtax_lab.published.tables import shipped_tables
+from commtax_lab.scoring.kernel_scores import answers
 
 MODELS = {
     "latent": timed_model("deepseek-ai/DeepSeek-V3"),
@@ -168,9 +168,9 @@ BARS = {"mla": 0.08, "latent": 0.08, "head-product": 0.13, "dsa": 0.15, "msa": 0
 
 
 def test_measured_kernels_and_modules():
-    own = next(table for table in shipped("kernels") if "latent" in table.name).dicts()
+    own = next(table for table in shipped_tables("kernels") if "latent" in table.name).dicts()
     errors = {}
-    for _, table in of_several(own):
+    for _, table in tables_of_rows(own):
         found = answers(table, "")
         assert not found.fitted.any()
         errors.setdefault(table.kind.name.split("-")[0], []).append(np.abs(found.predicted / found.measured - 1))

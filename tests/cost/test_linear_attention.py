@@ -21,7 +21,7 @@ from commtax.cost.linear_attention import (
     convolved,
     convolved_further,
     delta_scanned,
-    quantised,
+    quantise_kernel,
     space_scanned,
     streams_read,
     streams_written,
@@ -29,10 +29,10 @@ from commtax.cost.linear_attention import (
 )
 from commtax.spec import Block, DeltaNet, Hyper, Mamba2, Plan, Workload
 from commtax_lab.published.kernel_kinds import linear as kinds
-from commtax_lab.published.kernels import read as read_kernels
+from commtax_lab.published.kernel_tables import read as read_kernels
 from commtax_lab.published.tables import read
 from commtax_lab.scoring import check
-from commtax_lab.scoring.kernels import answers
+from commtax_lab.scoring.kernel_scores import answers
 from each import each
 from paths import SHARED
 from tables import tables
@@ -56,7 +56,7 @@ def made(form, sequences, tokens, heads):
     if CHIP_FORMS[form] is scan:
         return (space_scanned if form == "ssd-scan" else delta_scanned)(form, sequences, tokens, heads, heads, 128, 64)
     if form in ("scales", "quantise"):
-        return quantised(form, sequences * tokens, 128 * heads)
+        return quantise_kernel(form, sequences * tokens, 128 * heads)
     if form in ("mhc-pre", "mhc-post"):
         return (streams_read if form == "mhc-pre" else streams_written)(sequences * tokens, 4, 128 * heads)
     if form == "encoder":

@@ -9,8 +9,8 @@ from commtax import catalog
 from commtax.catalog.quantisation import quant_from
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import peak, seconds
-from commtax_lab.published import kernels as kernel_tables
-from commtax_lab.scoring import kernels
+from commtax_lab.published import kernel_tables as kernel_tables
+from commtax_lab.scoring import kernel_scores
 from each import each
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
@@ -80,7 +80,9 @@ PUBLISHED = (  # m, n, k and milliseconds in nvfp4 on a B200, vLLM 0.24 (aiconfi
 
 def test_published_products_in_nvfp4_on_b200():
     rows = [["nvfp4", *map(str, row)] for row in PUBLISHED]
-    records = kernels.answers(kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), "")
+    records = kernel_scores.answers(
+        kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), ""
+    )
     assert not any(records.fitted)
     assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
 
@@ -99,7 +101,7 @@ def test_a_small_product_takes_its_launch_where_a_table_timed_it(row, m, n, k):
     (system, source, launch_ms), n, k = row, 2**n, 2**k
     header = ["gemm_dtype", "kernel_source", "m", "n", "k", "latency_ms"]
     rows = [["fp8_block", name, str(m), str(n), str(k), str(launch_ms)] for name in (source, "another")]
-    timed, in_graph = kernels.answers(kernel_tables.read(f"{system}_gemm.csv.gz", header, rows), "").predicted
+    timed, in_graph = kernel_scores.answers(kernel_tables.read(f"{system}_gemm.csv.gz", header, rows), "").predicted
     assert timed == pytest.approx(launch_ms * 1e-3, rel=0.2)
     assert in_graph < timed / 2
 

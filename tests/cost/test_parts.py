@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.cost.attention import prefill_attention
 from commtax.cost.forms.products import _tile_pairs
-from commtax.cost.kernel import Kernel, Seen, Step
+from commtax.cost.kernel import Kernel, KernelContext, KernelStep
 from commtax.cost.kernels import least_s, seconds
 from commtax.spec import Attention, Block, Plan, Workload
-from commtax_lab.published.kernel_kinds.plain import in_turn, product
-from commtax_lab.published.kernels import of_file
+from commtax_lab.published.kernel_kinds.plain import product, with_rotating_weights
+from commtax_lab.published.kernel_tables import tables_of_file
 from commtax_lab.scoring.parts import LAWFUL, UNLIKE, _model, groups
 from paths import FIXTURES
 
@@ -33,7 +33,7 @@ FEW = 12  # rows of a sample below which a median says little
 def found():
     """Groups of the committed sample: rows of each chip, engine, kind and number format that a hash chose."""
     tables = json.loads(gzip.decompress(SAMPLE.read_bytes()))["tables"]
-    return groups(table for t in tables for _, table in of_file(t["name"], t["header"], t["rows"]))
+    return groups(table for t in tables for _, table in tables_of_file(t["name"], t["header"], t["rows"]))
 
 
 def median_error(some):
@@ -67,7 +67,7 @@ def test_what_no_engine_serves_so_is_told_with_its_reason():
 
 @given(st.integers(1, 400), st.integers(0, 300), st.integers(0, 300), st.sampled_from((16, 64, 128)))
 def test_tiles_of_a_prompt_see_every_key_that_any_of_their_queries_sees(new, past, window, tile):
-    kernel = Kernel("prompt", "prefill", 1, 0.0, 0.0, length=new, past=past, shape=Seen(window))
+    kernel = Kernel("prompt", "prefill", 1, 0.0, 0.0, length=new, past=past, shape=KernelContext(window))
     tiles = range(1, math.ceil(new / tile) + 1)
     most = [min(n * tile + past, window + tile) if window else n * tile + past for n in tiles]
     pairs = float(_tile_pairs(kernel, tile))
@@ -82,7 +82,7 @@ def test_tiles_of_a_prompt_see_every_key_that_any_of_their_queries_sees(new, pas
 def test_tables_of_products_find_weights_in_the_cache_that_all_their_copies_fit_into(framework, mebibytes, warm):
     """vLLM's collector multiplies 6 matrices in turn, TensorRT-LLM's as many as fill the cache, at most 5: L40S holds 96 MB."""
     one = product(1.0, mebibytes * 2**9, 1024.0, "bf16", 2.0, 2.0)
-    kept = in_turn(one, {"framework": framework, "written": "bfloat16"}, {"l2_bytes": np.array(96e6)}).shape.kept
+    kept = with_rotating_weights(one, {"framework": framework, "written": "bfloat16"}, {"l2_bytes": np.array(96e6)}).shape.kept
     assert float(kept) / (mebibytes * 2**20) == pytest.approx(warm, abs=0.1)
 
 
@@ -100,5 +100,5 @@ def test_activations_stay_in_a_cache_where_that_was_measured_and_weights_never(c
 def test_a_step_charges_the_write_of_keys_and_values_by_itself():
     """Tables of prompts time it with attention; a step has a kernel for it."""
     attention, engine = Attention(32, 8, 128, 128), catalog.engine("vllm")
-    step = Step(_model(Block(None, None), 4096), Plan(), Workload(0, 0, 4, 4096, 0), 4096, engine)
+    step = KernelStep(_model(Block(None, None), 4096), Plan(), Workload(0, 0, 4, 4096, 0), 4096, engine)
     assert [one.shape.written for one in prefill_attention(step, attention, 1)] == [0.0]

@@ -11,13 +11,13 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.memory import weights
-from commtax.launch.reading import parse
+from commtax.launch.read_command import parse
 from commtax.launch.writing import launch_command
 from commtax.report.view.state import arguments
 from commtax.report.view.state import parse as state_of
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import ask
+from commtax.verbs.settling import ask
 from each import each
 
 WIDE = ("deepseek-v3", "-c", "9x8xh100-sxm", "-tp", "1", "-dp", "72", "-ep")

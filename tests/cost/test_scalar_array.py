@@ -15,17 +15,17 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.cost.collectives import Choice, Crossing
+from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
+from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import step_kernels
 from commtax.cost.forms.form import Table
 from commtax.cost.inventory import Tensor, inventory
-from commtax.cost.kernel import Kernel, Step, Terms
-from commtax.cost.kernels import Applied
-from commtax.cost.network import Decoding, Flow, Prompting, Wire, flow, nodes_to
-from commtax.cost.network import Network as Stations
+from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
+from commtax.cost.kernels import KernelFactors
+from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, flow, nodes_to
+from commtax.cost.network import QueueNetwork as Stations
 from commtax.cost.placement import Span
-from commtax.cost.serving import Load, Served, Steps
-from commtax.cost.tensors import Held
+from commtax.cost.tensors import HeldTensor
 from commtax.ledger import Item, Line
 from commtax.question import WhatIf
 from commtax.spec import (
@@ -60,8 +60,8 @@ KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
 
 STATIONS = Stations(
     NUMBERS * 10, NUMBERS * 20, 0.01,
-    Prompting(NUMBERS, NUMBERS * 0.1, 0.05, NUMBERS * 1.0), Wire(NUMBERS * 0.01, NUMBERS * 0.01, NUMBERS * 0.02),
-    Decoding.of(NUMBERS, 1, 64.0, 0.01 + nodes_to(64.0) / 1000), 0.5,
+    PromptStation(NUMBERS, NUMBERS * 0.1, 0.05, NUMBERS * 1.0), CacheWire(NUMBERS * 0.01, NUMBERS * 0.01, NUMBERS * 0.02),
+    DecodeStation.of(NUMBERS, 1, 64.0, 0.01 + nodes_to(64.0) / 1000), 0.5,
 )  # fmt: skip
 # One sample for each type that a cost function takes; numbers inside are arrays of N.
 SAMPLES = {
@@ -82,33 +82,33 @@ SAMPLES = {
     Kernel: KERNEL,
     Path: Path("all-reduce", "ring", 1e9, 1e-6, 1e-6),
     Span: Span(np.array([16, 16, 16]), np.array([8, 8, 8]), np.array([2, 2, 2])),
-    Choice: Choice(NUMBERS * 1e-6, NUMBERS * 1e-6, NUMBERS * 0),
+    PathChoice: PathChoice(NUMBERS * 1e-6, NUMBERS * 1e-6, NUMBERS * 0),
     Network: catalog.fabric("nccl", CLUSTER).network,
     Crossing: Crossing("all-reduce", NUMBERS * 1e6, NUMBERS * 8, NUMBERS * 0 + 8, NUMBERS, NUMBERS * 1e11, CLUSTER.inter),
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
     Table: kernel_constants(ENGINE, CLUSTER.chip).tables["gemm.bf16"],
-    Applied: Applied((("step.clock", 0.9),), 1.1),
+    KernelFactors: KernelFactors((("step.clock", 0.9),), 1.1),
     Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
     list[Line]: [],
-    Terms: Terms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
+    PricingTerms: PricingTerms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
     list[Kernel]: [KERNEL],
-    Load: Load(
+    ClosedLoopLoad: ClosedLoopLoad(
         np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])
     ),
     Steps: Steps(np.array([1e-3, 2e-3, 9e-3]), np.array([2e-3, 3e-2, 5e-2]), np.array([1, 2, 1])),
-    Served: Served(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
+    ClosedLoopMeans: ClosedLoopMeans(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
     Stations: STATIONS,
     Flow: flow(STATIONS),
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
     Mixer | None: Mamba2(16, 64, 4, 128),
     Tensor: inventory(MODEL)[-5],
-    list[Held]: [Held(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
+    list[HeldTensor]: [HeldTensor(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
     DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
     Mamba2: Mamba2(16, 64, 4, 128),
-    Step: Step(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
+    KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",

@@ -11,7 +11,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s, kept_layers, most_chunks, virtual_layers
 from commtax.launch.megatron_command import layout_of, layout_text, stages
-from commtax.launch.reading import parse
+from commtax.launch.read_command import parse
 from commtax.launch.writing import launch_command
 from commtax.question import Question
 from commtax.sim.pipeline import Durations, run

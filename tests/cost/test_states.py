@@ -19,11 +19,11 @@ from commtax.cost.caches import (
     state_bytes_per_sequence,
 )
 from commtax.cost.traffic import inference
-from commtax.launch.reading import parse
+from commtax.launch.read_command import parse
 from commtax.sim.serving.book import Rules, book_of
-from commtax.sim.serving.pool import Pool
+from commtax.sim.serving.pool import BlockPool
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Hyper, Indexer, Mamba2, Mlp, Model, Plan, Workload
-from commtax.spec.stream import Stream
+from commtax.spec.stream import RequestStream
 from each import each
 from paths import FIXTURES
 from tables import tables
@@ -200,13 +200,13 @@ def test_each_engine_keeps_states_by_its_own_rule():
 
 
 def test_documents_tell_states_only_where_there_are_any():
-    from commtax.report.documents import plain
-    from commtax.report.exact import fit_document
+    from commtax.report.documents import to_json
+    from commtax.report.exact_bytes import fit_document
 
-    hybrid = plain(fit_document(commtax.fit("qwen3.5-27b", "2xh200-sxm", tp=2, max_model_len=65536)))
+    hybrid = to_json(fit_document(commtax.fit("qwen3.5-27b", "2xh200-sxm", tp=2, max_model_len=65536)))
     assert hybrid["state_bytes_per_sequence"] == 2 * hybrid["state_bytes_per_sequence_per_rank"] == 153_944_064
     assert hybrid["longest_request"] > 65536
-    dense = plain(fit_document(commtax.fit("llama-3.1-8b", "1xh100-sxm", tp=1, max_model_len=8192)))
+    dense = to_json(fit_document(commtax.fit("llama-3.1-8b", "1xh100-sxm", tp=1, max_model_len=8192)))
     assert not [name for name in dense if "state" in name]
 
 
@@ -226,8 +226,8 @@ def test_states_take_room_from_requests(engine):
 def test_a_pool_gets_back_what_it_gave(lengths, states):
     """Whoever ends, or is thrown out, gives its states back with its blocks."""
     lens = np.array(lengths)
-    book = book_of(Stream(np.zeros(len(lens)), lens[:, 0], lens[:, 1]))
-    pool = Pool(Rules(tokens=512, seqs=64, blocks=60, block=16, states=states), book)
+    book = book_of(RequestStream(np.zeros(len(lens)), lens[:, 0], lens[:, 1]))
+    pool = BlockPool(Rules(tokens=512, seqs=64, blocks=60, block=16, states=states), book)
     admitted = [i for i in range(len(lens)) if pool.admit(i, pool.needed(i))]
     assert pool.free == 60 - sum(-(-int(lens[i, 0]) // 16) + states for i in admitted)
     for i in admitted:

@@ -10,7 +10,7 @@ from commtax.cost.adapters import trained_params
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax_lab.published import training, training_rows
-from commtax_lab.published.training_pages import of_page
+from commtax_lab.published.training_pages import row_of_page
 from tables import tables
 
 DATA = tables(__file__)
@@ -56,7 +56,7 @@ def test_training_has_one_set_of_adapters():
 def test_a_page_tells_what_its_table_leaves_out_and_lora_is_priced_unfitted():
     row = training_rows.whole_rows([PAGE])[0]
     assert (row["model"], training_rows.lora_rank_of(row)) == ("LLAMA3_70B", 16)
-    asked = training.asked([PAGE])[0]
+    asked = training.row_questions([PAGE])[0]
     run = asked.question
     assert run["engine"] == "megatron-bridge@26.04"
     assert asked.entries[0].measured == pytest.approx(32 * 4096 / (8 * 7481))
@@ -64,7 +64,7 @@ def test_a_page_tells_what_its_table_leaves_out_and_lora_is_priced_unfitted():
 
 
 def test_a_row_without_headings_stays_as_it_is():
-    assert of_page({"model": "x", "section": ""}) == {"model": "x", "section": ""}
+    assert row_of_page({"model": "x", "section": ""}) == {"model": "x", "section": ""}
 
 
 @pytest.mark.parametrize("name", ["DeepSeekV3 (first 8 layers)", "DeepSeek-V3, 8-layer proxy", "first 8 layers of DeepSeekV3"])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.inventory import num_params
-from commtax.cost.memory import activations, in_flight, training_memory
-from commtax.cost.train_traffic import training
+from commtax.cost.memory import activations, microbatches_in_flight, training_memory
+from commtax.cost.train_traffic import training_items
 from commtax.spec import Plan, TrainStep
 from each import each
 from strategies import questions
@@ -119,15 +119,15 @@ def test_context_parallel_ring():
 def test_one_data_parallel_rank_sends_no_gradients(question):
     model, _, plan, engine = question
     alone = Plan(tp=plan.tp, pp=plan.pp, order=plan.order)
-    sent = [i for i in training(model, alone, TrainStep(1, 256), engine) if i.is_sent]
+    sent = [i for i in training_items(model, alone, TrainStep(1, 256), engine) if i.is_sent]
     assert not any(i.axis in ("dp", "edp") for i in sent)
-    assert not [i for i in training(model, Plan(), TrainStep(1, 256), engine) if i.is_sent]
+    assert not [i for i in training_items(model, Plan(), TrainStep(1, 256), engine) if i.is_sent]
 
 
 @given(questions(engines=("megatron",)), st.integers(1, 4))
 def test_doubling_the_microbatch_doubles_activation_bytes(question, micro):
     model, _, plan, engine = question
-    one, two = (training(model, plan, TrainStep(m, 512), engine) for m in (micro, 2 * micro))
+    one, two = (training_items(model, plan, TrainStep(m, 512), engine) for m in (micro, 2 * micro))
     for a, b in zip(one, two, strict=True):
         weights = a.axis in ("dp", "edp") or a.what in ("tied embedding gradients", "norm gradients")
         assert b.nbytes == (a.nbytes if weights else 2 * a.nbytes)
@@ -137,10 +137,10 @@ def test_doubling_the_microbatch_doubles_activation_bytes(question, micro):
 def test_scalar_equals_array(question, zero):
     model, _, plan, engine = question
     pps = np.array([1, int(plan.pp), 2])
-    arrays = training(model, Plan(tp=plan.tp, pp=pps, dp=plan.dp, zero=zero, order=plan.order), TrainStep(1, 512), engine)
+    arrays = training_items(model, Plan(tp=plan.tp, pp=pps, dp=plan.dp, zero=zero, order=plan.order), TrainStep(1, 512), engine)
     for i, pp in enumerate(pps):
         alone = Plan(tp=plan.tp, pp=int(pp), dp=plan.dp, zero=zero, order=plan.order)
-        scalar = training(model, alone, TrainStep(1, 512), engine)
+        scalar = training_items(model, alone, TrainStep(1, 512), engine)
         for many, one in zip(arrays, scalar, strict=True):
             assert np.broadcast_to(many.nbytes, 3)[i] == pytest.approx(one.nbytes)
             assert np.broadcast_to(many.count, 3)[i] == one.count
@@ -168,11 +168,13 @@ def test_activations_of_the_gpt_shape():
 
 def test_in_flight_microbatches():
     model = catalog.model("llama-3.1-8b")
-    assert in_flight(model, Plan(pp=8, microbatches=64)) == 8
-    assert in_flight(model, Plan(pp=8, microbatches=4)) == 4
-    assert in_flight(model, Plan(pp=8, microbatches=64, schedule="gpipe")) == 64
-    assert in_flight(model, Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)) == pytest.approx(8 * (1 + 7 / 16))
-    assert in_flight(model, Plan(pp=8, microbatches=8, schedule="interleaved", chunks=2)) == 8, "there are no more"
+    assert microbatches_in_flight(model, Plan(pp=8, microbatches=64)) == 8
+    assert microbatches_in_flight(model, Plan(pp=8, microbatches=4)) == 4
+    assert microbatches_in_flight(model, Plan(pp=8, microbatches=64, schedule="gpipe")) == 64
+    assert microbatches_in_flight(model, Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)) == pytest.approx(
+        8 * (1 + 7 / 16)
+    )
+    assert microbatches_in_flight(model, Plan(pp=8, microbatches=8, schedule="interleaved", chunks=2)) == 8, "there are no more"
 
 
 @pytest.mark.parametrize("dp", [2, 8, 64])

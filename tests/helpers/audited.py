@@ -5,7 +5,7 @@ import numpy as np
 from commtax.evidence.finding import Claim, CollectiveRow, Culprit, KernelRow, Section, StepRow
 from commtax.timeline import Timeline
 from commtax.traces.trace import KINDS
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 
 DECODE = "execute_context_0(0)_generation_8(8)"
 LATE = Culprit("late rank", 3, 12.4, "the others wait 900 us a step for it")
@@ -13,7 +13,7 @@ LATE = Culprit("late rank", 3, 12.4, "the others wait 900 us a step for it")
 
 def question(model="llama-3.1-8b", cluster="2xh100-sxm", **words):
     own = {k: words.pop(k) for k in ("batch", "context", "output_len", "tolerance") if k in words}
-    return Claim(unsettled(model, cluster, words), **own)
+    return Claim(resolve_question(model, cluster, words), **own)
 
 
 def by_item(section):

@@ -8,18 +8,18 @@ import numpy as np
 
 from commtax import catalog
 from commtax.planner.fleet_search import burden
-from commtax.planner.fleet_trials import Trial, capacity, grown, ran, rate_of, stretch_of, worst
+from commtax.planner.fleet_trials import Trial, capacity, rate_of, run_fleet, stretch_of, with_growth, worst
 from commtax.planner.fleets import limits_of, priced
 from commtax.planner.layouts import Layout
-from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split
+from commtax.verbs.settling import resolve_question, settle
 
 
 def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
     """The question as the planner puts it."""
     plain, offered = split(offers)
-    put = unsettled(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
+    put = resolve_question(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
     put = priced([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
     return replace(settle(put).plain(), plan=put.plan)
 
@@ -34,7 +34,7 @@ def best(question):
     for layout, size in fleets:
         if id(layout) not in least and (trial := _tried(layout, size)).holds:
             least.add(id(layout))
-            held.append((burden(grown(trial)), choice(trial)))
+            held.append((burden(with_growth(trial)), choice(trial)))
     return min(held, default=None)
 
 
@@ -54,9 +54,9 @@ def agree(answer, least):
 def _tried(layout, size):
     """A whole run, one with steps as long as they may be, and where both hold one with all requests at once."""
     q = layout.question
-    outcome = ran(layout, size, rate_of(q))
+    outcome = run_fleet(layout, size, rate_of(q))
     over, stretch = worst(q, outcome), stretch_of(outcome)
-    over = max(over, worst(q, ran(layout, size, rate_of(q), stretch=stretch))) if over <= 1 else over
+    over = max(over, worst(q, run_fleet(layout, size, rate_of(q), stretch=stretch))) if over <= 1 else over
     most = capacity(layout, size) if over <= 1 else np.nan
     return Trial(layout, size, np.inf if most <= rate_of(q) * stretch else over, most, {}, 1, stretch)
 

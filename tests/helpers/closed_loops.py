@@ -10,9 +10,9 @@ import numpy as np
 
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs.asking import settle, unsettled
+from commtax.verbs.closed_loop import serve as closed_form
 from commtax.verbs.requests import serve as simulated
-from commtax.verbs.serving import serve as closed_form
+from commtax.verbs.settling import resolve_question, settle
 
 MODELS = ("llama-3.1-8b", "qwen3-14b", "gemma-3-27b", "llama-3.1-70b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTERS = ("8xh100-sxm", "8xh200-sxm", "8xa100-80-sxm", "8xb200-sxm")
@@ -57,7 +57,7 @@ def drawn(rng: Random) -> dict[str, object]:
 
 def question(words: Mapping[str, object]) -> Question:
     options = {name: value for name, value in words.items() if name not in ("model", "cluster")}
-    return unsettled(str(words["model"]), str(words["cluster"]), options)
+    return resolve_question(str(words["model"]), str(words["cluster"]), options)
 
 
 def asked(seed: str) -> Pair | None:

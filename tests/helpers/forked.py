@@ -34,7 +34,7 @@ class Forked:
 @contextmanager
 def forked_ranks():
     """Until the end, the launcher's ranks are forks; whatever else it starts is a process as before."""
-    plain = launch.started
+    plain = launch.start_process
 
     def started(command, log, env):
         if list(command[1:]) != RANK or "torch" not in sys.modules:
@@ -47,11 +47,11 @@ def forked_ranks():
         become_rank(log, env)
         return None
 
-    launch.started = started
+    launch.start_process = started
     try:
         yield
     finally:
-        launch.started = plain
+        launch.start_process = plain
 
 
 def become_rank(log, env):

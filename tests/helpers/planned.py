@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.planner import crew
-from commtax.planner.columns import worth
+from commtax.planner.columns import objective_value
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")
 CLUSTERS = ("4xh100-sxm", "2x4xa100-80-sxm", "8xl40s", "2x8xh100-sxm")
@@ -33,7 +33,7 @@ def command(*words):
 
 def value(found):
     """What the objective counts; nothing good is worth nothing."""
-    return float(worth(found.question, found.plans)[0]) if len(found.plans) else 0.0
+    return float(objective_value(found.question, found.plans)[0]) if len(found.plans) else 0.0
 
 
 def share_out(answers):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules, book_of
-from commtax.sim.serving.pool import Pool
+from commtax.sim.serving.pool import BlockPool
 from commtax.sim.serving.replica import Replica
-from commtax.sim.serving.running import Clients, alone
-from commtax.spec.stream import Stream
+from commtax.sim.serving.running import Clients, run_alone
+from commtax.spec.stream import RequestStream
 
 LONGEST = 128  # tokens of a toy request
 
@@ -35,7 +35,7 @@ def constant_surface(step_s, seqs=8, rows=64):
     return toy_surface(step_s, 0.0, 0.0, 0.0, 0.0, 0.0, seqs, rows)
 
 
-class WatchedPool(Pool):
+class WatchedPool(BlockPool):
     """A pool that never hands out what it has not."""
 
     __slots__ = ()
@@ -77,7 +77,7 @@ class Stepping(Replica):
 class Case:
     """A toy run: who asks, by which rules, at which prices."""
 
-    stream: Stream
+    stream: RequestStream
     rules: Rules
     prices: dict[str, float] = field(default_factory=dict)
     hit_rate: float = 0.0
@@ -100,13 +100,13 @@ class Case:
                 engine.run(until)
             engine.run()
         else:
-            alone(engine, Clients(book, self.stream.in_flight, range(len(self.stream))))
+            run_alone(engine, Clients(book, self.stream.in_flight, range(len(self.stream))))
         return book, engine
 
 
 def stream(arrivals, inputs, outputs, in_flight=inf, prefixes=None, block=4):
     columns = np.asarray(arrivals, float), np.asarray(inputs, np.int64), np.asarray(outputs, np.int64)
-    return Stream(*columns, prefixes, block, in_flight)
+    return RequestStream(*columns, prefixes, block, in_flight)
 
 
 @st.composite

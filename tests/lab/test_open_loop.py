@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.spec.stream import Lengths
 from commtax_lab.published import lengths, open_loop
-from commtax_lab.published.tables import in_folder, shipped
+from commtax_lab.published.tables import folder_tables, shipped_tables
 from commtax_lab.scoring import ADDED, check
-from commtax_lab.scoring.open_loop import Job, beyond, question_of, score, scored
+from commtax_lab.scoring.open_loop import RunWithRows, beyond, question_of, score, scored
 from commtax_lab.scoring.statistics import share_unpriced, verdicts
 from each import each
 from paths import SHARED
@@ -60,7 +60,7 @@ def run_of(row):
 @here
 @pytest.mark.parametrize(("name", "least"), [("open_loop_runs.csv", 0.75), ("open_loop_runs_v6.csv", 0.64)])
 def test_every_row_of_the_larger_tables_is_read(name, least):
-    table = next((table for table in in_folder(OPEN_LOOP) if table.name == name), None)
+    table = next((table for table in folder_tables(OPEN_LOOP) if table.name == name), None)
     if table is None:
         pytest.skip("this table is not here")
     asked = open_loop.read(table.dicts(), table.folder)
@@ -75,12 +75,12 @@ def test_every_row_of_the_larger_tables_is_read(name, least):
         assert catalog.cluster(server.cluster).num_gpus == server.tp * server.pp * server.dp
         assert catalog.engine(server.engine).key == server.engine.partition("@")[0]
         assert catalog.model(server.model).key == server.model
-    assert f"open_loop/{name}" in {table.name for table in in_folder(OPEN_LOOP.parent, "open_loop_runs")}
+    assert f"open_loop/{name}" in {table.name for table in folder_tables(OPEN_LOOP.parent, "open_loop_runs")}
 
 
 def test_what_a_row_says():
     run = run_of(VLLM)
-    assert run.server == open_loop.Server("qwen3-14b", "1xh100-sxm", "vllm@0.23.0", max_num_seqs=256)
+    assert run.server == open_loop.ReplicaSettings("qwen3-14b", "1xh100-sxm", "vllm@0.23.0", max_num_seqs=256)
     assert (run.replicas, run.load.request_rate, run.load.burstiness, run.load.in_flight) == (1, 4.0, 1.0, 256.0)
     assert (run.load.num_requests, run.load.warmup, run.load.unique_prompts) == (200, 0, 0)
     assert (run.load.outputs.kind, run.load.outputs.mean) == ("constant", 128.0)
@@ -95,7 +95,7 @@ def test_one_replica_has_its_share():
     assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 1200)
     assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
     assert beyond(run).load.request_rate == 15.0
-    assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.said(run)
+    assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.run_in_words(run)
 
 
 @pytest.mark.parametrize(("version", "entered", "engine"), DATA["a_submission_may_run_the_software_of_an_older_round"])
@@ -164,7 +164,7 @@ def test_figures_are_seconds_and_verdicts_are_yes_or_no():
 
 @pytest.mark.parametrize(("changed", "piled_up"), DATA["who_is_overloaded"])
 def test_who_is_overloaded(changed, piled_up):
-    assert open_loop.overloaded({**VLLM, **changed}) is piled_up
+    assert open_loop.is_overloaded({**VLLM, **changed}) is piled_up
 
 
 def test_survivors_tell_nothing_of_times():
@@ -197,7 +197,7 @@ def test_a_stretched_data_set_has_the_runs_mean_and_keeps_its_end(values, factor
     levels = np.sort(values)
     mean = float(np.mean((levels[1:] + levels[:-1]) / 2))
     wanted = min(mean * factor, float(levels[-1]) * 0.9)
-    points = np.array(lengths.stretched(Lengths("quantiles", mean, quantiles=tuple(levels.tolist())), wanted).quantiles)
+    points = np.array(lengths.scale_to_mean(Lengths("quantiles", mean, quantiles=tuple(levels.tolist())), wanted).quantiles)
     assert np.all(np.diff(points) >= 0)
     assert points[-1] <= max(levels[-1], wanted) + 1e-3
     assert np.mean((points[1:] + points[:-1]) / 2) == pytest.approx(wanted, rel=1e-3)
@@ -209,12 +209,12 @@ def test_lengths_come_from_the_folder_else_from_the_catalogue_else_from_figures(
     with gzip.open(place / "lab.csv.gz", "wt") as file:
         file.write("input_tokens\n" + "\n".join(str(n) for n in range(100, 301)))
     row = {**MLPERF, "input_dist": "mlperf_lengths/lab", "input_mean_tokens": "200", "output_dist": "mlperf_lengths/lab"}
-    inputs, outputs = lengths.of_row(row, tmp_path)
+    inputs, outputs = lengths.lengths_of_row(row, tmp_path)
     assert (inputs.quantiles[0], inputs.quantiles[-1]) == pytest.approx((100, 300), abs=0.1)
     assert (outputs.kind, outputs.mean, outputs.sigma) == ("lognormal", 290.0, lengths.ANSWER_SIGMA)
-    inputs, outputs = lengths.of_row(MLPERF, tmp_path)
+    inputs, outputs = lengths.lengths_of_row(MLPERF, tmp_path)
     assert (inputs.source, outputs.source) == ("mlperf-llama2-70b", "mlperf-llama2-70b")
-    inputs, outputs = lengths.of_row({**VLLM, "input_dist": "sharegpt (min 256)", "input_p50_tokens": "800"}, None)
+    inputs, outputs = lengths.lengths_of_row({**VLLM, "input_dist": "sharegpt (min 256)", "input_p50_tokens": "800"}, None)
     assert (inputs.kind, inputs.low, outputs.kind) == ("lognormal", 256.0, "constant")
     assert inputs.sigma > 0
 
@@ -248,14 +248,14 @@ def test_one_output_row_for_each_row_and_figure(tmp_path):
 
 def test_processes_give_what_one_gives():
     runs = [run_of({**VLLM, "request_rate_rps": str(rate), "num_requests": "60"}) for rate in range(1, 7)]
-    jobs = [Job(run, ("ttft_p99", "tpot_mean", "overloaded")) for run in runs]
+    jobs = [RunWithRows(run, ("ttft_p99", "tpot_mean", "overloaded")) for run in runs]
     assert scored(jobs) == [score(job) for job in jobs]
 
 
 def test_a_run_that_cannot_be_gives_its_reason():
     run = run_of(VLLM)
     wrong = replace(run, server=replace(run.server, tp=3, cluster="3xh100-sxm"))
-    assert "tp=3" in score(Job(wrong, ("ttft_mean",)))
+    assert "tp=3" in score(RunWithRows(wrong, ("ttft_mean",)))
 
 
 def test_an_engine_without_front_end_has_none():
@@ -268,11 +268,11 @@ def test_an_engine_without_front_end_has_none():
 
 
 def test_the_shipped_runs_are_scored():
-    (table,) = shipped("open_loop_runs")
+    (table,) = shipped_tables("open_loop_runs")
     assert all(dict(zip(table.header, row, strict=True))["source"] for row in table.rows)
     asked = open_loop.read(table.dicts(), None)
     assert all(one.question for one in asked)
     assert {one.entries[0].source for one in asked} >= {"training", "sim-to-real", "residency-vllm", "llmservingsim", "mlperf-v5.1"}
     for one in asked[::12]:
-        result = score(Job(one.question, tuple(entry.kind for entry in one.entries)))
+        result = score(RunWithRows(one.question, tuple(entry.kind for entry in one.entries)))
         assert all(math.isfinite(predicted.predicted) for predicted in result.values())

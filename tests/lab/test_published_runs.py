@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import bill
-from commtax_lab.published import lengths, steps
+from commtax_lab.published import lengths, step_rows
 from commtax_lab.published.rows import mix, publisher
-from commtax_lab.published.serving import distinct, drafted, planned, question
+from commtax_lab.published.serving_rows import distinct_rows, drafting_rule, planning_rule, question
 from commtax_lab.scoring import check
-from commtax_lab.scoring.apart import FASTER, TOLD, UNFIT
+from commtax_lab.scoring.excluded_rows import FASTER, TOLD, UNFIT
 from each import each
 from tables import tables
 
@@ -71,7 +71,7 @@ def test_a_mix_has_the_mean_of_its_parts(parts):
     assert asked["input_len"] == pytest.approx(mean, abs=0.51)
     assert (asked["spread"] == 0) == (len(parts) == 1)
     assert asked["spread"] <= 1
-    drawn = lengths.of_row({"input_dist": text, "input_mean_tokens": "1", "output_mean_tokens": "100"}, None)[0]
+    drawn = lengths.lengths_of_row({"input_dist": text, "input_mean_tokens": "1", "output_mean_tokens": "100"}, None)[0]
     assert set(drawn.quantiles) <= {float(length) for length, _ in parts}, "none that is not told"
     assert drawn.mean == pytest.approx(mean)
 
@@ -121,7 +121,7 @@ def test_a_runtimes_version_is_not_the_engines():
 
 @pytest.mark.parametrize(("columns", "says"), DATA["runs_that_may_have_drafted_are_told_by_rule"])
 def test_runs_that_may_have_drafted_are_told_by_rule(columns, says):
-    found = drafted(run(model_path="deepseek-ai/DeepSeek-R1", backend="trtllm", gemm_quant_mode="nvfp4", **columns))
+    found = drafting_rule(run(model_path="deepseek-ai/DeepSeek-R1", backend="trtllm", gemm_quant_mode="nvfp4", **columns))
     assert (says in found) if says else not found
 
 
@@ -133,8 +133,8 @@ def test_who_measured():
     assert publisher(STEP) == "ML.ENERGY"
     assert publisher({"source": "https://github.com/vllm-project/vllm/pull/2192"}) == "vllm-project/vllm"
     assert publisher({}) == ""
-    assert planned({"silicon_data_source": f"{files}; gtl_job_id=1"})
-    assert not planned({"silicon_data_source": files})
+    assert planning_rule({"silicon_data_source": f"{files}; gtl_job_id=1"})
+    assert not planning_rule({"silicon_data_source": files})
 
 
 def test_a_measurement_is_counted_once(tmp_path):
@@ -144,7 +144,7 @@ def test_a_measurement_is_counted_once(tmp_path):
     )
     other = {**one, "model_path": "deepseek-ai/DeepSeek-V3", "silicon_data_source": "db-dump/2026-04-27; silicon_concurrency=8"}
     slower = {**other, "silicon_tpot_ms": "17.5"}
-    assert distinct([other, other | {"id": "2", "silicon_ttft_ms": "169.9004"}, slower]) == [other, slower]
+    assert distinct_rows([other, other | {"id": "2", "silicon_ttft_ms": "169.9004"}, slower]) == [other, slower]
     write(tmp_path / "serving_runs.csv", [one])
     write(tmp_path / "serving_runs_more.csv", [other, {**other, "id": "again"}, slower])
     report = check(tmp_path)
@@ -166,12 +166,12 @@ def test_rows_that_cannot_be_are_apart_by_rule(tmp_path):
 
 
 def test_a_decode_step_at_a_mean_batch(tmp_path):
-    asked = steps.question(STEP)
+    asked = step_rows.question(STEP)
     assert (asked.batch, asked.context, asked.engine) == (32, 1100, "vllm@0.11")
-    spread = steps.question({**STEP, "model_path": "Qwen/Qwen3-235B-A22B-Thinking-2507", "gpus": "8", "ep": "8"})
+    spread = step_rows.question({**STEP, "model_path": "Qwen/Qwen3-235B-A22B-Thinking-2507", "gpus": "8", "ep": "8"})
     assert (spread.tp, spread.ep, spread.dp) == (8, 8, 1)
     with pytest.raises(ValueError, match="image-chat"):
-        steps.question({**STEP, "task": "image-chat"})
+        step_rows.question({**STEP, "task": "image-chat"})
     write(tmp_path / "energy.csv", [STEP])
     records = check(tmp_path).records
     priced = bill("llama-3.1-8b", "8xh100-sxm", batch=32, context=1100, engine="vllm@0.11", sampling="top-p")

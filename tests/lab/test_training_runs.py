@@ -14,7 +14,7 @@ from commtax.catalog.foreign_names import model_key
 from commtax.cost.train_kernels import forward_flops
 from commtax.statement import Refusal
 from commtax_lab.published import training, training_rows
-from commtax_lab.published.tables import shipped
+from commtax_lab.published.tables import shipped_tables
 from each import each
 from tables import tables
 
@@ -33,9 +33,9 @@ ROW |= {"tp": "2", "pp": "4", "dp": "8", "cp": "1", "interleave": "5", "microbat
 @pytest.fixture(scope="module")
 def off():
     """Predicted over measured, less 1, of every row of Megatron and its kin that ships, by source; mixtures apart."""
-    rows = next(t for t in shipped("training_runs") if "megatron" in t.name).dicts()
+    rows = next(t for t in shipped_tables("training_runs") if "megatron" in t.name).dicts()
     found = {}
-    for row, asked in zip(rows, training.asked(rows), strict=True):
+    for row, asked in zip(rows, training.row_questions(rows), strict=True):
         if asked.question is None or "dropless" in row["note"]:
             continue
         try:
@@ -70,7 +70,7 @@ def test_gpus_are_known_by_any_spelling(gpu, chip):
 
 
 def test_a_row_says_what_was_run():
-    asked = training.asked([ROW])[0]
+    asked = training.row_questions([ROW])[0]
     run = asked.question
     assert (run["engine"], run["dtype"], run["zero"], run["chunks"]) == ("megatron-bridge@26.04", "mxfp8", 1, 5)
     assert asked.entries[0].measured == 9.07
@@ -96,11 +96,11 @@ def test_overlap_in_notes_and_recipes():
 
 def test_a_step_may_be_told_as_tokens_flops_or_utilisation():
     """70B at 8192 tokens: 1,623 TFLOP/s are 3,613 tokens/s per GPU (26.02 on GB200), causal pairs counted."""
-    by_time = training.asked([ROW])[0].entries[0].measured
+    by_time = training.row_questions([ROW])[0].entries[0].measured
     rest = {**ROW, "step_time_s": ""}
     told = ({"note": "tokens/s/GPU=3613"}, {"tflops_per_gpu": "1623"}, {"mfu": str(1623 / 5000)}, {"mfu": str(100 * 1623 / 5000)})
     for change in told:
-        assert training.asked([{**rest, **change}])[0].entries[0].measured == pytest.approx(by_time, rel=0.005)
+        assert training.row_questions([{**rest, **change}])[0].entries[0].measured == pytest.approx(by_time, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_step_may_be_told_as_tokens_flops_or_utilisation():
     ],
 )
 def test_rows_that_cannot_be_scored_say_why(change, says):
-    asked = training.asked([{**ROW, **change}])[0]
+    asked = training.row_questions([{**ROW, **change}])[0]
     assert asked.question is None
     assert says in asked.entries[0].skipped
 

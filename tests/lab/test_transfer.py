@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.catalog.transfer import Setting, fitted_runs, is_measured, sigma, unseen
-from commtax.kept import table
+from commtax.catalog.transfer import Setting, fitted_runs, is_measured, sigma, unseen_levels
+from commtax.shipped_tables import table
 from commtax_lab import lab_table
-from commtax_lab.published.serving import HABITS, Run, question
+from commtax_lab.published.serving_rows import HABITS, SimulateArguments, question
 from commtax_lab.scoring.scoreboard import abroad
 from each import each
 from paths import ROOT
@@ -41,14 +41,14 @@ def without(asked, *levels):
 @pytest.mark.parametrize(("chip", "known"), [("gb200", True), ("h200-sxm", True), ("a100-80-sxm", False)])
 def test_the_same_gpu_in_another_host_is_no_other_chip(chip, known):
     asked = Setting.of(catalog.engine("trtllm"), catalog.chip(chip), catalog.model("deepseek-r1"), "fp8")
-    assert ("chip" not in unseen(asked)) == known
+    assert ("chip" not in unseen_levels(asked)) == known
 
 
 def test_who_asks_is_nobody_whose_runs_were_seen():
     for run in fitted_runs():
         known = setting(run)
         asked = replace(known, publisher="")
-        assert unseen(asked) == ("publisher",)
+        assert unseen_levels(asked) == ("publisher",)
         assert sigma(asked, "tpot", False) > sigma(known, "tpot", False)
 
 
@@ -67,14 +67,14 @@ def test_a_range_grows_with_all_that_no_run_had(metric, mixture):
     seen = table("catalog/transfer.toml")["sigma"][metric]["mixtures" if mixture else "dense"]["seen"]
     for run in fitted_runs():
         home = setting(run)
-        assert (unseen(home), is_measured(home)) == ((), True)
+        assert (unseen_levels(home), is_measured(home)) == ((), True)
         assert sigma(home, metric, mixture) == pytest.approx(seen)
         for count in range(len(WIDENING)):
             for strange in combinations(WIDENING, count):
                 less = without(home, *strange)
                 for level in set(WIDENING) - set(strange):
                     more = without(less, level)
-                    assert set(unseen(more)) == {*strange, level}
+                    assert set(unseen_levels(more)) == {*strange, level}
                     assert sigma(more, metric, mixture) > sigma(less, metric, mixture) >= seen
 
 
@@ -82,7 +82,7 @@ def test_a_range_grows_with_all_that_no_run_had(metric, mixture):
 def test_no_range_is_narrower_than_at_home(asked, metric, mixture):
     seen = table("catalog/transfer.toml")["sigma"][metric]["mixtures" if mixture else "dense"]["seen"]
     assert sigma(asked, metric, mixture) >= seen
-    assert is_measured(asked) <= (not {"engine", "chip", "dtype"} & set(unseen(asked)))
+    assert is_measured(asked) <= (not {"engine", "chip", "dtype"} & set(unseen_levels(asked)))
 
 
 def test_the_page_shows_the_figures_that_were_found():
@@ -118,7 +118,7 @@ def test_recipes_have_a_source_and_say_what_can_be_asked():
     chosen_by = {"engine", "models", "chips", "tp", "pp", "dp", "ep", "isl", "osl", "from_clients", "from_dp", "since", "until"}
     chosen_by |= {"weights", "mode", "days", "database"}
     said = {"kv_dtype", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "ep_backend"}
-    assert said <= set(get_type_hints(Run))
+    assert said <= set(get_type_hints(SimulateArguments))
     for recipe in lab_table("published/recipes.toml")["recipe"]:
         assert recipe["source"]
         assert set(recipe) <= chosen_by | said | {*HABITS, "drafts", "spread_experts", "dp_attention", "source"}

@@ -16,12 +16,12 @@ import commtax
 import commtax_lab
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.foreign_names import chip_named
+from commtax.catalog.foreign_names import find_chip_name
 from commtax.statement import Refusal
 from commtax_lab.published import sweep
-from commtax_lab.published.collectives import even_power, question
+from commtax_lab.published.collective_rows import even_power, question
 from commtax_lab.published.tables import dicts, read
-from commtax_lab.published.tables import shipped as shipped_tables
+from commtax_lab.published.tables import shipped_tables as shipped_tables
 from commtax_lab.published.training import is_fitted
 from commtax_lab.scoring import ADDED, ANSWERS, check, predicting
 from commtax_lab.scoring.scoreboard import at_home
@@ -312,4 +312,4 @@ def test_one_long_cell_costs_its_own_length():
 
 @each(("words", "chip"), DATA["a_chip_is_named_by_a_word_of_its_own"])
 def test_a_chip_is_named_by_a_word_of_its_own(words, chip):
-    assert chip_named(words) == chip
+    assert find_chip_name(words) == chip

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog, simulate
-from commtax_lab.published.kernels import kind_of, of_file
+from commtax_lab.published.kernel_tables import kind_of, tables_of_file
 from commtax_lab.published.metrics import metric
-from commtax_lab.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, renamed, shipped
+from commtax_lab.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, rename_columns, shipped_tables
 from commtax_lab.scoring import ANSWERS, check
 from commtax_lab.scoring.scoreboard import abroad, at_home
 from commtax_lab.scoring.statistics import RATES
@@ -45,7 +45,7 @@ def only_records(folder):
     return check(folder).records
 
 
-@each("table", list(shipped()), ids=lambda table: table.name)
+@each("table", list(shipped_tables()), ids=lambda table: table.name)
 def test_every_table_is_known_by_its_columns(table):
     if table.kind not in ("kernels", "h200"):  # several kinds in one file, and our own
         assert kind_of_columns(table.header) == kind_of_columns(table.header[::-1]) == table.kind
@@ -53,18 +53,18 @@ def test_every_table_is_known_by_its_columns(table):
 
 
 def test_renamed_columns_are_each_there_once():
-    for table in shipped():
-        columns = renamed(table.kind, table.header)
+    for table in shipped_tables():
+        columns = rename_columns(table.kind, table.header)
         assert len(columns) == len(set(columns))
     given = ["model", "model_path", " gpu ", "max concurrency"]
-    assert renamed("serving_runs", given) == ["model", "model_path", "system", "concurrency"]
+    assert rename_columns("serving_runs", given) == ["model", "model_path", "system", "concurrency"]
 
 
 @pytest.mark.parametrize(("path", "chip", "engine"), DATA["kernels_tell_their_chip_and_engine_by_file_or_folder"])
 def test_kernels_tell_their_chip_and_engine_by_file_or_folder(tmp_path, path, chip, engine):
     write(tmp_path / path, PRODUCTS, GEMM)
     assert [kind for kind, _ in paths(tmp_path)] == ["kernels"]
-    ((index, table),) = of_file(path, GEMM, PRODUCTS)
+    ((index, table),) = tables_of_file(path, GEMM, PRODUCTS)
     assert index == [0, 1]
     assert (table.chip.key, table.kind.name, table.column("framework")[0]) == (chip, "gemm", engine)
     found = only_records(tmp_path)
@@ -88,12 +88,14 @@ def test_kernels_tell_their_chip_by_a_column(tmp_path):
 
 def test_a_row_is_fitted_whatever_its_file_is_called(tmp_path):
     rows = [[str(2**i), "4096", "4096", "bfloat16", "1.0"] for i in range(14)]
-    fitted = [next(of_file(name, GEMM, rows))[1].fitted().tolist() for name in ("h100_sxm_gemm.csv", "H100-SXM_vllm_gemm.csv")]
+    fitted = [
+        next(tables_of_file(name, GEMM, rows))[1].fitted().tolist() for name in ("h100_sxm_gemm.csv", "H100-SXM_vllm_gemm.csv")
+    ]
     assert fitted[0] == fitted[1]
     assert set(fitted[0]) == {True, False}
-    assert not any(next(of_file("h200_sxm_gemm.csv", GEMM, rows))[1].fitted())
+    assert not any(next(tables_of_file("h200_sxm_gemm.csv", GEMM, rows))[1].fitted())
     narrow = [[row[0], "256", *row[2:]] for row in rows]
-    assert not any(next(of_file("h100_sxm_gemm.csv", GEMM, narrow))[1].fitted())
+    assert not any(next(tables_of_file("h100_sxm_gemm.csv", GEMM, narrow))[1].fitted())
 
 
 def test_a_folder_is_read_whole(tmp_path):
@@ -274,7 +276,7 @@ def test_nothing_is_looked_up_over_the_network(tmp_path, monkeypatch):
     assert all("catalogue" in why or "column" in why for why in report.records.skipped)
 
 
-TABLES = {table.kind: table for table in shipped() if table.kind not in ("kernels", "open_loop_runs", "h200")}
+TABLES = {table.kind: table for table in shipped_tables() if table.kind not in ("kernels", "open_loop_runs", "h200")}
 ODD = ["", "0", "-1", "1e999", "nan", "inf", "llama", "H100", "8x", "1e-9", "'; --", "\x00", "9" * 40, "full", "8,000"]
 WORDS = st.one_of(st.sampled_from(ODD), st.text(max_size=8))
 
@@ -296,7 +298,7 @@ def test_mutated_tables_give_reasons_and_never_an_error(kind, random, words):
 @given(st.lists(st.lists(WORDS, min_size=5, max_size=5), min_size=1, max_size=4), st.permutations(GEMM), st.integers(1, 5))
 def test_mutated_kernels_give_reasons_and_never_an_error(rows, columns, kept):
     header = columns[:kept]
-    for index, table in of_file("h100_sxm_gemm.csv", header, [row[:kept] for row in rows]):
+    for index, table in tables_of_file("h100_sxm_gemm.csv", header, [row[:kept] for row in rows]):
         assert len(index) == table.count
         assert table.wrong or len(table.good) == table.count
 

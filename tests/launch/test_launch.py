@@ -12,11 +12,11 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import config
 from commtax.cost.schedules import SCHEDULES
-from commtax.launch.reading import parse
+from commtax.launch.read_command import parse
 from commtax.launch.writing import benchmark_command, launch_command
 from commtax.question import Question
 from commtax.spec import Plan
-from commtax.verbs.asking import ask
+from commtax.verbs.settling import ask
 from each import each
 from strategies import questions
 from tables import tables

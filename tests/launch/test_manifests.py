@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.catalog.programs import programs
-from commtax.launch.reading import parse
+from commtax.launch.read_command import parse
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
 

@@ -13,9 +13,9 @@ from commtax.logs import nccl_log
 from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.logs.nccl_audit import audit_nccl
 from commtax.logs.nccl_log import Route
-from commtax.logs.started import named, typical
 from commtax.logs.startup_audit import audit_log
-from commtax.verbs.asking import unsettled
+from commtax.logs.startup_facts import logged_options, typical_load
+from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from tables import tables
 
@@ -32,7 +32,7 @@ def real(*kinds):
 
 def claimed(words):
     words = dict(words)
-    return Claim(unsettled(words.pop("model"), words.pop("cluster"), words))
+    return Claim(resolve_question(words.pop("model"), words.pop("cluster"), words))
 
 
 def test_enough_real_logs():
@@ -59,8 +59,8 @@ def test_figures_of_real_starts(row):
         assert name not in wanted or getattr(log, name) == wanted[name]
     for name in ("dtype", "attention_backend", "all2all", "kv_cache_dtype"):
         assert name not in wanted or log.said(name) == wanted[name]
-    assert "tp" not in wanted or named(log)["tp"] == wanted["tp"]
-    assert "model" not in wanted or named(log)["model"] == wanted["model"]
+    assert "tp" not in wanted or logged_options(log)["tp"] == wanted["tp"]
+    assert "model" not in wanted or logged_options(log)["model"] == wanted["model"]
     assert log.said("nccl_version") == wanted.get("nccl", "")
     assert wanted.get("disabled", "") in log.custom_allreduce_disabled
     assert [round(b / GIB, 2) for _, b in log.weights_bytes] == wanted.get("weights_gib", [])
@@ -69,7 +69,7 @@ def test_figures_of_real_starts(row):
         assert log.available_kv_bytes / log.kv_tokens == pytest.approx(each, rel=0.011 * GIB / log.available_kv_bytes)
     assert sum(m.tokens_per_s > 0 for m in log.moments) == wanted.get("moments", 0)
     if usual := wanted.get("typical"):
-        assert typical(log) == pytest.approx(tuple(usual), abs=0.02)
+        assert typical_load(log) == pytest.approx(tuple(usual), abs=0.02)
 
 
 @real("vllm", "sglang", "trtllm")
@@ -157,7 +157,7 @@ def test_iterations_of_trtllm():
         "{{'num_ctx_requests': {}, 'num_ctx_tokens': 0, 'num_generation_tokens': {}}}"
     )
     log = trtllm_log.parse("\n".join([line.format(i, 20.0, 5, 0, 5) for i in range(3)] + [line.format(3, 80.0, 5, 1, 4)]))
-    assert typical(log) == (5, pytest.approx(250.0), 0)
+    assert typical_load(log) == (5, pytest.approx(250.0), 0)
 
 
 def test_serving_lines_of_vllm():
@@ -166,7 +166,7 @@ def test_serving_lines_of_vllm():
         "Running: 8 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix cache hit rate: 0.0%"
     )
     log = vllm_log.parse("GPU KV cache size: 100 tokens\n" + "\n".join(line.format(n, 2, 99.1) for n in (100.0, 300.0, 200.0)))
-    assert typical(log) == (8, 200.0, 0)
+    assert typical_load(log) == (8, 200.0, 0)
     assert [c.code for c in audit_log(log, None).causes] == ["cache full"]
     measured = audit_log(log, claimed({"model": "llama-3.1-8b", "cluster": "h100-sxm", "tp": 1}))
     (served,) = [f for f in measured.findings if f.code == "served"]
@@ -272,7 +272,7 @@ def test_ways_are_counted_once_whoever_tells_them(ways):
         for at, (a, b, channel, via) in enumerate(ways)
     ]
     whole = nccl_log.parse("\n".join(lines))
-    parts = nccl_log.joined(nccl_log.parse(line) for line in lines)
+    parts = nccl_log.join_logs(nccl_log.parse(line) for line in lines)
     assert whole.routes == parts.routes
     kinds = {"P2P/CUMEM/read": "P2P/CUMEM", "SHM/direct/direct": "SHM", "NET/IB/3/GDRDMA": "NET/IB", "NET/Socket/1": "NET/Socket"}
     for a, b, _, via in ways:

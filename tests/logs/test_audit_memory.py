@@ -10,7 +10,7 @@ from commtax.evidence.finding import Claim
 from commtax.evidence.thresholds import levels
 from commtax.logs.engine_logs import trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES
 from start_logs import LOGS, name, of_log
@@ -25,7 +25,7 @@ def findings(asked, *lines):
 
 
 def question(model, cluster="h100-sxm", **limits):
-    return Claim(unsettled(model, cluster, limits))
+    return Claim(resolve_question(model, cluster, limits))
 
 
 def capacity(judged, by_requests):
@@ -61,7 +61,7 @@ def test_windows_counted_by_requests():
 def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     """gpt-oss-120b on an H100: 3.33 GiB where 3.15 were predicted is 6 % of what is left and 0.2 % of the memory."""
     model, judged = of_log(row)
-    asked = Claim(unsettled(model, judged.question.cluster, row["args"]))
+    asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
     found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")[
         "KV memory left, of all memory"
     ]
@@ -89,7 +89,7 @@ def test_figures_with_two_digits_are_as_exact_as_their_digits():
     """0.03 GiB of weights, and 0.6 full-length requests: the last digit is more than two per cent."""
     small = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = {**small, "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 32000, "max_position_embeddings": 2048}
-    asked = Claim(unsettled(catalog.hf.from_config(config, "tiny"), "h100-sxm", {}))
+    asked = Claim(resolve_question(catalog.hf.from_config(config, "tiny"), "h100-sxm", {}))
     exact = commtax.fit(asked.question.model, "h100-sxm", tp=1).weights_bytes / GIB
     assert abs(round(exact, 2) / exact - 1) > 0.02
     assert findings(asked, f"Model loading took {exact:.2f} GiB memory and 1 seconds")["weights (rank 0)"].verdict == "agree"
@@ -114,7 +114,7 @@ CPU_LINES = (
 def test_workers_on_cpus_take_their_share_of_a_node(nodes, blamed):
     """Each of two workers claims 90 % of its node, whatever a socket of the catalogue has; of one node that is too much."""
     tiny = FIXTURES / "tiny-llama"
-    asked = Claim(unsettled(str(tiny), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
+    asked = Claim(resolve_question(str(tiny), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
     lines = [CPU_LINES.format(n=n, node=node) for n, node in enumerate(nodes)]
     section = audit_log(vllm_log.parse("\n".join(lines)), asked)
     (left,) = [f for f in section.findings if f.item == "KV memory left, of the node's memory"]
@@ -152,7 +152,7 @@ def test_weights_of_tensorrt_llm_are_counted_once():
     said = [f"[TRT-LLM] [RANK {rank}] [I] Use 32.86 GB for model weights." for rank in range(4)]
     held = "[TRT-LLM] [RANK {}] [I] Memory used after loading model weights (inside torch) in memory usage profiling: 65.72 GiB"
     log = trtllm_log.parse("\n".join([*said, held.format(0), held.format(1)]))
-    section = audit_log(log, Claim(unsettled("llama-3.1-70b", "4xh100-sxm", {"tp": 4, "engine": "trtllm"})))
+    section = audit_log(log, Claim(resolve_question("llama-3.1-70b", "4xh100-sxm", {"tp": 4, "engine": "trtllm"})))
     weights = {f.item: f for f in section.findings if "weights" in f.item}
     assert {item: f.verdict for item, f in weights.items()} == {"weights (4 ranks alike)": "agree", "all ranks' weights": "agree"}
     alone = trtllm_log.parse("\n".join(held.format(rank) for rank in range(4)))

@@ -22,15 +22,15 @@ from commtax.logs.pace import pace
 from commtax.logs.taxes import taxes
 from commtax.logs.training_audit import audit_training
 from commtax.logs.training_log import TrainedStep
-from commtax.logs.training_plan import told_by
+from commtax.logs.training_plan import logged_plan
 from commtax.machines import smi
 from commtax.machines.smi_audit import audit_links, audit_monitor
 from commtax.report.audit_words import headline
 from commtax.results import collective_tests
 from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
-from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.billing import price
+from commtax.verbs.settling import resolve_question, settle
 from each import each
 from paths import FIXTURES
 from tables import tables
@@ -50,7 +50,7 @@ def text_of(name):
 
 
 def log_of(name):
-    return training_log.parse(prefixes.plain(text_of(name)))
+    return training_log.parse(prefixes.strip_prefixes(text_of(name)))
 
 
 def by_code(section):
@@ -62,7 +62,7 @@ def codes(section):
 
 
 def claim(model, cluster, context=None, **options):
-    return Claim(unsettled(model, cluster, options), context=context)
+    return Claim(resolve_question(model, cluster, options), context=context)
 
 
 def test_there_are_excerpts_enough():
@@ -101,14 +101,14 @@ def test_published_steps_are_counted(excerpt):
 
 def test_a_megatron_log_tells_its_plan_and_its_model():
     log, wanted = log_of("megatron-28b-8xmi300x"), EXCERPTS["megatron-28b-8xmi300x"]["expected"]
-    told = told_by(log)
+    told = logged_plan(log)
     assert [told.options[axis] for axis in ("tp", "pp", "dp")] == [wanted[axis] for axis in ("tp", "pp", "dp")]
     assert (told.gpus, told.engine, told.options["recompute"], told.options["zero"]) == (8, "megatron", "selective", 1)
     assert num_params(told.model) / 1e9 == pytest.approx(wanted["params_billion"], rel=1e-3)  # whose vocabulary is padded
 
 
 def test_a_torchtitan_log_tells_its_place():
-    told, wanted = told_by(log_of("torchtitan-h200-debug")), EXCERPTS["torchtitan-h200-debug"]["expected"]
+    told, wanted = logged_plan(log_of("torchtitan-h200-debug")), EXCERPTS["torchtitan-h200-debug"]["expected"]
     assert (told.chip, told.cluster, told.options["dp"]) == (wanted["chip"], wanted["cluster"], 8)
     assert (told.options["global_batch"], told.options["micro_batch"], told.options["context"]) == (64, 8, 2048)
     assert told.options["recompute"] == "selective"
@@ -118,7 +118,7 @@ def test_a_torchtitan_log_tells_its_place():
 def test_our_mfu_is_the_logs_own():
     """Megatron's TFLOP/s over the peak of an MI300X, 249.6 of 1,307.4, by FLOPs that are counted here."""
     log = log_of("megatron-28b-8xmi300x")
-    section = audit_training(log, claim(told_by(log).model, "8xmi300x"))
+    section = audit_training(log, claim(logged_plan(log).model, "8xmi300x"))
     assert by_code(section)["MFU"].measured == pytest.approx(249.6 / 1307.4, rel=1e-3)
     assert {"tax-tp", "tax-kernels", "tax-recompute", "unexplained"} <= set(codes(section))
     assert by_code(section)["step"].verdict == "unknown"  # nobody measured kernels there
@@ -137,7 +137,7 @@ def test_a_torchtitan_run_is_explained():
 
 def test_what_the_user_says_comes_first():
     log = log_of("megatron-28b-8xmi300x")
-    section = audit_training(log, claim(told_by(log).model, "8xmi300x", tp=8))
+    section = audit_training(log, claim(logged_plan(log).model, "8xmi300x", tp=8))
     assert by_code(section)["tensor-parallel size"].verdict == "disagree"
 
 
@@ -215,7 +215,7 @@ PLANS = DATA["plans"]
 @given(st.sampled_from(PLANS), st.floats(0.5, 4.0))
 def test_taxes_and_useful_arithmetic_are_the_step(plan, factor):
     own = dict(plan)
-    priced = price(settle(unsettled(own.pop("model"), own.pop("cluster"), {**own, "phase": "train"})))
+    priced = price(settle(resolve_question(own.pop("model"), own.pop("cluster"), {**own, "phase": "train"})))
     measured = factor * float(priced.step_s)
     useful = float(priced.mfu) * float(priced.step_s)
     assert sum(t.seconds for t in taxes(priced, measured)) + useful == pytest.approx(measured)

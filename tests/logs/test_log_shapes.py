@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.audit import audit, audit_read, formats
-from commtax.audit.reading import Read
+from commtax.audit.read_files import ReadFiles
 from commtax.logs import crashes, flight_text, llamacpp_log, nccl_log
 from commtax.logs.engine_logs import sglang_log, vllm_log
 from commtax.logs.nccl_audit import causes as nccl_causes
@@ -147,7 +147,7 @@ FRAME = 'ERROR 06-13 08:28:11 [async_llm.py:420]   File "/x/async_llm.py", line 
     ],
 )
 def test_the_first_error_of_a_chain(text, error):
-    assert crashes.may(text)
+    assert crashes.may_hold_error(text)
     assert crashes.find(text.splitlines()).error.startswith(error)
 
 
@@ -212,7 +212,7 @@ def test_a_call_that_differs():
     text = (
         "Collective sequence number: 11 has errors\ncollective: nccl:all_gather\nerror msg: Culprit rank 1; SIZE_OR_SYNTAX_MISMATCH"
     )
-    found = audit_read(Read((("x", flight_text.parse(text)),)))
+    found = audit_read(ReadFiles((("x", flight_text.parse(text)),)))
     assert found.culprit.rank == 1
     assert "rank 1 differed from others in all-gather, number 11: SIZE_OR_SYNTAX_MISMATCH" in found.culprit.said
 

@@ -12,7 +12,7 @@ from commtax.machines import matrices, smi_query
 from commtax.machines.state_audit import audit_states
 from commtax.machines.topology_audit import audit_topology
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 from each import each
 from tables import tables
 
@@ -36,7 +36,7 @@ def square(gpus, kind, odd=None, other="SYS"):
 
 
 def claim(cluster):
-    return Claim(unsettled("llama-3.1-8b", cluster, {}))
+    return Claim(resolve_question("llama-3.1-8b", cluster, {}))
 
 
 def codes(section):

@@ -12,7 +12,7 @@ from commtax.machines.state_audit import audit_states
 from commtax.machines.topology_audit import audit_topology
 from commtax.report.audit_words import headline
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 from tables import tables
 
 DATA = tables(__file__)
@@ -30,7 +30,7 @@ XML = DATA["xml"]
 
 
 def claim(cluster):
-    return Claim(unsettled("llama-3.1-8b", cluster, {}))
+    return Claim(resolve_question("llama-3.1-8b", cluster, {}))
 
 
 def told(text):

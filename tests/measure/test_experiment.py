@@ -17,17 +17,17 @@ from commtax import catalog
 from commtax.cli import main
 from commtax.traces.profilers import kineto
 from commtax_lab.measure.arch import arch
-from commtax_lab.measure.comm import Group
-from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.comm import RankGroup
+from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import generate, prompts
 from commtax_lab.measure.weights import Checkpoint, load
 from commtax_lab.report.experiment import markdown
 from commtax_lab.study import builtin, experiment, recipe
-from commtax_lab.study.driving import Asked
+from commtax_lab.study.driving import StudyOrder
 from commtax_lab.study.experiment import _constants
 from commtax_lab.study.findings import Prices, analyse, answers, spread
-from commtax_lab.study.recipe import Run
-from commtax_lab.study.serving import Server, requests, serve
+from commtax_lab.study.recipe import StudyRun
+from commtax_lab.study.small_engine_serving import BatchingEngine, requests, serve
 from tables import tables
 
 DATA = tables(__file__)
@@ -124,7 +124,7 @@ def test_the_study_fills_the_table(study_here):
 def test_constants_are_measured_once_a_study_or_said_to_be_unknown(tmp_path):
     """A profile beside the runs is used again, one of other ranks or a damaged one is not."""
     driver = SimpleNamespace(on_cpu=True, dtype="fp32", library="gloo")
-    asked = Asked(tmp_path, degrees=(1, 2))
+    asked = StudyOrder(tmp_path, degrees=(1, 2))
     file = tmp_path / "profile-2-ranks-fp32.json"
     file.write_text(json.dumps({"commtax_profile": 1, "chip": {"key": "cpu", "memory_Bps": 1e10}}))
     told = []
@@ -175,7 +175,7 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     a = arch(str(checkpoint))
     weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
     sizes = [(9, 7), (30, 3), (4, 12), (17, 2), (25, 9)]
-    server = Server(a, weights, Group(0, 1), slots, 48)
+    server = BatchingEngine(a, weights, RankGroup(0, 1), slots, 48)
     chosen: dict[int, list[int]] = {}
     queue = requests(server, sizes, [0.0] * len(sizes))
     start, step = server.start, server.step
@@ -198,7 +198,7 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     server.start, server.step = started, stepped
     serve(server, queue)
     for index, (length, outputs) in enumerate(sizes):
-        alone = Engine(a, weights, Group(0, 1), 1, 48)
+        alone = LiveEngine(a, weights, RankGroup(0, 1), 1, 48)
         wanted = generate(alone, prompts(a.model.vocab, 1, length, index, CPU), outputs)
         assert chosen[index] == [int(t) for t in wanted.tokens]
         assert len(queue[index].times_s) == outputs
@@ -207,7 +207,7 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
 def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
     a = arch(str(checkpoint))
     weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
-    engine = builtin.Named(a, weights, Group(0, 1), 2, 32)
+    engine = builtin.Named(a, weights, RankGroup(0, 1), 2, 32)
     file = tmp_path / "x-rank0.json"
     with builtin.trace(engine, file):
         for _ in range(2):
@@ -216,7 +216,7 @@ def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
 
 
 def test_lengths_and_arrivals():
-    run = Run("serve", 1, 0, 100, 50, 300, 4.0)
+    run = StudyRun("serve", 1, 0, 100, 50, 300, 4.0)
     found = recipe.lengths(run, "")
     assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
     assert found == recipe.lengths(run, "")
@@ -266,7 +266,7 @@ def test_mistakes_are_one_line(words, told, capsys, tmp_path):
 
 
 def latency(tp, batch, seconds, output=64, kind="batch"):
-    run = Run(kind, tp, batch, 512, output, 5)
+    run = StudyRun(kind, tp, batch, 512, output, 5)
     return run, {"latency_s": [seconds * f for f in (0.995, 1.0, 1.005)], "prefill_s": [], "decode_s": []}
 
 
@@ -277,7 +277,12 @@ def served(tp, ttft_ms, itl_ms, output=128):
     }
     stats["tpot"] = stats["itl"]
     facts = {"requests": 200, "failed": 0, "duration_s": 50.0, "requests_per_s": 4.0, "output_tokens_per_s": 512.0}
-    return Run("serve", tp, 0, 256, 128, 200, 4.0), {"stats_s": stats, **facts, "input_len": 220.0, "output_len": float(output)}
+    return StudyRun("serve", tp, 0, 256, 128, 200, 4.0), {
+        "stats_s": stats,
+        **facts,
+        "input_len": 220.0,
+        "output_len": float(output),
+    }
 
 
 def published(speedup=1.0):
@@ -323,8 +328,8 @@ def test_equal_times_with_a_log_that_proves_the_degree_are_told_differently():
 def test_a_prompt_of_no_time_is_not_told():
     """On a busy machine the tokens of one run may take longer than another run as a whole."""
     nothing = {"prefill_s": [], "decode_s": []}
-    first = (Run("first", 2, 1, 128, 1, 3), {"latency_s": [0.2], **nothing})
-    runs = [(Run("latency", 2, 1, i, o, 3), {"latency_s": [s], **nothing}) for i, o, s in ((128, 32, 3.5), (512, 8, 0.3))]
+    first = (StudyRun("first", 2, 1, 128, 1, 3), {"latency_s": [0.2], **nothing})
+    runs = [(StudyRun("latency", 2, 1, i, o, 3), {"latency_s": [s], **nothing}) for i, o, s in ((128, 32, 3.5), (512, 8, 0.3))]
     (row,) = analyse(FACTS, [first, *runs], PRICES)["degrees"]
     assert [one["input_len"] for one in row["prefill"]] == [128]
 
@@ -340,10 +345,10 @@ def test_faster_than_physics():
 def test_miscounted_all_reduces_and_growing_queues_and_noise_are_flagged():
     counted = DATA["miscounted_all_reduces_and_growing_queues_and_noise_are_flagged"]
     run, x = served(2, 100.0, 7.0)
-    noisy = (Run("batch", 2, 4, 512, 64, 3), {"latency_s": [1.0, 1.0, 2.0], "prefill_s": [], "decode_s": []})
-    profiled = (Run("profile", 2, 1, 256, 32, 3), {"profile": counted})
+    noisy = (StudyRun("batch", 2, 4, 512, 64, 3), {"latency_s": [1.0, 1.0, 2.0], "prefill_s": [], "decode_s": []})
+    profiled = (StudyRun("profile", 2, 1, 256, 32, 3), {"profile": counted})
     late = (run, {**x, "failed": 3})
-    alone = (Run("latency", 2, 1, 512, 64, 3), {"latency_s": [1.0], "prefill_s": [0.01], "decode_s": [7e-3]})
+    alone = (StudyRun("latency", 2, 1, 512, 64, 3), {"latency_s": [1.0], "prefill_s": [0.01], "decode_s": [7e-3]})
     found = analyse(FACTS, [noisy, profiled, late, alone], PRICES)
     text = words_of(found)
     assert "64 in the profile, 65 by arithmetic" in text  # vLLM reduces the embedding too

@@ -26,16 +26,16 @@ from commtax.results.nccl_tests import parse
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill
-from commtax_lab.measure import box, launch, machine
-from commtax_lab.measure.arch import arch, described
-from commtax_lab.measure.collectives import doubling
-from commtax_lab.measure.comm import Group
-from commtax_lab.measure.engine import Engine
+from commtax_lab.measure import launch, machine, own_constants
+from commtax_lab.measure.arch import arch, arch_of_config
+from commtax_lab.measure.collective_sweep import doubling_sizes
+from commtax_lab.measure.comm import RankGroup
+from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import generate, prompts
-from commtax_lab.measure.job import Job
-from commtax_lab.measure.reconcile import document, passed
+from commtax_lab.measure.job import LiveJob
+from commtax_lab.measure.reconcile import document, is_reconciled
 from commtax_lab.measure.tp import run_all
-from commtax_lab.measure.weights import Checkpoint, Random, load
+from commtax_lab.measure.weights import Checkpoint, RandomWeights, load
 from paths import HELPERS
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def checkpoints(tmp_path_factory):
 def whole(folder, batch=2, length=40):
     a = arch(str(folder))
     weights = load(Checkpoint(folder), a, 0, 1, torch.float32, CPU)
-    return Engine(a, weights, Group(0, 1), batch, length)
+    return LiveEngine(a, weights, RankGroup(0, 1), batch, length)
 
 
 def worst(first, second):
@@ -98,7 +98,7 @@ def test_the_step_that_graphs_capture_is_the_plain_step(checkpoints):
 
 def jobs(checkpoints, ranks, **changes):
     base = {"tp": ranks, "batch": 2, "input_len": 12, "output_len": 4, "device": "cpu", "cluster": "4xcpu"}
-    return [Job(model=str(checkpoints[f][0]), **{**base, **changes}).settled() for f in PROVEN]
+    return [LiveJob(model=str(checkpoints[f][0]), **{**base, **changes}).settled() for f in PROVEN]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def prove(found):
         r["weights_bytes"] == r["predicted_weights_bytes"] and r["kv_bytes"] == r["predicted_kv_bytes"] for r in found["ranks"]
     )
     assert {"ms_per_token", "prefill_ms"} <= found["tp"].keys() & found["tp1"].keys()
-    assert passed(found)
+    assert is_reconciled(found)
     named = {row["item"] for row in found["bill"] if row["predicted_s"] is not None and row["measured_s"] is not None}
     assert {"head", "tp attention output", "tp logits", "QKV projection"} <= named
 
@@ -165,7 +165,7 @@ def test_a_broken_shard_is_caught(two):
     broken = two[4]
     assert broken["collectives"]["equal"], "it sends what it should"
     assert not broken["logits_equal"]
-    assert not passed(broken)
+    assert not is_reconciled(broken)
 
 
 def test_a_slow_rank_is_named(two):
@@ -424,7 +424,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
 )
 def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, says):
     with pytest.raises(ValueError, match=says):
-        Job(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settled()
+        LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settled()
 
 
 @pytest.mark.parametrize(
@@ -437,12 +437,12 @@ def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, 
 )
 def test_architectures_that_the_engine_cannot_run_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
-        described(json.loads(live_models.config("llama", **changes)), "x")
+        arch_of_config(json.loads(live_models.config("llama", **changes)), "x")
 
 
 def test_random_weights_do_not_depend_on_the_degree():
-    a = described(json.loads(live_models.config("llama")), "x")
-    source = Random(3, torch.float32, CPU)
+    a = arch_of_config(json.loads(live_models.config("llama")), "x")
+    source = RandomWeights(3, torch.float32, CPU)
     one = load(source, a, 0, 1, torch.float32, CPU)
     parts = [load(source, a, rank, 2, torch.float32, CPU) for rank in range(2)]
     assert torch.equal(torch.cat([p.embed for p in parts]), one.embed)
@@ -473,29 +473,29 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(verb, tm
 def test_times_that_do_not_grow_with_bytes_still_give_a_profile():
     """A machine too noisy to tell: no division by a slope of 0."""
     engine = catalog.engine("builtin")
-    model = replace(box._arch(box.SHAPES[1]).model, dtype="fp32")
+    model = replace(own_constants._arch(own_constants.SHAPES[1]).model, dtype="fp32")
     works = [
         workload(phase, batch, context) for batch, phase, context in ((1, "decode", 32), (4, "decode", 32), (4, "prefill", 96))
     ]
     kernels = [k for work in works for k in step_kernels(model, Plan(activations_dtype="fp32"), work, work.rows, engine)]
     points = [(k, 1e-3 / (1 + float(k.nbytes))) for k in kernels if k.form == "gemm"]
-    found = box._fit_gemm(points, 1e10, 1e11)
+    found = own_constants._fit_gemm(points, 1e10, 1e11)
     for name, value in found.items():
         physics.KERNEL[name].read(value, name)
 
 
 def test_sizes_double():
-    assert doubling(8, 100) == [8, 16, 32, 64]
+    assert doubling_sizes(8, 100) == [8, 16, 32, 64]
     with pytest.raises(ValueError, match="rise"):
-        doubling(64, 8)
+        doubling_sizes(64, 8)
 
 
 def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
-    shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
-    work = box.Work("fp32", machine.CPU_CARRIERS, shapes, ((1, 8), (4, 32)), 2**22)
-    seen = launch.run(box.TARGET, work, 2, timeout_s=120)
+    shapes = [{**own_constants.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
+    work = own_constants.BoxWork("fp32", machine.CPU_CARRIERS, shapes, ((1, 8), (4, 32)), 2**22)
+    seen = launch.run(own_constants.TARGET, work, 2, timeout_s=120)
     file = tmp_path / "here.json"
-    file.write_text(json.dumps(box.profile(seen, "fp32", "here")))
+    file.write_text(json.dumps(own_constants.profile(seen, "fp32", "here")))
     done = run_here("bill", "llama-3.2-1b", "-tp", "2", "--profile", file, "--json")
     assert done.returncode == 0, done.stderr
     bill = json.loads(done.stdout)
@@ -531,7 +531,7 @@ def test_collectives_fall_back_to_gloo_and_say_so(monkeypatch, capsys, checkpoin
     assert "gloo, 2 ranks" in done.stdout
     assert "shm," not in done.stdout
     assert "shared memory is not to be had here" in " ".join(done.stdout.split())
-    assert Job(model=str(checkpoints["llama"][0]), device="cpu").settled().impl == "gloo"
+    assert LiveJob(model=str(checkpoints["llama"][0]), device="cpu").settled().impl == "gloo"
     for verb in (["tp", "--random", "llama-3.2-1b", "--layers", "1", "--device", "cpu"], ["collectives"], ["calibrate", "-o", "x"]):
         refused = command(capsys, *verb, "--impl", "shm")
         assert refused.returncode == 2
@@ -546,7 +546,7 @@ def test_one_gpu_says_what_the_cpu_says(checkpoints, graphs):
         pytest.skip("no CUDA device")
     folder, logits, chosen = checkpoints["llama"]
     a, device = arch(str(folder)), torch.device("cuda", 0)
-    engine = Engine(a, load(Checkpoint(folder), a, 0, 1, torch.float32, device), Group(0, 1), 2, 40)
+    engine = LiveEngine(a, load(Checkpoint(folder), a, 0, 1, torch.float32, device), RankGroup(0, 1), 2, 40)
     if graphs:
         engine.capture()
     found = generate(engine, prompts(a.model.vocab, 2, 12, 0, device), 6, forced=[t.to(device) for t in chosen], keep=True)

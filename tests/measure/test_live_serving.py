@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 import live_models
 from cli_run import run_here
 from commtax import catalog
-from commtax.spec.stream import Lengths, Stream
-from commtax_lab.measure.job import Job
+from commtax.spec.stream import Lengths, RequestStream
+from commtax_lab.measure.job import LiveJob
 from commtax_lab.study import live
-from commtax_lab.study.predicting import compared, figures, predicted, slower
-from commtax_lab.study.serving import Made
-from commtax_lab.study.surface import Step, apart, batches, grid, most_per_s, rising, surface, together
+from commtax_lab.study.live_prediction import compared, figures, predicted, slower
+from commtax_lab.study.small_engine_serving import TimedStep
+from commtax_lab.study.surface import SurfacePoint, apart, batches, grid, most_per_s, rising, surface, together
 from each import each
 
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(folder):
     lengths = (catalog.lengths("uniform:4-20", "inputs"), catalog.lengths("uniform:1-9", "outputs"))
-    return live.Service(Job(str(folder), tp=1, random=True, device="cpu"), *lengths, RATES, PROMPTS, SLOTS).settled()
+    return live.Service(LiveJob(str(folder), tp=1, random=True, device="cpu"), *lengths, RATES, PROMPTS, SLOTS).settled()
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,11 @@ def test_times_that_rise_stay_as_they_are(seconds):
 
 
 def test_a_table_gives_back_what_was_timed():
-    known = {Step(0, 8): [2.0], Step(0, 12): [3.0], **{Step(n, c): [n + c / 100] for n in (1, 2, 4) for c in (8, 16)}}
+    known = {
+        SurfacePoint(0, 8): [2.0],
+        SurfacePoint(0, 12): [3.0],
+        **{SurfacePoint(n, c): [n + c / 100] for n in (1, 2, 4) for c in (8, 16)},
+    }
     table = surface(known)
     assert table.mixing(0, 0, 10, 1, 0.0) == pytest.approx(2.5)
     assert table.decoding(2, 2 * 8)[0] == pytest.approx(2.08)
@@ -176,10 +180,10 @@ def test_a_table_gives_back_what_was_timed():
 def test_the_small_engine_by_hand():
     """Prompts take 2 s, a decode step 1 s, two slots: the third request waits for a slot, and prompts go before decoding."""
     lengths = (Lengths("constant", 8), Lengths("constant", 3))
-    service = live.Service(Job("llama-3.2-1b", tp=1), *lengths, (1.0,), 3, 2)
-    table = surface({Step(0, 8): [2.0], **{Step(n, c): [1.0] for n in (1, 2) for c in (8, 11)}})
-    stream = Stream(np.array([0.0, 2.5, 3.0]), np.array([8, 8, 8]), np.array([3, 3, 3]))
-    run = predicted(service, table, live.Served(stream, *(np.zeros(3) for _ in range(3))))
+    service = live.Service(LiveJob("llama-3.2-1b", tp=1), *lengths, (1.0,), 3, 2)
+    table = surface({SurfacePoint(0, 8): [2.0], **{SurfacePoint(n, c): [1.0] for n in (1, 2) for c in (8, 11)}})
+    stream = RequestStream(np.array([0.0, 2.5, 3.0]), np.array([8, 8, 8]), np.array([3, 3, 3]))
+    run = predicted(service, table, live.ServedRequests(stream, *(np.zeros(3) for _ in range(3))))
     assert run.begun_s.tolist() == [0.0, 3.0, 6.0]
     assert run.first_s.tolist() == [2.0, 5.0, 8.0]
     assert run.last_s.tolist() == [6.0, 9.0, 10.0]
@@ -187,5 +191,5 @@ def test_the_small_engine_by_hand():
     assert told["mean_tpot_ms"] == pytest.approx(1e3 * (2 + 2 + 1) / 3)
     assert told["mean_queue_ms"] == pytest.approx(1e3 * 3.5 / 3)
     assert told["max_concurrent_requests"] == 3
-    steps = [Made(0, 8, 3.0), Made(2, 17, 1.5)]
-    assert slower(table, live.Served(stream, run.begun_s, run.first_s, run.last_s, steps)) == pytest.approx(1.5)
+    steps = [TimedStep(0, 8, 3.0), TimedStep(2, 17, 1.5)]
+    assert slower(table, live.ServedRequests(stream, run.begun_s, run.first_s, run.last_s, steps)) == pytest.approx(1.5)

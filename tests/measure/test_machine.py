@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from commtax_lab.measure import machine
-from commtax_lab.measure.machine import Facts
+from commtax_lab.measure.machine import MachineFacts
 from commtax_lab.study.leash import leashed
 from commtax_lab.study.vllm import failure
 from each import each
@@ -23,13 +23,13 @@ GRACE = "processor\t: 0\nFeatures\t: fp asimd atomics sve sve2 i8mm bf16 dgh\n"
 M1 = "hw.optional.arm.FEAT_FP16: 1\nhw.optional.arm.FEAT_BF16: 0\n"
 M2 = "hw.optional.arm.FEAT_FP16: 1\nhw.optional.arm.FEAT_BF16: 1\n"
 MACHINES = {
-    "x86-64 with bf16": (Facts("Linux", "x86_64", machine.linux_features(SAPPHIRE)), "bf16"),
-    "x86-64 without": (Facts("Linux", "x86_64", machine.linux_features(SKYLAKE)), "fp32"),
-    "aarch64 with bf16": (Facts("Linux", "aarch64", machine.linux_features(GRACE)), "bf16"),
-    "aarch64 without": (Facts("Linux", "aarch64", machine.linux_features(NEOVERSE_N1)), "fp32"),
-    "macOS, M2": (Facts("Darwin", "arm64", machine.apple_features(M2)), "bf16"),
-    "macOS, M1": (Facts("Darwin", "arm64", machine.apple_features(M1)), "fp32"),
-    "macOS, Intel": (Facts("Darwin", "x86_64", machine.apple_features("")), "fp32"),
+    "x86-64 with bf16": (MachineFacts("Linux", "x86_64", machine.linux_features(SAPPHIRE)), "bf16"),
+    "x86-64 without": (MachineFacts("Linux", "x86_64", machine.linux_features(SKYLAKE)), "fp32"),
+    "aarch64 with bf16": (MachineFacts("Linux", "aarch64", machine.linux_features(GRACE)), "bf16"),
+    "aarch64 without": (MachineFacts("Linux", "aarch64", machine.linux_features(NEOVERSE_N1)), "fp32"),
+    "macOS, M2": (MachineFacts("Darwin", "arm64", machine.apple_features(M2)), "bf16"),
+    "macOS, M1": (MachineFacts("Darwin", "arm64", machine.apple_features(M1)), "fp32"),
+    "macOS, Intel": (MachineFacts("Darwin", "x86_64", machine.apple_features("")), "fp32"),
 }
 
 

@@ -75,7 +75,7 @@ def test_an_unwritable_file_is_named(capsys):
 
 def test_shards_divide_what_they_hold():
     pytest.importorskip("torch")
-    from commtax_lab.study.steps import shard
+    from commtax_lab.study.rank_steps import shard
 
     whole = shard(catalog.model("llama-3.1-70b"), 1)
     part = shard(catalog.model("llama-3.1-70b"), 8)
@@ -102,17 +102,17 @@ def test_splits_cover_the_length_and_fill_the_card():
 def test_decoding_continues_what_prefill_began():
     """The last logits of a prompt are those of decoding its last token over the cache of the others."""
     torch = pytest.importorskip("torch")
-    from commtax_lab.study import steps
-    from commtax_lab.study.timing import Pool
+    from commtax_lab.study import rank_steps
+    from commtax_lab.study.timing import OperandPool
 
     torch.manual_seed(0)
-    shape, length = steps.Shard("check", 1, 2, 128, 4, 2, 32, 192, 256, True, True), 24
-    weights, cache = Pool.make(1 << 19, "cpu", 0.05), Pool.make(1 << 16, "cpu", 1.0)
-    layers = [steps._layer(shape, 1, length, weights, cache) for _ in range(shape.num_layers)]
+    shape, length = rank_steps.Shard("check", 1, 2, 128, 4, 2, 32, 192, 256, True, True), 24
+    weights, cache = OperandPool.make(1 << 19, "cpu", 0.05), OperandPool.make(1 << 16, "cpu", 1.0)
+    layers = [rank_steps._layer(shape, 1, length, weights, cache) for _ in range(shape.num_layers)]
     table, head = weights.take(256, 128), weights.take(256, 128)
-    prompt = steps._Run(shape, "prefill", 1, length, "cpu", 1)
+    prompt = rank_steps._StepBuffers(shape, "prefill", 1, length, "cpu", 1)
     want = prompt(layers, table, head).float()
-    token = steps._Run(shape, "decode", 1, length, "cpu", 1)
+    token = rank_steps._StepBuffers(shape, "decode", 1, length, "cpu", 1)
     token.ids.copy_(prompt.ids[-1:])
     got = token(layers, table, head).float()
     assert (got - want).norm() / want.norm() < 0.03

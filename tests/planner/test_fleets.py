@@ -19,19 +19,19 @@ from commtax.planner.columns import Rejected
 from commtax.planner.fleet_search import burden
 from commtax.planner.fleet_trials import (
     SURE,
-    _each_alone,
+    _capacity_of_kinds,
     _first_pair,
     _trial,
     all_requests,
     capacity,
-    ran,
     rate_of,
+    run_fleet,
     too_slow,
     worst,
 )
 from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
-from commtax.report.planning import shortened
+from commtax.report.planning import shorten_rejected
 from paths import HELPERS
 from planned import share_out
 
@@ -73,7 +73,7 @@ def test_what_is_listed_holds_and_its_growth_too():
     assert answer.plans
     for trial in answer.plans:
         q = trial.layout.question
-        assert worst(q, ran(trial.layout, trial.size, rate_of(q))) <= 1
+        assert worst(q, run_fleet(trial.layout, trial.size, rate_of(q))) <= 1
         assert trial.capacity > rate_of(q)
         assert trial.growth < 0 or trial.growth >= 0.1 - 1e-9
         for low, high in trial.ranges.values():
@@ -151,7 +151,7 @@ def test_two_kinds_of_workers_answer_no_more_than_either_alone():
     short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
     q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
     layout = next(x for x in candidates(q, all_requests(q))[0] if x.apart)
-    decodes, prompts = _each_alone(layout)
+    decodes, prompts = _capacity_of_kinds(layout)
     for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
         least = min(size[0] * decodes, size[1] * prompts)
         assert 0.8 * least < capacity(layout, size) <= SURE * least
@@ -175,7 +175,7 @@ def test_what_is_forbidden_on_several_clusters_is_said_once():
     named = [r for r in lost if r.family.startswith("TP 3")]
     assert [r.family for r in named] == ["TP 3 on 3xh100-sxm and 3xh200-sxm"]
     degrees = [Rejected(f"TP {n} on a and b", f"no {n}", n, "no {tp}", where=" on a and b") for n in (3, 5)]
-    assert [(r.family, r.reason) for r in shortened(degrees)] == [("TP 3, 5 on a and b", "no 3 or 5")]
+    assert [(r.family, r.reason) for r in shorten_rejected(degrees)] == [("TP 3, 5 on a and b", "no 3 or 5")]
 
 
 def test_chips_are_ranked_by_dollars_where_all_have_a_price():

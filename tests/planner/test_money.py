@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.planner.money import Money, per_million
-from commtax.planner.several import leading
+from commtax.planner.several_clusters import leaders_of_ranking
 
 PRICES = st.floats(0.01, 100)
 LENGTHS = st.sampled_from((32, 128, 512))
@@ -148,7 +148,7 @@ def test_several_clusters_are_ranked_as_each_is_alone(objective, prices):
 @given(places=st.lists(st.sampled_from("abc"), max_size=12), top=st.integers(1, 6))
 def test_each_place_is_listed_with_its_best(places, top):
     ranking = list(range(len(places)))
-    shown = leading(ranking, places, top)
+    shown = leaders_of_ranking(ranking, places, top)
     assert list(shown) == sorted(shown)
     assert len(shown) == min(len(places), max(top, len(set(places))))
     assert {places.index(place) for place in places} <= set(shown)

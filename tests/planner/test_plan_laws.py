@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 import brute
 import commtax
 from commtax import catalog
-from commtax.launch.reading import parse
-from commtax.planner import plan, plan_training, standing
+from commtax.launch.read_command import parse
+from commtax.planner import plan, plan_training, rank_own_plan
 from commtax.planner.choosing import complexity
-from commtax.planner.columns import worth
+from commtax.planner.columns import objective_value
 from commtax.planner.exchanges import exchanges
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
 from commtax.spec import Workload
-from commtax.verbs.asking import ask
 from commtax.verbs.billing import price
+from commtax.verbs.settling import ask
 from commtax.verbs.steps import step_bill
 from each import each
 from planned import command, questions, value
@@ -93,7 +93,7 @@ def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within
         a = plan(**question, max_concurrency=32, margin=share)
         if not len(a.plans):
             return
-        worths, hard = worth(a.question, a.plans), complexity(a.plans, a.question.cluster)
+        worths, hard = objective_value(a.question, a.plans), complexity(a.plans, a.question.cluster)
         assert worths[a.recommended] * (1 + share) >= worths[0] * (1 - 1e-9)
         assert np.all(hard[worths * (1 + share) >= worths[0]] >= hard[a.recommended])
         kinds.append(float(hard[a.recommended]))
@@ -205,7 +205,9 @@ def test_a_pasted_plan_at_its_own_load():
         assert code == 0, error
         assert json.loads(out)["pasted"]["concurrency"] == clients
     found = plan("llama-3.1-8b", "2xh100-sxm", max_concurrency=8)
-    assert int(standing(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 8, "of both copies, as was asked"
+    assert int(rank_own_plan(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 8, (
+        "of both copies, as was asked"
+    )
 
 
 @pytest.mark.parametrize(

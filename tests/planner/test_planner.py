@@ -11,8 +11,8 @@ import brute
 import commtax
 from commtax import catalog
 from commtax.planner import plan, plan_training
-from commtax.verbs.asking import ask, settle
 from commtax.verbs.fitting import cache_tokens, fits
+from commtax.verbs.settling import ask, settle
 from each import each
 from planned import command, questions
 from tables import tables

@@ -49,7 +49,7 @@ def test_the_name_of_a_key_decides_nothing(monkeypatch):
 
 
 def test_what_is_no_number_is_null():
-    assert documents.plain({"a": float("nan"), "b": float("inf"), "c": 2.0, "d": 0.5, "bytes": 1.5}) == {
+    assert documents.to_json({"a": float("nan"), "b": float("inf"), "c": 2.0, "d": 0.5, "bytes": 1.5}) == {
         "a": None,
         "b": None,
         "c": 2,

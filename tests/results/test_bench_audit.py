@@ -16,9 +16,9 @@ from cli_run import run_here
 from commtax.evidence.finding import Claim
 from commtax.results import bench
 from commtax.results.bench_audit import audit_bench
-from commtax.results.bench_record import Bench
-from commtax.results.expected import Figure, Load, expected, load_of
-from commtax.verbs.asking import unsettled
+from commtax.results.bench_record import BenchmarkRun
+from commtax.results.expected_figures import BenchmarkLoad, Figure, load_of, predict_figures
+from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES, SHARED
 
@@ -30,12 +30,12 @@ OPEN_LOOP = SHARED / "open_loop/open_loop_runs.csv"
 @cache
 def claimed(model="llama-3.1-8b", tp=1, **words):
     options = {name: words.pop(name) for name in ("eager", "engine", "max_num_seqs") if name in words}
-    return Claim(unsettled(model, PLACE, {"tp": tp, **options}), **words)
+    return Claim(resolve_question(model, PLACE, {"tp": tp, **options}), **words)
 
 
 @cache
 def predicted(load, claim):
-    return expected(load, claim)
+    return predict_figures(load, claim)
 
 
 def measured(load, claim, **times):
@@ -46,7 +46,7 @@ def measured(load, claim, **times):
         if statistic and metric not in ("queue", "itl"):
             stats.setdefault(metric, {})[statistic] = figure.value * times.get(metric, 1.0)
     rates = {name: figure.value * times.get(name, 1.0) for (name, which), figure in found.figures.items() if not which}
-    return Bench(
+    return BenchmarkRun(
         "vllm",
         "latency" if load.batch else "serve",
         requests=load.count or None,
@@ -65,12 +65,12 @@ def verdicts(section):
 
 
 LOADS = (
-    Load(512, 128, batch=4),
-    Load(512, 128, clients=1, count=20, spread=0.0),
-    Load(1024, 128, clients=32, count=320, spread=0.0),
-    Load(512, 64, clients=200, count=200, spread=0.0),
-    Load(512, 128, rate=8.0, count=200, spread=0.5),
-    Load(512, 128, clients=16, rate=30.0, count=200, spread=0.0),
+    BenchmarkLoad(512, 128, batch=4),
+    BenchmarkLoad(512, 128, clients=1, count=20, spread=0.0),
+    BenchmarkLoad(1024, 128, clients=32, count=320, spread=0.0),
+    BenchmarkLoad(512, 64, clients=200, count=200, spread=0.0),
+    BenchmarkLoad(512, 128, rate=8.0, count=200, spread=0.5),
+    BenchmarkLoad(512, 128, clients=16, rate=30.0, count=200, spread=0.0),
 )
 
 
@@ -134,7 +134,7 @@ def test_terms_that_only_a_server_tells_are_compared():
     [({"eager": 1}, "host", "CUDA graphs"), ({"library": "nccl"}, "communication", "NCCL"), ({"tp": 1}, "decode", "one GPU")],
 )
 def test_a_step_as_with_another_option_names_it(changes, code, words):
-    claim, load = claimed(tp=8), Load(512, 128, batch=1)
+    claim, load = claimed(tp=8), BenchmarkLoad(512, 128, batch=1)
     times = 1.03 * float(claim.bill("decode", 1, 576, **changes).step_s / claim.bill("decode", 1, 576).step_s)
     (cause,) = audit_bench([measured(load, claim, tpot=times)], claim, "x").causes
     assert (cause.code, words in cause.said) == (code, True)
@@ -143,9 +143,9 @@ def test_a_step_as_with_another_option_names_it(changes, code, words):
 
 def test_communication_is_what_one_gpu_does_not_have():
     """TP 2 is slow and TP 1 is as it should be: what is between them are the all-reduces."""
-    claim, load = claimed(tp=2), Load(512, 128, batch=1)
+    claim, load = claimed(tp=2), BenchmarkLoad(512, 128, batch=1)
     alone = float(claim.bill("decode", 1, 576, tp=1).step_s)
-    baseline = Bench("vllm", "latency", stats={"tpot": {"mean": alone}, "e2el": {"mean": 1.0}})
+    baseline = BenchmarkRun("vllm", "latency", stats={"tpot": {"mean": alone}, "e2el": {"mean": 1.0}})
     (cause,) = audit_bench([measured(load, claim, tpot=3.0)], claim, "x", baseline).causes
     assert cause.code == "communication"
     (cause,) = audit_bench([measured(load, claim, tpot=3.0)], claim, "x").causes
@@ -163,12 +163,12 @@ def test_ranges_hold_their_value_and_grow_together(value, sigma):
 
 
 def test_what_the_file_lacks_is_asked_for():
-    lone = Bench("vllm", "serve", stats={"tpot": {"mean": 0.008}})
+    lone = BenchmarkRun("vllm", "serve", stats={"tpot": {"mean": 0.008}})
     (finding,) = [f for f in audit_bench([lone], claimed(), "x").findings if f.code == "tpot_mean"]
     assert finding.verdict == "unknown"
     assert all(option in finding.reason for option in ("--input-len", "--output-len", "--batch"))
     said = claimed(batch=8, context=512, output_len=128)
-    assert load_of(lone, said) == Load(512, 128, clients=8, count=80)
+    assert load_of(lone, said) == BenchmarkLoad(512, 128, clients=8, count=80)
     assert verdicts(audit_bench([lone], said, "x"))["tpot_mean"] == "agree"
 
 
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_said_and_not_compared():
     ],
 )
 def test_odd_loads_are_answered_or_said_to_be_none(odd):
-    result = Bench("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)
+    result = BenchmarkRun("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)
     for finding in audit_bench([result], claimed(), "x").findings:
         assert finding.predicted is None or math.isfinite(finding.predicted)
         assert finding.verdict in ("agree", "disagree") or finding.reason
@@ -208,7 +208,7 @@ def test_several_tokens_a_step_hide_the_step():
 
 
 def test_more_tokens_than_the_chips_can_multiply():
-    result = Bench("vllm", "throughput", requests=10, lengths=(512, 128), total_tokens_per_s=1e6, requests_per_s=1.0)
+    result = BenchmarkRun("vllm", "throughput", requests=10, lengths=(512, 128), total_tokens_per_s=1e6, requests_per_s=1.0)
     found = {f.code: f for f in audit_bench([result], claimed(), "x").findings}
     beats = found["total tokens/s, at most those of the peak"]
     assert beats.verdict == "disagree"
@@ -230,7 +230,7 @@ def audited(name):
     """A real result against the machine that its source names."""
     said = dict(REAL[name]["claim"])
     options = {"tp": said.pop("tp")}
-    asked = unsettled(said.pop("model"), said.pop("cluster"), options)
+    asked = resolve_question(said.pop("model"), said.pop("cluster"), options)
     return audit_bench(bench.read(REAL[name]["text"]), Claim(asked, **said), name)
 
 
@@ -258,13 +258,13 @@ def test_published_runs_at_a_rate_agree():
     with OPEN_LOOP.open() as file:
         rows = [row for row in csv.DictReader(file) if row["source_group"] == "residency-vllm"]
     rows = sorted(rows, key=lambda row: int(row["num_requests"]))[:2]
-    claim = Claim(unsettled("qwen3-14b", "1xh100-sxm", {"tp": 1, "max_num_seqs": 256}))
+    claim = Claim(resolve_question("qwen3-14b", "1xh100-sxm", {"tp": 1, "max_num_seqs": 256}))
     agreed = []
     for row in rows:
         stats = {m: {"mean": float(row[f"{c}_mean_ms"]) / 1e3} for m, c in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e"))}
         lengths = float(row["input_mean_tokens"]), float(row["output_mean_tokens"])
         load = {"requests": int(row["num_requests"]), "request_rate": float(row["request_rate_rps"]), "concurrency": 256.0}
-        result = Bench("vllm", "serve", lengths=lengths, stats=stats, requests_per_s=float(row["achieved_rps"]), **load)
+        result = BenchmarkRun("vllm", "serve", lengths=lengths, stats=stats, requests_per_s=float(row["achieved_rps"]), **load)
         found = verdicts(audit_bench([result], claim, "x"))
         agreed += [found[code] == "agree" for code in ("ttft_mean", "tpot_mean", "e2el_mean", "requests_per_s")]
     assert sum(agreed) >= 0.9 * len(agreed)
@@ -331,7 +331,7 @@ def test_the_offered_command_calibrates(tmp_path, monkeypatch, printed):
 
 @pytest.mark.parametrize("here", [0.0, None])
 def test_a_time_of_nothing_is_no_speed_up(here):
-    result = Bench("vllm", "latency", stats={"e2el": {"mean": here}} if here is not None else {})
-    claim = Claim(unsettled("llama-3.1-8b", "2xh100-sxm", {"tp": 2}))
-    found = audit_bench([result], claim, "x", Bench("vllm", "latency", stats={"e2el": {"mean": 1.0}})).findings
+    result = BenchmarkRun("vllm", "latency", stats={"e2el": {"mean": here}} if here is not None else {})
+    claim = Claim(resolve_question("llama-3.1-8b", "2xh100-sxm", {"tp": 2}))
+    found = audit_bench([result], claim, "x", BenchmarkRun("vllm", "latency", stats={"e2el": {"mean": 1.0}})).findings
     assert [f.verdict for f in found if f.code == "speed-up"] == ["unknown"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from commtax.audit import formats
 from commtax.results import bench, prometheus
-from commtax.results.cut import readable
+from commtax.results.damaged_json import read_damaged
 from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES
@@ -210,9 +210,9 @@ def test_any_beginning_of_json_is_a_part_of_it(value, data):
             return all(key in whole and inside(held, whole[key]) for key, held in part.items())
         return part[:-1] == whole[: len(part) - 1] if isinstance(part, list) and part else part == whole or not part
 
-    found, _ = readable(text[:cut])
+    found, _ = read_damaged(text[:cut])
     assert found is None or inside(found, json.loads(text))
-    assert readable(text)[0] == json.loads(text)
+    assert read_damaged(text)[0] == json.loads(text)
 
 
 def test_benchmarks_before_the_cut_are_read():

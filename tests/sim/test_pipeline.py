@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import napkin
-from commtax.cost.schedules import SCHEDULES, Order, Pair
+from commtax.cost.schedules import SCHEDULES, OperationOrder, OverlappedPair
 from commtax.sim.pipeline import Durations, run, simulate
 from commtax.timeline import Timeline
 from each import each
@@ -32,7 +32,7 @@ def shapes(kind, most_p, microbatches):
 
 
 def flat(ops):
-    return [x for op in ops for x in ((op.forward, op.backward) if isinstance(op, Pair) else (op,))]
+    return [x for op in ops for x in ((op.forward, op.backward) if isinstance(op, OverlappedPair) else (op,))]
 
 
 @each("name", NAMES)
@@ -155,7 +155,7 @@ def test_a_priced_pipeline_is_what_the_simulator_runs():
 
 
 def test_a_deadlock_is_found():
-    order = Order(2, 1, 1, [[("B", 0, 0), ("F", 0, 0)], [("F", 0, 0), ("B", 0, 0)]], [[(0, 0), (1, 0)]])
+    order = OperationOrder(2, 1, 1, [[("B", 0, 0), ("F", 0, 0)], [("F", 0, 0), ("B", 0, 0)]], [[(0, 0), (1, 0)]])
     with pytest.raises(ValueError, match="deadlock"):
         simulate(order, Durations())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.figures import columns, gaps, late_tokens, seconds, segments
 from commtax.sim.serving.replica import Pipeline, Replica
-from commtax.sim.serving.running import ROUND_TRIP_S, Clients, Fleet, Run, Workers, alone, run
+from commtax.sim.serving.running import ROUND_TRIP_S, Clients, Fleet, ServingRun, Workers, run, run_alone
 from toy_engine import Case, Stepping, cases, stream
 
 EXACT = 1e-9
@@ -79,7 +79,7 @@ def test_gaps_between_tokens_add_up_whoever_waits_or_is_thrown_out(case, kind):
 @given(case=cases(), ranks=st.sampled_from([1, 1, 3]))
 def test_nothing_is_early(case, ranks):
     book, _ = case.run(Replica, ranks)
-    rows = columns(Run(book, []))
+    rows = columns(ServingRun(book, []))
     for i in range(len(case.stream)):
         prefill = static_prefill_s(case, i, book)
         way = case.rules.way_s + case.rules.door_s
@@ -95,7 +95,7 @@ def test_alone_a_request_pays_static_steps(case):
     """One client: TTFT is the way in and the prompt's step, TPOT the mean of the decode steps."""
     case = replace(case, stream=replace(case.stream, in_flight=1), rules=replace(case.rules, token_s=0.0, ahead=False))
     book, _ = case.run()
-    rows = columns(Run(book, []))
+    rows = columns(ServingRun(book, []))
     for i, output in enumerate(case.stream.output_len):
         own = case.rules.way_s + case.rules.door_s + static_prefill_s(case, i, book)
         assert rows["ttft_s"][i] == pytest.approx(own, rel=1e-9)
@@ -327,5 +327,5 @@ def _already_prompted(case):
     book = book_of(case.stream, 0.0, case.rules.block)
     book.elsewhere = [True] * len(case.stream)
     engine = Replica(case.rules, book, case.surface)
-    alone(engine, Clients(book, inf, range(len(case.stream))))
+    run_alone(engine, Clients(book, inf, range(len(case.stream))))
     return book, engine

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import closed_loops
 from commtax.sim.serving.figures import columns
 from commtax.sim.serving.running import Fleet, Workers, run
-from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.requests import serve
+from commtax.verbs.settling import resolve_question, settle
 from paths import HELPERS
 from toy_engine import Rules, cases, constant_surface, stream
 
@@ -83,7 +83,7 @@ def test_requests_in_flight_are_rate_times_time(case, count, routing):
 def asked(**words):
     usual = {"tp": 1, "input_len": 256, "output_len": 64, "num_prompts": 1500, "concurrency": 1}
     known = {name: words.pop(name) for name in list(words) if name in OFFERED}
-    return settle(unsettled("llama-3.1-8b", "8xh100-sxm", {**usual, **words}).but(**known))
+    return settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {**usual, **words}).but(**known))
 
 
 OFFERED = ("request_rate", "seed", "router", "warmup")

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.catalog.distributions import COLUMNS, data_set, rank_correlation, tabulated
+from commtax.catalog.distributions import COLUMNS, data_set, quantile_lengths, rank_correlation
 from commtax.sim.arrivals import read, write
-from commtax.sim.streams import arrival_times, draw_lengths, draw_pairs, drawn
-from commtax.spec.stream import MOST_TOKENS, Z90, Lengths, Stream, through
+from commtax.sim.streams import arrival_times, draw_lengths, draw_pairs, draw_stream
+from commtax.spec.stream import MOST_TOKENS, Z90, Lengths, RequestStream, lognormal_with_mean
 from commtax.statement import Refusal
 from each import each
 from paths import SHARED
@@ -60,17 +60,17 @@ def test_a_duration_holds_what_arrives_within_it():
     one = Lengths("constant", 8)
     counts = []
     for seed in range(30):
-        stream = drawn(rate=20, duration_s=10, inputs=one, outputs=one, seed=seed)
+        stream = draw_stream(rate=20, duration_s=10, inputs=one, outputs=one, seed=seed)
         assert stream.arrival_s[-1] <= 10
         counts.append(len(stream))
     assert np.mean(counts) == pytest.approx(200, abs=5 * math.sqrt(200 / 30))
     assert np.std(counts) == pytest.approx(math.sqrt(200), rel=0.5)
-    assert len(drawn(rate=20, duration_s=10, count=7, inputs=one, outputs=one)) == 7
-    assert len(drawn(rate=2, duration_s=10, burstiness=math.inf, inputs=one, outputs=one)) == 20
+    assert len(draw_stream(rate=20, duration_s=10, count=7, inputs=one, outputs=one)) == 7
+    assert len(draw_stream(rate=2, duration_s=10, burstiness=math.inf, inputs=one, outputs=one)) == 20
 
 
 def test_an_infinite_rate_sends_all_at_once():
-    stream = drawn(rate=math.inf, count=5, inputs=Lengths("constant", 8), outputs=Lengths("constant", 4))
+    stream = draw_stream(rate=math.inf, count=5, inputs=Lengths("constant", 8), outputs=Lengths("constant", 4))
     assert stream.arrival_s.tolist() == [0.0] * 5
 
 
@@ -91,7 +91,7 @@ def test_an_infinite_rate_sends_all_at_once():
 )
 def test_impossible_streams_are_refused(given, argument):
     with pytest.raises(Refusal) as refused:
-        drawn(**given, inputs=Lengths("constant", 8), outputs=Lengths("constant", 8))
+        draw_stream(**given, inputs=Lengths("constant", 8), outputs=Lengths("constant", 8))
     assert refused.value.argument == argument
 
 
@@ -125,21 +125,21 @@ def test_a_lognormal_is_found_again_from_its_figures(mean, sigma):
     p50 = mean * math.exp(-(sigma**2) / 2)
     p90 = p50 * math.exp(Z90 * sigma)
     for figures in ({"p50": p50}, {"p90": p90}, {"p50": p50, "p90": p90}):
-        assert through(mean, **figures).sigma == pytest.approx(sigma, rel=1e-3)
-        assert through(mean, **figures).mean == mean
+        assert lognormal_with_mean(mean, **figures).sigma == pytest.approx(sigma, rel=1e-3)
+        assert lognormal_with_mean(mean, **figures).mean == mean
 
 
 def test_figures_of_no_lognormal_give_the_nearest():
-    assert through(100, p50=200).sigma == 0
-    assert through(100, p90=900).sigma == pytest.approx(Z90)
-    assert through(100).sigma == 0
-    both = through(100, p50=50, p90=150)
-    assert through(100, p90=150).sigma < both.sigma < through(100, p50=50).sigma
+    assert lognormal_with_mean(100, p50=200).sigma == 0
+    assert lognormal_with_mean(100, p90=900).sigma == pytest.approx(Z90)
+    assert lognormal_with_mean(100).sigma == 0
+    both = lognormal_with_mean(100, p50=50, p90=150)
+    assert lognormal_with_mean(100, p90=150).sigma < both.sigma < lognormal_with_mean(100, p50=50).sigma
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=300))
 def test_a_table_of_a_sample_keeps_its_mean_and_its_order(sample):
-    table = tabulated(np.array(sample, dtype=float))
+    table = quantile_lengths(np.array(sample, dtype=float))
     points = np.array(table.quantiles)
     assert (np.diff(points) >= 0).all()
     assert points[0] >= min(sample)
@@ -203,16 +203,18 @@ def test_tables_that_ship_are_those_of_the_shared_files(name):
 def test_the_same_seed_gives_the_same_bytes_and_another_rate_the_same_requests(seed, unique, shared):
     sides = {side: catalog.lengths("azure-conv", side) for side in ("inputs", "outputs")}
     asked = {"count": 60, "seed": seed, "unique_prompts": unique, "shared_prefix": shared, **sides}
-    one, again, faster = (drawn(rate=rate, **asked) for rate in (2, 2, 50))
+    one, again, faster = (draw_stream(rate=rate, **asked) for rate in (2, 2, 50))
     assert same(one, again)
     assert one.input_len.tobytes() == faster.input_len.tobytes()
-    assert not same(one, drawn(rate=2, **{**asked, "seed": seed + 1}))
+    assert not same(one, draw_stream(rate=2, **{**asked, "seed": seed + 1}))
 
 
 @given(st.integers(1, 40), st.integers(0, 300), st.integers(1, 64))
 def test_prompts_come_again_and_share_what_is_common(unique, shared, block):
     lengths = catalog.lengths("uniform:1-400")
-    stream = drawn(rate=1, count=40, inputs=lengths, outputs=lengths, unique_prompts=unique, shared_prefix=shared, block=block)
+    stream = draw_stream(
+        rate=1, count=40, inputs=lengths, outputs=lengths, unique_prompts=unique, shared_prefix=shared, block=block
+    )
     for column in (stream.input_len, stream.output_len):
         assert (column[unique:] == column[:-unique]).all()
     if stream.prefixes is None:
@@ -316,7 +318,7 @@ def trace(folder, text, name="trace.csv"):
 def test_what_is_written_is_read_again(tmp_path_factory, count, unique, block, name):
     path = tmp_path_factory.mktemp("trace") / name
     lengths = catalog.lengths("azure-conv")
-    stream = drawn(rate=3, count=count, inputs=lengths, outputs=lengths, unique_prompts=unique, block=block)
+    stream = draw_stream(rate=3, count=count, inputs=lengths, outputs=lengths, unique_prompts=unique, block=block)
     write(stream, path)
     again = read(path)
     assert same(stream, again)
@@ -423,7 +425,7 @@ def test_unsorted_requests_are_sorted_and_said(tmp_path):
 @pytest.mark.parametrize(("name", "count", "last_s", "block"), DATA["shared_traces_are_read_whole"])
 def test_shared_traces_are_read_whole(name, count, last_s, block):
     stream = read(OPEN_LOOP / f"{name}.csv.gz")
-    assert isinstance(stream, Stream)
+    assert isinstance(stream, RequestStream)
     assert (len(stream), stream.arrival_s[-1], stream.block) == (count, last_s, block)
     assert not stream.notes
     if stream.prefixes:

@@ -20,7 +20,7 @@ from commtax.catalog import loader, models, programs
 from commtax.cost.collectives import ALGORITHMS
 from commtax.cost.memory import on_chip
 from commtax.cost.schedules import SCHEDULES
-from commtax.launch import flags, reading
+from commtax.launch import flags, read_command
 from each import each
 from paths import HELPERS, ROOT, SOURCE
 
@@ -29,7 +29,7 @@ PYTHON = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
 
 def remembered():
     """Everything of the catalogue that is read once."""
-    places = (catalog, loader, models, programs, flags, reading)
+    places = (catalog, loader, models, programs, flags, read_command)
     return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
 
 

@@ -27,7 +27,7 @@ ROWS = [
     {"spec"},
     {"units", "arrays", "files", "patterns", "options"},
     {"statement"},
-    {"records", "kept"},
+    {"records", "shipped_tables"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {

@@ -3,7 +3,7 @@
 import ast
 
 from commtax.evidence.thresholds import counts, levels
-from commtax.kept import table
+from commtax.shipped_tables import table
 from each import each
 from paths import SOURCE
 

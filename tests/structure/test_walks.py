@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commtax.cost.pricing import inference_bill
-from commtax.verbs.asking import settle, terms_of, unsettled
+from commtax.verbs.settling import resolve_question, settle, terms_of
 from paths import SOURCE
 
 COUNTED = ("cost", "ledger", "timeline")
@@ -56,7 +56,7 @@ def visits(call):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_price_is_read_with_few_returns(step):
     (model, cluster, words), most = STEPS[step]
-    q = settle(unsettled(model, cluster, words))
+    q = settle(resolve_question(model, cluster, words))
     forget()
     terms = terms_of(q)
     files = visits(lambda: inference_bill(terms, q.work, q.tokens))

@@ -7,7 +7,7 @@ import pytest
 from commtax.audit import audit
 from commtax.evidence.finding import Claim
 from commtax.traces.profilers import kineto_events  # noqa: F401  imported late, and no part of the walk
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from paths import SOURCE as SOURCE_FOLDER
 
@@ -45,6 +45,6 @@ def returns(files):
 
 @pytest.mark.parametrize("name", ["audit/vllm-cpu-serve.log", "vllm-cpu-tp2-rank0.trace.json.gz"])
 def test_an_audit_is_read_from_one_file_to_the_next(name):
-    claim = Claim(unsettled("llama-3.1-8b", "2xcpu", {"tp": 2}))
+    claim = Claim(resolve_question("llama-3.1-8b", "2xcpu", {"tp": 2}))
     files = walked(lambda: audit([FIXTURES / name], claim))
     assert len(returns(files)) <= 20, files

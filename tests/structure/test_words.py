@@ -17,8 +17,8 @@ from commtax.evidence.finding import Claim
 from commtax.ledger import Item
 from commtax.spec import Path
 from commtax.statement import Note, Source
-from commtax.verbs.asking import unsettled
 from commtax.verbs.layer import layer_of
+from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from source import FILES, nodes, place, unit
 
@@ -48,7 +48,7 @@ def steps(b):
 
 def compared(name):
     """Predicted and measured figures of an audit, with their verdicts."""
-    asked = Claim(unsettled(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2}))
+    asked = Claim(resolve_question(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2}))
     return [
         [(f.predicted, f.measured, f.verdict) for f in section.findings] for section in audit([FIXTURES / name], asked).sections
     ]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from commtax.traces.accounts import Job
+from commtax.traces.accounts import TracedJob
 from commtax.traces.causes import microbatches
-from commtax.traces.clocks import coinciding
+from commtax.traces.clocks import coinciding_offset
 from commtax.traces.profilers import kineto
 from commtax.traces.trace_audit import audit_traces
 from fault_traces import NCCL
@@ -129,7 +129,7 @@ def test_microbatches_are_counted_where_both_ways_share_a_kernel(counts, found):
             r.events.append(event("user_annotation", "Optimizer.step#AdamW.step", r.at - 9, 1))
             r.step(step, begin)
         traces.append(r.trace(4))
-    assert microbatches(Job.of(traces), [[0], [1], [2], [3]]) == found
+    assert microbatches(TracedJob.of(traces), [[0], [1], [2], [3]]) == found
 
 
 def test_short_pauses_are_launches_though_a_step_has_few_kernels():
@@ -174,7 +174,7 @@ def test_short_messages_close_together_do_not_move_a_clock():
     """Each stage hands on 12 us after it was handed something: nearly as many ends are 12 us apart as are together."""
     handed = np.cumsum(np.full(48, 400e-6) + np.arange(48) % 5 * 1e-6)
     ours, theirs = np.sort(np.append(handed, handed + 12e-6)), np.sort(np.append(handed + 12e-6, handed + 24e-6))
-    assert coinciding(ours, theirs) == pytest.approx(0.0, abs=1e-9)
+    assert coinciding_offset(ours, theirs) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_collective_of_all_that_nobody_told_is_no_slow_link():

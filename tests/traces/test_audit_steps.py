@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.evidence.finding import Audit
-from commtax.traces.compared import both_means
-from commtax.traces.differing import difference
+from commtax.traces.claim_check import both_means
 from commtax.traces.profilers import kineto
-from commtax.traces.trace import EVER, Step, until_the_next
+from commtax.traces.run_differences import difference
+from commtax.traces.trace import EVER, TraceStep, extend_steps
 from commtax.traces.trace_audit import audit_traces
-from commtax.traces.typical import of_all
+from commtax.traces.typical_step import typical_of_ranks
 from commtax.units import format_seconds
 from made_traces import document, event, kernel, launch
 
@@ -48,7 +48,7 @@ def test_kernels_behind_a_pause_of_the_host_belong_to_the_step_that_launched_the
     """The host is in a call of the driver for 6.6 ms between two launches of one step: it was read as a step of 1.8 ms."""
     section = told(gapped(6600, inside))
     (row,) = section.steps
-    assert of_all(section).total_s == pytest.approx((1830 + 6600 + 612 - 20) * 1e-6)
+    assert typical_of_ranks(section).total_s == pytest.approx((1830 + 6600 + 612 - 20) * 1e-6)
     assert row.idle_s > 6.6e-3
     assert not any(n.code == "strays" for n in section.notes)
     (stall,) = [c for c in section.causes if c.code == "stall"]
@@ -69,7 +69,7 @@ def test_kernels_ahead_of_the_first_step_s_others(inside, microseconds):
 
 def test_a_kernel_that_was_launched_long_before_it_ran_is_still_a_stray():
     section = told(gapped(6600, "hipDeviceSynchronize", late_us=200_000))
-    assert of_all(section).total_s == pytest.approx(1.8e-3)
+    assert typical_of_ranks(section).total_s == pytest.approx(1.8e-3)
     assert any("4 device events far" in n for n in section.notes)
     assert not any("pauses" in c.said for c in section.causes), "a pause behind the step is none of its own"
 
@@ -94,11 +94,11 @@ def test_a_step_lasts_until_the_next_unless_host_and_device_rest(work):
     steps, at = [], 0.0
     for length, gap, hosted in work:
         host = (at, at + length + gap if hosted else at + length)
-        steps.append(Step(0, "x", at, at + length, host))
+        steps.append(TraceStep(0, "x", at, at + length, host))
         at += length + gap
-    for (before, after), (length, gap, hosted) in zip(pairwise(until_the_next(steps)), work, strict=False):
+    for (before, after), (length, gap, hosted) in zip(pairwise(extend_steps(steps)), work, strict=False):
         assert before.end_s == (after.start_s if hosted or gap <= length else before.start_s + length)
-    assert until_the_next([Step(0, "x", 0.0, 1.0, EVER), Step(1, "x", 9.0, 10.0, EVER)])[0].end_s == 1.0
+    assert extend_steps([TraceStep(0, "x", 0.0, 1.0, EVER), TraceStep(1, "x", 9.0, 10.0, EVER)])[0].end_s == 1.0
 
 
 # One length of a step
@@ -138,7 +138,7 @@ def test_a_step_has_one_length_in_all_tables(run):
     section = told(run)
     found = difference(Audit(None, (section,)), Audit(None, (section,)))
     (length,) = by_code(section, "step").values()
-    assert of_all(section).total_s == pytest.approx(length)
+    assert typical_of_ranks(section).total_s == pytest.approx(length)
     assert [used.total_s for _, used in section.usage] == pytest.approx([length])
     assert found.step.before == pytest.approx(length)
     assert [c.before for c in found.metrics if c.item.endswith("step") and c.unit == "s"] == pytest.approx([length])
@@ -147,9 +147,9 @@ def test_a_step_has_one_length_in_all_tables(run):
 
 def test_what_lies_between_steps_is_theirs_where_the_host_is_in_them():
     loading, asking = (told(RUNS[name]) for name in ("data is loaded between steps", "nothing is asked between steps"))
-    assert of_all(loading).total_s == pytest.approx(1100e-6)
-    assert of_all(asking).total_s == pytest.approx(400e-6)
-    assert of_all(asking).idle_s == pytest.approx(0, abs=1e-9)
+    assert typical_of_ranks(loading).total_s == pytest.approx(1100e-6)
+    assert typical_of_ranks(asking).total_s == pytest.approx(400e-6)
+    assert typical_of_ranks(asking).idle_s == pytest.approx(0, abs=1e-9)
 
 
 def test_one_rank_s_rest_is_part_of_its_step_while_the_others_work():
@@ -265,6 +265,6 @@ def test_a_stream_that_waits_for_an_event_is_not_busy(name):
         events.append(event("mtia_runtime", "runFunction", at - 5, 2, correlation=number))
         events.append(event("mtia_ccp_events", what, at, lasts, 1, device=0, stream=1, correlation=number))
     section = told(document(events))
-    used = of_all(section)
+    used = typical_of_ranks(section)
     assert (used.total_s, used.compute_s, used.idle_s) == pytest.approx((900e-6, 200e-6, 700e-6))
     assert {(k.name, k.kind) for k in section.kernels} == {("fba", "compute"), (name, "wait")}

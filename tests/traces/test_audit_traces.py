@@ -14,7 +14,7 @@ from commtax.catalog import recognise
 from commtax.timeline import Timeline
 from commtax.traces.profilers import kineto
 from commtax.traces.profilers.kineto_facts import facts_of
-from commtax.traces.trace import KINDS, usage, without_strays
+from commtax.traces.trace import KINDS, main_span, usage
 from commtax.traces.trace_audit import audit_traces
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
@@ -196,17 +196,17 @@ SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)).map(lambda 
 @given(SPANS, st.floats(1.0, 1e6), st.booleans())
 def test_a_stray_changes_nothing(spans, apart, ahead):
     """Whatever is farther away than all of a step's kernels together take leaves its window as it was."""
-    first, last, strays = without_strays(spans)
+    first, last, strays = main_span(spans)
     assert min(s for s, _ in spans) <= first < last <= max(e for _, e in spans)
     total, tiny = sum(e - s for s, e in spans), 1e-3
     begin = max(e for _, e in spans) + 2 * total + apart if not ahead else min(s for s, _ in spans) - 2 * total - apart - tiny
-    again = without_strays([*spans, (begin, begin + tiny)])
+    again = main_span([*spans, (begin, begin + tiny)])
     if strays == 0:
         assert again == (first, last, 1)
 
 
 def test_a_pause_of_the_host_is_part_of_its_step():
-    assert without_strays([(0.0, 1.0), (50.0, 51.0)], lambda begin, end: end - begin) == (0.0, 51.0, 0)
+    assert main_span([(0.0, 1.0), (50.0, 51.0)], lambda begin, end: end - begin) == (0.0, 51.0, 0)
 
 
 @pytest.mark.parametrize(("call", "microseconds"), [("cudaStreamSynchronize", 400), ("cudaLaunchKernel", 900)])

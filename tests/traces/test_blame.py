@@ -13,11 +13,11 @@ import fault_traces
 import plain_traces
 from commtax.evidence.finding import CULPRITS
 from commtax.timeline import Timeline
-from commtax.traces.accounts import Job
+from commtax.traces.accounts import TracedJob
 from commtax.traces.blame import blame
-from commtax.traces.clocks import Clock, between, coinciding
+from commtax.traces.clocks import Clock, clock_between, coinciding_offset
 from commtax.traces.coverage import coverage
-from commtax.traces.happened import collective_rows, kernel_rows, step_rows, typical_step
+from commtax.traces.job_rows import collective_rows, kernel_rows, step_rows, typical_step
 from commtax.traces.meeting import meet
 from commtax.traces.profilers import kineto
 from commtax.traces.repetition import period_of
@@ -25,14 +25,14 @@ from commtax.traces.series import rise
 from commtax.traces.trace import KINDS as WORK
 from commtax.traces.trace import Trace, usage
 from commtax.traces.trace_audit import audit_traces
-from commtax.traces.typical import of_all
+from commtax.traces.typical_step import typical_of_ranks
 from each import each
 from fault_traces import KINDS, case
 from made_traces import decode_graphs, document, event, kernel, launch
 
 
 def job_of(made):
-    return Job.of([kineto.parse(d) for d in made.documents])
+    return TracedJob.of([kineto.parse(d) for d in made.documents])
 
 
 SMALL = [
@@ -80,7 +80,7 @@ def test_weights_that_never_overlap_are_told():
     plan.since, plan.everyone, plan.wire_us = 0, True, 0.3 * plan.compute_us
     ranks = fault_traces.simulate(fault_traces.program(plan))
     made = [fault_traces.document(r, plan, rng, 0.0, 1e9, True, "profiler") for r in ranks]
-    found, _ = blame(Job.of([kineto.parse(d) for d in made]))
+    found, _ = blame(TracedJob.of([kineto.parse(d) for d in made]))
     assert (found.kind, found.rank, found.since_s) == ("lost overlap", None, pytest.approx(0.0, abs=1e-5))
 
 
@@ -107,7 +107,7 @@ def test_offset_and_drift_are_found(offset, drift, seed):
     rng = np.random.default_rng(seed)
     own = np.sort(rng.uniform(0, 20, 300))
     ours = Clock(offset, drift, own[0]).job_s(own) + rng.uniform(-2e-6, 2e-6, 300)
-    clock, apart = between(ours, own)
+    clock, apart = clock_between(ours, own)
     drifts = abs(drift * 20) > 1e-4
     assert np.abs(clock.job_s(own) - ours).max() < (1e-5 if drifts else 1.2e-4)
     assert not drifts or apart < 3e-6
@@ -119,7 +119,7 @@ def test_ends_that_coincide_tell_the_offset(offset, seed):
     rng = np.random.default_rng(seed)
     shared = np.cumsum(rng.uniform(1e-3, 3e-3, 60))
     own = np.sort(np.append(shared, rng.uniform(0, shared[-1], 30)))
-    assert coinciding(shared + offset, own) == pytest.approx(offset, abs=2e-6)
+    assert coinciding_offset(shared + offset, own) == pytest.approx(offset, abs=2e-6)
 
 
 def test_groups_that_nobody_told_are_found_by_their_ends():
@@ -140,7 +140,7 @@ def test_an_exchange_that_is_called_a_message():
     met = meet(named)
     assert set(met.sizes.tolist()) == {3}
     assert np.allclose(met.wire_s, 5e-6)
-    found, _ = blame(Job.of(named))
+    found, _ = blame(TracedJob.of(named))
     assert (found.kind, found.rank) == ("slow rank", 1)
 
 
@@ -189,7 +189,7 @@ def test_named_steps_of_a_trace_without_launches_equal_an_oracle(rows, cuts):
         running[kind, start : start + length] = True
         events.append(event(*names[kind], start, length, stream, device=0, stream=stream))
     events += [event("user_annotation", f"ProfilerStep#{i}", b, e - b, 99) for i, (b, e) in enumerate(pairwise(edges))]
-    made = Job.of([kineto.parse(document(events))])
+    made = TracedJob.of([kineto.parse(document(events))])
     compute, comm, copy = running
     told = {row.index: (row.compute_s, row.exposed_s, row.hidden_s, row.copy_s, row.idle_s) for row in step_rows(made)}
     for i, (begin, end) in enumerate(pairwise(edges)):
@@ -328,7 +328,7 @@ def test_many_short_pauses_are_launches(pause, launched, code):
 def test_causes_and_the_typical_step_tell_the_same():
     """Shares of a single rank's causes are those of the step that is shown."""
     section = audit_traces([layered(20, 1, pause=4)], None, ["a"])
-    used = of_all(section)
+    used = typical_of_ranks(section)
     shares = {c.code: c.share for c in section.causes}
     assert shares["launch-bound"] == pytest.approx(used.idle_share)
     assert shares["exposed"] == pytest.approx(used.exposed_share)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.audit import formats
-from commtax.audit.reading import read_all
+from commtax.audit.read_files import read_all
 from commtax.traces.profilers import nccl_ranges, nsys
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.audit import audit, formats
-from commtax.audit.reading import read_all
+from commtax.audit.read_files import read_all
 from made_traces import clashes, per_step
 from paths import FIXTURES
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import at_once, formats, reading
+from commtax.audit import formats, parallel_reading, read_files
 from commtax.cli import progress
-from commtax.files import opened
-from commtax.timeline import crossed, merged
+from commtax.files import open_stream
+from commtax.timeline import intersect_spans, merge_spans
 from commtax.traces.profilers import chrome, kineto
 from commtax.traces.trace import distinct
 from each import each
@@ -268,28 +268,28 @@ def test_what_is_not_asked_for_is_not_held():
 
 def test_bytes_are_told_as_they_are_read():
     heard = []
-    with opened(CPU[0], watch=heard.append) as stream:
-        formats.Source(stream).head  # noqa: B018
+    with open_stream(CPU[0], watch=heard.append) as stream:
+        formats.FileToRead(stream).head  # noqa: B018
         list(stream.pieces(1000))
     assert sum(heard) == CPU[0].stat().st_size
 
 
 def test_nobody_is_told_where_nobody_looks(monkeypatch, capsys):
     monkeypatch.setattr(progress, "LARGE", 0)
-    with progress.reading(CPU) as watch:
+    with progress.watch_reading(CPU) as watch:
         assert watch is None
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(progress, "EVERY_S", -1)
-    with progress.reading(CPU) as watch:
+    with progress.watch_reading(CPU) as watch:
         watch(CPU[0].stat().st_size)
     assert "(50%)" in capsys.readouterr().err
 
 
 def test_several_processes_read_what_one_reads(monkeypatch):
-    alone = reading.read_all(CPU).traces
-    monkeypatch.setattr(at_once.COUNT, "worth_bytes", 0)
+    alone = read_files.read_all(CPU).traces
+    monkeypatch.setattr(parallel_reading.COUNT, "worth_bytes", 0)
     heard = []
-    several = reading.read_all(CPU, watch=heard.append, processes=2).traces
+    several = read_files.read_all(CPU, watch=heard.append, processes=2).traces
     assert [told(t) for _, t in several] == [told(t) for _, t in alone]
     assert sum(heard) <= sum(p.stat().st_size for p in CPU)
 
@@ -350,10 +350,10 @@ def union(spans):
 @given(SPANS, SPANS)
 def test_spans_are_merged_and_crossed_as_by_hand(a, b):
     columns = [np.array(x).reshape(-1, 2) for x in (a, b)]
-    first, second = (merged(x[:, 0], x[:, 1]) for x in columns)
+    first, second = (merge_spans(x[:, 0], x[:, 1]) for x in columns)
     assert [tuple(row) for row in first.tolist()] == union(a)
     met = [(max(s, t), min(e, f)) for s, e in union(a) for t, f in union(b) if max(s, t) < min(e, f)]
-    assert [tuple(row) for row in crossed(first, second).tolist()] == sorted(met)
+    assert [tuple(row) for row in intersect_spans(first, second).tolist()] == sorted(met)
 
 
 def ns(microseconds):

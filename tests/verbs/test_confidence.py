@@ -15,7 +15,7 @@ from cli_run import run_here
 from commtax.planner import plan
 from commtax.planner.fleets import plan_fleet
 from commtax.statement import Refusal
-from commtax.verbs.confidence import Estimate, confidence_of, percent, through
+from commtax.verbs.confidence import Estimate, confidence_of, estimate_through, percent
 from each import each
 from paths import BENCHMARKS
 from tables import tables
@@ -44,7 +44,7 @@ def test_a_figure_keeps_the_limit_of_its_confidence(estimate, one, other):
 
 @given(estimates, st.floats(0.51, 0.99))
 def test_two_points_make_a_range(estimate, confidence):
-    again = through(float(estimate.value), float(estimate.sure(confidence)), confidence)
+    again = estimate_through(float(estimate.value), float(estimate.sure(confidence)), confidence)
     assert again.high == pytest.approx(estimate.high)
 
 

@@ -12,13 +12,13 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token
-from commtax.cost.network import STATIONS, Decoding, Network, Prompting, Wire, flow, nodes_to
+from commtax.cost.network import STATIONS, CacheWire, DecodeStation, PromptStation, QueueNetwork, flow, nodes_to
 from commtax.launch.writing import apart_command
 from commtax.planner import plan
 from commtax.statement import Refusal
-from commtax.verbs.asking import ask, settle, unsettled
+from commtax.verbs.closed_loop import serve as closed_form
 from commtax.verbs.requests import serve as simulated
-from commtax.verbs.serving import serve as closed_form
+from commtax.verbs.settling import ask, resolve_question, settle
 
 SLOW = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1, "concurrency": 32, "input_len": 4000}
 PLACES = (("8xh100-sxm", ""), ("2x8xh100-sxm", "10gbe"), ("2x8xh100-sxm", ""), ("4x4xh100-sxm", "100gbe"), ("8xh200-sxm", ""))
@@ -29,9 +29,9 @@ FREE = 0.85  # of what a station passes at most: beyond, queues are long and a r
 def network(clients, workers=1, copies=1, prompt_s=0.1, moved_s=0.02, step_s=0.01, decodes=100, spread=0.5, most=1.0, room=256):
     """Steps that grow a little with their batch."""
     batches = nodes_to(room)
-    decoding = Decoding.of(copies, 1, room, step_s * (1 + batches / 100))
-    prompting, wire = Prompting(workers, prompt_s, 0.8 * prompt_s, most), Wire(moved_s, moved_s, moved_s)
-    return Network(clients, decodes, 0.01, prompting, wire, decoding, spread)
+    decoding = DecodeStation.of(copies, 1, room, step_s * (1 + batches / 100))
+    prompting, wire = PromptStation(workers, prompt_s, 0.8 * prompt_s, most), CacheWire(moved_s, moved_s, moved_s)
+    return QueueNetwork(clients, decodes, 0.01, prompting, wire, decoding, spread)
 
 
 networks = st.fixed_dictionaries(
@@ -175,7 +175,7 @@ def ratios(rng):
     model, place, words = drawn(rng)
     count = max(120, LIVES * words["concurrency"])
     try:
-        put = unsettled(model, place, words)
+        put = resolve_question(model, place, words)
         form, ran = closed_form(settle(put)), simulated(settle(put.but(num_prompts=count)))
     except Refusal:
         return None

@@ -14,8 +14,8 @@ from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
 from commtax.cost.memory import on_chip, weights
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
-from commtax.verbs.asking import ask
 from commtax.verbs.fitting import judge, limits_of
+from commtax.verbs.settling import ask
 from each import each
 from start_logs import LOGS, name, of_log
 from strategies import questions

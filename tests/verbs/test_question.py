@@ -7,7 +7,7 @@ import commtax
 from cli_run import run_here
 from commtax.question import PARTS, PHASES
 from commtax.report.view.state import State
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 
 
 def test_no_two_parts_have_a_field_of_one_name():
@@ -17,7 +17,7 @@ def test_no_two_parts_have_a_field_of_one_name():
 
 
 def test_a_change_reaches_its_part_and_nothing_else():
-    q = unsettled("llama-3.1-8b", "8xh100-sxm", {"tp": 2})
+    q = resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 2})
     changed = q.but(tp=4, request_rate=8.0, concurrency=3)
     assert (changed.plan.tp, changed.offered.request_rate, changed.requests.concurrency) == (4, 8.0, 3)
     assert replace(changed, plan=q.plan, offered=q.offered, requests=q.requests) == q

@@ -4,7 +4,7 @@ import pytest
 
 import commtax
 from commtax import catalog
-from commtax.launch.reading import parse
+from commtax.launch.read_command import parse
 from commtax.machines.topology import parse as read_topology
 from commtax.machines.topology import place
 from commtax.verbs.comparing import compare_plans

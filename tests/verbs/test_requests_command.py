@@ -20,13 +20,13 @@ from commtax.sim.serving import figures
 from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
-from commtax.verbs.asking import settle
+from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.loads import split
-from commtax.verbs.offering import put
 from commtax.verbs.requests import _lengths, serve
-from commtax.verbs.serving import serve as closed_loop
-from commtax.verbs.sweeping import Slo, at, points, slo_of, sweep
+from commtax.verbs.settling import settle
+from commtax.verbs.sweeping import Slo, points, question_at, slo_of, sweep
 from commtax.verbs.tails import first_tokens, gaps
+from commtax.verbs.timed_serving import requests_question
 from commtax.verbs.usage import timeline_of, usage_of
 from each import each
 from tables import tables
@@ -265,8 +265,8 @@ def test_a_sweep_finds_the_knee_and_the_capacity(tmp_path):
 def test_points_between_two_ends_grow_by_half_an_octave():
     assert points("request_rate=2:5") == ("request_rate", (2.0, 2.8, 4.0, 5.0))
     assert points("concurrency=1:10") == ("concurrency", (1.0, 2.0, 4.0, 8.0, 10.0))
-    asked = put(MODEL, PLACE, {"concurrency": 1, **LENGTHS})
-    found = sweep("concurrency", (1, 4), [at(asked, "concurrency", clients, prompts_per_client=5) for clients in (1, 4)])
+    asked = requests_question(MODEL, PLACE, {"concurrency": 1, **LENGTHS})
+    found = sweep("concurrency", (1, 4), [question_at(asked, "concurrency", clients, prompts_per_client=5) for clients in (1, 4)])
     assert [len(o.stream) for o in found.outcomes] == [5, 20]
 
 
@@ -356,7 +356,7 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
 
         return watch
 
-    asked = settle(put(MODEL, PLACE, {"request_rate": 10, "num_prompts": 200, **LENGTHS}))
+    asked = settle(requests_question(MODEL, PLACE, {"request_rate": 10, "num_prompts": 200, **LENGTHS}))
     o = serve(asked, stop_after(50))
     assert o.ran.stopped
     assert 50 <= len(o.stream) < 60
@@ -404,7 +404,7 @@ def test_a_closed_loop_knows_what_is_cached():
     for hit in (0.0, 0.5, 0.95):
         told = run_here("simulate", MODEL, "-c", PLACE, "--concurrency", "32", "--prefix-cache", str(hit))
         assert told.returncode == 0, told.stderr
-        loops.append(closed_loop(settle(put(MODEL, PLACE, {**words, "prefix_cache": hit}))))
+        loops.append(closed_loop(settle(requests_question(MODEL, PLACE, {**words, "prefix_cache": hit}))))
         timed = commtax.serve(MODEL, PLACE, **words, num_prompts=1000, warmup=100, prefix_cache=hit)
         assert float(loops[-1].tpot_s) == pytest.approx(timed.statistic("tpot_mean"), rel=0.05)
     assert loops[0].ttft_s > loops[1].ttft_s > loops[2].ttft_s

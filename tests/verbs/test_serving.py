@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
+from commtax.cost.closed_form import ClosedLoopLoad, Pressure, Steps, closed_loop, pressure, prompts_ahead, running_requests
 from commtax.cost.compute import chosen_experts
-from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, running
 from commtax.spec import Experts
 from commtax.statement import Refusal
 from commtax.units import format_seconds
-from commtax_lab.published.serving import is_fitted, may_draft, measured, question
+from commtax_lab.published.serving_rows import is_fitted, may_draft, measured_means, question
 from each import each
 from paths import SHARED
 from tables import tables
@@ -106,24 +106,24 @@ def test_the_cache_limits_what_runs():
 def test_waiting_by_hand():
     """4 clients, 2 slots: each request lives 10 + 2 + 9 x 1 s and waits as long again (Little's law)."""
     engine = catalog.engine("torch")
-    load, steps = Load(4, 100, 10), Steps(decode_s=1.0, prompt_s=3.0)
+    load, steps = ClosedLoopLoad(4, 100, 10), Steps(decode_s=1.0, prompt_s=3.0)
     served = closed_loop(load, steps, 2, 1.0, engine)
     assert served.tpot_s == 1.0  # the other prompt came before the first token
     assert served.boundary_s + served.prefill_s + served.ahead_s == 1 + 3 + 2
     assert served.slot_s == 6 + 9 * 1.0
-    assert running(load, engine, 10**6, 3) == 3
-    assert running(load, engine, 215, 99) == 2  # 100 + 10/2 tokens each
+    assert running_requests(load, engine, 10**6, 3) == 3
+    assert running_requests(load, engine, 215, 99) == 2  # 100 + 10/2 tokens each
 
 
 def test_a_full_cache_by_hand():
     """10,000 tokens, 900 in and 100 out: 11 prompts come in, 10 requests can end; a third of the output outgrows each prompt."""
-    vllm, load = catalog.engine("vllm"), Load(40, 900, 100)
-    seqs = running(load, vllm, 10_000, 99)
+    vllm, load = catalog.engine("vllm"), ClosedLoopLoad(40, 900, 100)
+    seqs = running_requests(load, vllm, 10_000, 99)
     full = pressure(load, vllm, 10_000, seqs)
     assert seqs == 10
     assert full.recomputed == pytest.approx(3 * 100 / 900)
     assert full.inside == pytest.approx((10_000 / 900 - 10) / 2 / 30)
-    assert pressure(Load(10, 900, 100), vllm, 10_000, 10).recomputed == 0
+    assert pressure(ClosedLoopLoad(10, 900, 100), vllm, 10_000, 10).recomputed == 0
     assert pressure(load, catalog.engine("trtllm"), 10_000, 10) == Pressure()
     quiet, crowded = (closed_loop(load, Steps(1.0, 3.0), seqs, 1.0, vllm, p) for p in (Pressure(), full))
     assert crowded.tpot_s > quiet.tpot_s
@@ -152,22 +152,22 @@ def test_clients_that_replicas_cannot_share_evenly_do_not_wait():
 def test_a_front_end_limits_softly():
     """8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token."""
     engine = catalog.engine("torch").but(frontend_request_s=2.0)
-    served = closed_loop(Load(8, 100, 2), Steps(0.001, 0.001), 8, 0.0, engine)
+    served = closed_loop(ClosedLoopLoad(8, 100, 2), Steps(0.001, 0.001), 8, 0.0, engine)
     assert served.ttft_s + served.tpot_s == pytest.approx(16.0, rel=1e-3)
     assert served.frontend_s == pytest.approx(8.0, rel=1e-2)
-    slow = closed_loop(Load(8, 100, 2), Steps(100.0, 100.0), 8, 0.0, engine)
+    slow = closed_loop(ClosedLoopLoad(8, 100, 2), Steps(100.0, 100.0), 8, 0.0, engine)
     assert slow.frontend_s < 1e-2 * slow.ttft_s
 
 
 def test_prompts_ahead_by_hand():
     """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others."""
     vllm, sglang = catalog.engine("vllm"), catalog.engine("sglang")
-    steady = Load(64, 8192, 1024, spread=0.0)
+    steady = ClosedLoopLoad(64, 8192, 1024, spread=0.0)
     assert prompts_ahead(steady, 64, 8192, vllm) == 2
     assert prompts_ahead(steady, 64, 8192, sglang) == 63 / 2
-    burst = Load(64, 8192, 1024, num_prompts=640, spread=0.0)
+    burst = ClosedLoopLoad(64, 8192, 1024, num_prompts=640, spread=0.0)
     assert prompts_ahead(burst, 64, 8192, vllm) == pytest.approx(2 + 0.1 * (31.5 - 2))
-    independent = Load(64, 8192, 1024, spread=0.5)
+    independent = ClosedLoopLoad(64, 8192, 1024, spread=0.5)
     assert prompts_ahead(independent, 64, 8192, vllm) == pytest.approx(2 * 63 / 1025)
 
 
@@ -342,7 +342,7 @@ def test_a_row_is_a_question():
     assert (asked["engine"].key, asked["engine"].version) == ("vllm", "0.12.0")
     assert asked["engine"] == catalog.engine("vllm@0.12.0"), "no recipe concerns it"
     assert (asked["tp"], asked["concurrency"], asked["num_prompts"], asked["spread"]) == (8, 8, 80, 0.0)
-    assert measured(row()) == {"ttft_s": pytest.approx(0.0918), "tpot_s": pytest.approx(0.00796)}
+    assert measured_means(row()) == {"ttft_s": pytest.approx(0.0918), "tpot_s": pytest.approx(0.00796)}
 
 
 def test_rows_with_habits_of_their_own():
@@ -391,7 +391,7 @@ def question_or_none(run):
 
 
 def median_errors(runs):
-    pairs = [(predict(run), measured(run)) for run in runs]
+    pairs = [(predict(run), measured_means(run)) for run in runs]
     return (np.median([abs(found[name] / was[name] - 1) for found, was in pairs]) for name in ("tpot_s", "ttft_s"))
 
 
@@ -404,7 +404,7 @@ def test_published_runs():
         (row(**long, tp_size="4", batch_size="64", silicon_ttft_ms="905.1", silicon_tpot_ms="34.9"), 0.05, 0.3),
     ]
     for run, tpot, ttft in figures:
-        found, was = predict(run), measured(run)
+        found, was = predict(run), measured_means(run)
         assert found["tpot_s"] == pytest.approx(was["tpot_s"], rel=tpot)
         assert found["ttft_s"] == pytest.approx(was["ttft_s"], rel=ttft)
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.spec import Workload
-from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.requests import steps_of
+from commtax.verbs.settling import resolve_question, settle
 from commtax.verbs.steps import step_bill
 from each import each
 from tables import tables
@@ -20,7 +20,7 @@ LONGEST = 8192
 
 def asked_of(plan):
     model, cluster, words = plan
-    return settle(unsettled(model, cluster, words))
+    return settle(resolve_question(model, cluster, words))
 
 
 def random_steps(rng, count, most_rows):

@@ -10,7 +10,7 @@ import pytest
 
 from commtax.cost import pricing, surface
 from commtax.spec import Workload
-from commtax.verbs.asking import settle, terms_of, unsettled
+from commtax.verbs.settling import resolve_question, settle, terms_of
 
 PLANS = (
     ("deepseek-v3", "4x8xh200-sxm", {"dp": 32, "ep": 32, "batch": 128, "ep_backend": "deepep_low_latency"}),
@@ -46,10 +46,10 @@ def two_batches(monkeypatch):
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan[0]}-{plan[2].get('ep_backend', 'gathered')}")
 def test_two_batches_hide_what_the_other_covers_and_no_more(plan, two_batches):
     model, cluster, words = plan
-    q = settle(unsettled(model, cluster, words))
+    q = settle(resolve_question(model, cluster, words))
     t = terms_of(q)
     step = pricing.inference_bill(t, q.work, q.tokens)
-    half = pricing.Bill(pricing.exposed(plain_lines(t, halved(q.work)), t), q.tokens)
+    half = pricing.Bill(pricing.expose_lines(plain_lines(t, halved(q.work)), t), q.tokens)
     hosts = sum(line.total_s for line in half.lines if line.kind == "host")
     kernels = sum(line.total_s for line in step.lines if line.kind == "compute")
     assert step.step_s >= max(kernels, step.comm_s)
@@ -64,7 +64,7 @@ def _exchanges_s(step):
 
 def test_the_table_of_steps_follows(two_batches):
     model, cluster, words = PLANS[0]
-    q = settle(unsettled(model, cluster, words))
+    q = settle(resolve_question(model, cluster, words))
     t = terms_of(q)
     table = surface.surface(t, 512, 128, 8192)
     for seqs, context in ((64, 1024.0), (128, 4096.0)):

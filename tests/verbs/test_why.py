@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.effects import KINDS, held, mechanism, mechanisms
+from commtax.catalog.effects import KINDS, engine_number, mechanism, mechanisms
 from commtax.cost.forms import CHIP_FORMS, FORMS, equation
 from commtax.cost.forms.form import DAMPED, RATES, SECONDS
-from commtax.cost.split import terms
+from commtax.cost.seconds_split import terms
 from commtax.files import table
 from commtax.spec import KernelHabits
-from commtax.verbs.asking import terms_of
-from commtax.verbs.why import chosen, every_why, labels, why
+from commtax.verbs.settling import terms_of
+from commtax.verbs.why import every_why, labels, line_number, why
 from each import each
 from tables import tables
 
@@ -146,16 +146,16 @@ def test_every_fitted_field_of_kernels_has_a_mechanism():
     for field in dataclasses.fields(KernelHabits):
         if isinstance(field.default, float | int) and not isinstance(field.default, bool) and field.name not in flags:
             assert mechanism(field.name).kind in ("effect", "kernel"), field.name  # the latter timed by themselves
-            assert held(plain, field.name) is not None
+            assert engine_number(plain, field.name) is not None
     assert {m.kind for m in mechanisms().values()} <= set(KINDS)
 
 
 def test_lines_are_named_by_number_whole_name_or_part():
     names = ["norms", "feed-forward down", "feed-forward up", "norms backward"]
-    assert [chosen(names, text) for text in ("1", " DOWN ", "norms", "Backward", "4")] == [0, 1, 0, 3, 3]
+    assert [line_number(names, text) for text in ("1", " DOWN ", "norms", "Backward", "4")] == [0, 1, 0, 3, 3]
     for text in ("feed", "0", "5", "nothing", ""):
         with pytest.raises(ValueError, match="feed-forward down"):
-            chosen(names, text)
+            line_number(names, text)
 
 
 def test_equal_lines_have_numbers_behind_their_names():

@@ -18,9 +18,9 @@ from commtax.cli import main
 from commtax.report.view.state import KEYS, State, arguments, config_text, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.layer import layer_of
+from commtax.verbs.settling import settle
 from commtax.web.pages import state_view as view
 from each import each
 from web_client import ask, get, refused

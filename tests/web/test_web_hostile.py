@@ -15,8 +15,8 @@ import pytest
 
 from commtax import catalog
 from commtax.report.view.state import KEYS, parse
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
+from commtax.verbs.settling import settle
 from commtax.web.app import create_app
 from each import each
 from paths import BENCHMARKS

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from commtax.report.view.state import parse
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
+from commtax.verbs.settling import settle
 from commtax.web.pages import state_view as view
 from each import each
 from web_client import refused

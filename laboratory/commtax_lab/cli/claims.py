@@ -6,20 +6,20 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from commtax.cli.options import taking
+from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.report.tables import say
-from commtax_lab.claims import Claim, claims
+from commtax_lab.claims import DocumentClaim, claims
 
 
 @click.command("claims")
-@taking("claims")
+@add_verb_options("claims")
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     Output(as_json).answer(lambda every: {"schema": "commtax.claims/1", "claims": every}, show_claims, claims())
 
 
-def show_claims(console: Console, claims: Iterable[Claim]) -> None:
+def show_claims(console: Console, claims: Iterable[DocumentClaim]) -> None:
     """What the text says, what arithmetic says, why."""
     document = ""
     for claim in claims:

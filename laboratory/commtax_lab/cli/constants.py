@@ -2,16 +2,16 @@
 
 import click
 
-from commtax.cli.options import taking
+from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.statement import Refusal
 from commtax_lab.census import census
-from commtax_lab.report.constants import census_document, show_census
+from commtax_lab.report.census import census_document, show_census
 
 
 @click.command("catalog constants")
 @click.argument("part", required=False, default="")
-@taking("constants")
+@add_verb_options("constants")
 def constants_command(part: str, as_json: bool) -> None:
     """Every number that was fitted, or those of the files whose name has PART in it."""
     numbers = census()

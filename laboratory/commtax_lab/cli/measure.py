@@ -13,12 +13,12 @@ import click
 from rich.console import Console
 
 from commtax import catalog
-from commtax.cli.options import taking
+from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.files import Document, check_writable, write_text
 from commtax.statement import Refusal
 from commtax_lab.report import measuring
-from commtax_lab.report.live import show_serving
+from commtax_lab.report.live_requests import show_serving
 
 DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
@@ -38,25 +38,25 @@ def need_torch() -> None:
 
 
 @measure_command.command("tp")
-@taking("measure-tp")
+@add_verb_options("measure-tp")
 def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Any) -> None:
     """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
 
     commtax measure tp --random llama-3.2-1b --layers 2 -tp 2
     """
-    from commtax_lab.measure.job import Job
-    from commtax_lab.measure.reconcile import passed
+    from commtax_lab.measure.job import LiveJob
+    from commtax_lab.measure.reconcile import is_reconciled
     from commtax_lab.measure.tp import run_all
 
-    job = Job(**weights_of(model, random_model), **options)
-    with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
+    job = LiveJob(**weights_of(model, random_model), **options)
+    with report_dead_ranks(), bar("rounds", job.repeats, as_json) as advance:
         document = run_all([job], progress=advance, lost_s=lost_after)[0]
-    code = 0 if passed(document) else 1
+    code = 0 if is_reconciled(document) else 1
     Output(as_json).answer(dict, measuring.show_tp, document, code=code)
 
 
 @measure_command.command("collectives")
-@taking("measure-collectives")
+@add_verb_options("measure-collectives")
 def collectives_command(
     impl: list[str],
     ranks: list[int],
@@ -72,13 +72,13 @@ def collectives_command(
 
     commtax measure collectives --impl gloo,shm --ranks 2 --max 1M
     """
-    from commtax_lab.measure.collectives import doubling, measure
+    from commtax_lab.measure.collective_sweep import doubling_sizes, measure
 
-    sizes = doubling(int(least), int(most))
+    sizes = doubling_sizes(int(least), int(most))
     for place, what in ((output, "output"), (plot, "plot")):
         if place:
             check_writable(place, what)
-    with ranks_named(), bar("sizes", len(sizes) * len(ranks), as_json) as advance:
+    with report_dead_ranks(), bar("sizes", len(sizes) * len(ranks), as_json) as advance:
         document = measure(impl, ranks, sizes, lost_s=lost_after, progress=advance, **options)
     if output:
         write_text(output, "".join(json.dumps(row) + "\n" for row in document["rows"]), "output")
@@ -89,23 +89,23 @@ def collectives_command(
 
 
 @measure_command.command("calibrate")
-@taking("measure-calibrate")
+@add_verb_options("measure-calibrate")
 def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name: str, lost_after: float, as_json: bool) -> None:
     """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
 
     commtax measure calibrate -o this-box.json
     """
-    from commtax_lab.measure.box import STAGES, calibrate
+    from commtax_lab.measure.own_constants import STAGES, calibrate
 
     check_writable(output, "output")
-    with ranks_named(), bar("stages", STAGES, as_json) as advance:
+    with report_dead_ranks(), bar("stages", STAGES, as_json) as advance:
         profile = calibrate(ranks, dtype, name, impl, lost_after, advance)
     write_text(output, json.dumps(profile, indent=2) + "\n", "output")
     Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
 
 
 @measure_command.command("serve")
-@taking("measure-serve")
+@add_verb_options("measure-serve")
 def serve_command(
     model: str,
     random_model: str,
@@ -122,20 +122,20 @@ def serve_command(
 
     commtax measure serve --random llama-3.2-1b --layers 1 -tp 1 --request-rate 0.5,1 --num-prompts 20
     """
-    from commtax_lab.measure.job import Job
+    from commtax_lab.measure.job import LiveJob
     from commtax_lab.study import live
-    from commtax_lab.study.predicting import compared
+    from commtax_lab.study.live_prediction import compared
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
-    job = Job(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+    job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
     service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settled()
-    with ranks_named(), bar("sweeps and runs", live.stages(service), as_json) as advance:
+    with report_dead_ranks(), bar("sweeps and runs", live.stages(service), as_json) as advance:
         seen = live.run(service, progress=advance, lost_s=lost_after)
     Output(as_json).answer(dict, show_serving, compared(service, seen))
 
 
 @measure_command.command("experiment")
-@taking("measure-experiment")
+@add_verb_options("measure-experiment")
 def experiment_command(
     model: str,
     random_model: str,
@@ -151,7 +151,7 @@ def experiment_command(
     commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
     """
     from commtax_lab.report import experiment as reporting
-    from commtax_lab.study.driving import Asked
+    from commtax_lab.study.driving import StudyOrder
     from commtax_lab.study.experiment import experiment, merge
 
     folder, builtin = Path(out), options["engine"] == "builtin"
@@ -164,9 +164,9 @@ def experiment_command(
         weights = weights_of(model, random_model)
         if builtin:
             need_torch()
-        asked = Asked(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
+        asked = StudyOrder(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
         try:
-            with ranks_named():
+            with report_dead_ranks():
                 boxes = [experiment(asked, partial(click.echo, err=True))]  # a study takes minutes to hours
         except KeyboardInterrupt:
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
@@ -193,7 +193,7 @@ def weights_of(model: str, random_model: str) -> Document:
 
 
 @contextmanager
-def ranks_named() -> Iterator[None]:
+def report_dead_ranks() -> Iterator[None]:
     """A rank that died: its number, how, and the end of its traceback; exit code 3."""
     from commtax_lab.measure.launch import RankError
 

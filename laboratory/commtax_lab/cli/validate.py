@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from commtax.cli.options import taking
+from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.report.plots import check_plot
 from commtax.statement import Refusal
@@ -14,7 +14,7 @@ from commtax_lab.scoring import check
 
 
 @click.command("validate")
-@taking("validate", only={"help": f"One kind of table: {', '.join(KINDS)}."})
+@add_verb_options("validate", only={"help": f"One kind of table: {', '.join(KINDS)}."})
 def validate_command(
     data: Path | None, only: str, rows: Path | None, compare: Path | None, plot: Path | None, as_json: bool
 ) -> None:

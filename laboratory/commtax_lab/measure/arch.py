@@ -35,10 +35,10 @@ def arch(name: str, layers: int = 0) -> Arch:
         if isinstance(config.get("layer_types"), list):
             config["layer_types"] = config["layer_types"][:layers]
     key = catalog.model(name).key + (f"-{layers}-layers" if layers else "")
-    return described(config, key)
+    return arch_of_config(config, key)
 
 
-def described(config: Document, key: str) -> Arch:
+def arch_of_config(config: Document, key: str) -> Arch:
     """An architecture from its ``config.json``."""
     model = from_config(config, key)
     if model.architecture not in FAMILIES:
@@ -73,12 +73,12 @@ def rotary(a: Arch, length: int, device: Any) -> tuple[Any, Any]:
     """
     dim = a.model.attention.head_dim
     inverse = float(a.rope["rope_theta"]) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), _scaled(inverse, a.rope))
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), _scale_frequencies(inverse, a.rope))
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1).float().to(device), torch.cat((-sin, sin), dim=-1).float().to(device)
 
 
-def _scaled(inverse: Any, rope: Document) -> Any:
+def _scale_frequencies(inverse: Any, rope: Document) -> Any:
     """Frequencies for longer contexts: all divided (linear), or only the slow ones with a smooth passage (Llama 3.1)."""
     if rope["kind"] == "default":
         return inverse

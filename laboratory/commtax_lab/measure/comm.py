@@ -24,7 +24,7 @@ CUDA_OK = ("nccl",)
 TOIL = 256  # rows of a square product that takes less than a millisecond of one core
 
 
-class Wire(Protocol):
+class Carrier(Protocol):
     """What carries a tensor among ranks."""
 
     def all_reduce(self, tensor: Any) -> None: ...
@@ -41,7 +41,7 @@ class Torch:
 class Emulated:
     """Another wire, and then the time that a ring over ``link`` would take: 2(n-1) latencies and the ring's bytes."""
 
-    def __init__(self, wire: Wire, link: Link, ranks: int) -> None:
+    def __init__(self, wire: Carrier, link: Link, ranks: int) -> None:
         self.wire, self.link, self.ranks = wire, link, ranks
 
     def seconds(self, op: str, nbytes: int) -> float:
@@ -85,12 +85,12 @@ def check_impl(impl: str) -> None:
         raise Refusal(f"impl 'shm': {missing}; use gloo")
 
 
-def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Wire:
+def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Carrier:
     """A wire by name, checked against where the tensors are."""
     check_impl(impl)
     if (device == "cuda") != (impl in CUDA_OK):
         raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
-    carrier: Wire = Torch()
+    carrier: Carrier = Torch()
     if impl == "shm":  # loaded only where it is asked for: its semaphores are not on every system
         from commtax_lab.measure.shm import SharedMemory
 
@@ -101,7 +101,7 @@ def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class IssuedCollective:
     """One collective as it was issued: what it was for, the operation, the full tensor's bytes."""
 
     what: str
@@ -113,29 +113,29 @@ class Sent:
 class Ledger:
     """Everything issued since the last ``clear``, in order, with the seconds inside each (CPU ranks: the host's clock)."""
 
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[IssuedCollective] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def clear(self) -> None:
         self.sent, self.seconds = [], []
 
 
-class Group:
+class RankGroup:
     """The ranks of one tensor-parallel engine. Alone (size 1) it sends nothing and counts nothing.
 
     ``slow`` stretches this rank's computing between collectives by a factor: a straggler on purpose.
     """
 
-    def __init__(self, rank: int, size: int, carrier: Wire | None = None, slow: float = 1.0) -> None:
+    def __init__(self, rank: int, size: int, carrier: Carrier | None = None, slow: float = 1.0) -> None:
         self.rank, self.size, self.slow = rank, size, slow
-        self._wire: Wire = carrier or Torch()
+        self._wire: Carrier = carrier or Torch()
         self.ledger = Ledger()
         self._resumed_s = time.perf_counter()
 
     def all_reduce(self, tensor: Any, what: str) -> Any:
         """Sum over ranks, in place."""
         if self.size > 1:
-            self._timed(Sent(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
+            self._timed(IssuedCollective(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
         else:
             self._drag()
         return tensor
@@ -147,7 +147,7 @@ class Group:
             return part
         rows, width = part.shape
         whole = torch.empty(self.size * rows, width, dtype=part.dtype, device=part.device)
-        self._timed(Sent(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
+        self._timed(IssuedCollective(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
         return whole.view(self.size, rows, width).transpose(0, 1).reshape(rows, self.size * width)
 
     def resume(self) -> None:
@@ -155,7 +155,7 @@ class Group:
         self._resumed_s = time.perf_counter()
 
     @contextmanager
-    def replayed(self) -> Iterator[list[Sent]]:
+    def replayed(self) -> Iterator[list[IssuedCollective]]:
         """What a captured graph sends: recorded once here, to be counted again at each replay."""
         before, self.ledger = self.ledger, Ledger()
         try:
@@ -163,7 +163,7 @@ class Group:
         finally:
             self.ledger = before
 
-    def _timed(self, sent: Sent, move: Callable[[], None]) -> None:
+    def _timed(self, sent: IssuedCollective, move: Callable[[], None]) -> None:
         self._drag()
         entered_s = time.perf_counter()
         move()

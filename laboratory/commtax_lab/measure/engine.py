@@ -18,30 +18,30 @@ import torch.nn.functional as F  # noqa: N812
 
 from commtax.statement import Refusal
 from commtax_lab.measure.arch import Arch, rotary
-from commtax_lab.measure.comm import Group, Sent
-from commtax_lab.measure.weights import Layer, Weights
+from commtax_lab.measure.comm import IssuedCollective, RankGroup
+from commtax_lab.measure.weights import LayerWeights, RankWeights
 
 SENDING = ""  # the line of what passes inside a collective: the group's ledger holds it
 OFF_CORE = "waiting for a core"  # the line of what others took from this thread while it had something to compute
 
 
-def rotated(both: Any, cos: Any, sin: Any) -> Any:
+def rotate(both: Any, cos: Any, sin: Any) -> Any:
     """Rotary positions of queries and keys at once: halves swapped, the sign is in the sines."""
     return torch.addcmul(both * cos, both.roll(both.shape[-1] // 2, -1), sin)
 
 
-def gated(both: Any) -> Any:
+def gated_silu(both: Any) -> Any:
     gate, up = both.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def added_and_normed(x: Any, more: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+def add_and_norm(x: Any, more: Any, weight: Any, eps: float) -> tuple[Any, Any]:
     """The residual stream with a layer's result added, and its norm."""
     total = x + more
     return total, F.rms_norm(total, (total.shape[-1],), weight, eps)
 
 
-def _fused(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
+def _compile_on_cuda(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
     """On CUDA torch's compiler makes one kernel of it; on CPUs, or without a compiler, it runs as it stands."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
@@ -99,10 +99,10 @@ class Blocks:
         return chosen.view(self.kv_heads * self.batch, length, self.head_dim)
 
 
-class Engine:
+class LiveEngine:
     """One rank of a tensor-parallel decoder with room for ``batch`` sequences of ``length`` tokens."""
 
-    def __init__(self, a: Arch, weights: Weights, group: Group, batch: int, length: int, block_size: int = 16) -> None:
+    def __init__(self, a: Arch, weights: RankWeights, group: RankGroup, batch: int, length: int, block_size: int = 16) -> None:
         m, att = a.model, a.model.attention
         window = max(m.windows)
         if window and length > window:
@@ -117,11 +117,13 @@ class Engine:
         self._vocab_start = group.rank * weights.embed.shape[0]
         self._positions = torch.arange(self.cache.capacity, device=self.device)
         self.watch(None)
-        self._rotate, self._gate, self._add_and_norm = (_fused(f, self.device) for f in (rotated, gated, added_and_normed))
+        self._rotate, self._gate, self._add_and_norm = (
+            _compile_on_cuda(f, self.device) for f in (rotate, gated_silu, add_and_norm)
+        )
         self._tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._at = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._graph: Any = None
-        self._graph_sends: list[Sent] = []
+        self._graph_sends: list[IssuedCollective] = []
 
     def watch(self, lines: dict[str, float] | None) -> None:
         """Charge the seconds of each line of the bill to ``lines`` from now on, or stop. On CPU ranks only."""
@@ -202,7 +204,7 @@ class Engine:
         return F.rms_norm(x, (x.shape[-1],), weight, self.arch.eps)
 
     def _attention(
-        self, index: int, w: Layer, normed: Any, angles: tuple[Any, Any], slots: Any, tokens: int, length: int, mask: Any
+        self, index: int, w: LayerWeights, normed: Any, angles: tuple[Any, Any], slots: Any, tokens: int, length: int, mask: Any
     ) -> Any:
         lap, rows = self._lap, normed.shape[0]
         qkv = F.linear(normed, w.qkv, w.qkv_bias).view(rows, self.heads + 2 * self.kv_heads, -1)
@@ -244,7 +246,7 @@ class Engine:
         mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
         return mixed.view(self.kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
 
-    def _ffn(self, w: Layer, normed: Any) -> Any:
+    def _ffn(self, w: LayerWeights, normed: Any) -> Any:
         lap = self._lap
         if w.router is not None:
             out = self._mixture(w, normed)
@@ -257,7 +259,7 @@ class Engine:
             lap("feed-forward down")
         return self._sum(out, "feed-forward output")
 
-    def _mixture(self, w: Layer, x: Any) -> Any:
+    def _mixture(self, w: LayerWeights, x: Any) -> Any:
         """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""
         lap, moe = self._lap, self.arch.model.experts
         assert moe is not None

@@ -15,23 +15,23 @@ import numpy as np
 import torch
 
 from commtax.units import plural
-from commtax_lab.measure.comm import Sent
-from commtax_lab.measure.engine import Engine
-from commtax_lab.measure.worker import Place, gather
+from commtax_lab.measure.comm import IssuedCollective
+from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.worker import RankPlace, gather
 
 
 @dataclass(slots=True)
-class Run:
+class GenerationRun:
     """One batch of prompts, answered. Seconds of each step; what each step sent; on CPU ranks also the bill's lines."""
 
     prefill_s: float = 0.0
     decode_s: list[float] = field(default_factory=list)
     tokens: list[Any] = field(default_factory=list)
     logits: list[Any] = field(default_factory=list)
-    prefill_sent: list[Sent] = field(default_factory=list)
+    prefill_sent: list[IssuedCollective] = field(default_factory=list)
     prefill_comm_s: list[float] = field(default_factory=list)  # seconds inside each collective, in order
-    decode_sent: list[Counter[Sent]] = field(default_factory=list)
-    order: list[Sent] = field(default_factory=list)  # what a decode step sends, one after the other …
+    decode_sent: list[Counter[IssuedCollective]] = field(default_factory=list)
+    order: list[IssuedCollective] = field(default_factory=list)  # what a decode step sends, one after the other …
     comm_s: list[list[float]] = field(default_factory=list)  # … and of each step the seconds inside each
     prefill_lines: dict[str, float] = field(default_factory=dict)
     decode_lines: list[dict[str, float]] = field(
@@ -43,7 +43,7 @@ class Run:
         names = self.decode_lines[0] if self.decode_lines else ()
         return {name: median(lines.get(name, 0.0) for lines in self.decode_lines) for name in names}
 
-    def figures(self) -> Run:
+    def figures(self) -> GenerationRun:
         """Without its tensors: what ranks tell each other."""
         return replace(self, tokens=[], logits=[])
 
@@ -51,7 +51,7 @@ class Run:
 class HostWatch:
     """Times steps by this host's clock, and the bill's lines inside them."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LiveEngine) -> None:
         self.engine, self.seconds = engine, list[float]()
 
     def step(self, lines: dict[str, float], compute: Callable[[], Any]) -> Any:
@@ -94,14 +94,14 @@ def prompts(vocab: int, batch: int, length: int, seed: int, device: Any) -> Any:
     return torch.randint(vocab, (batch, length), generator=generator).to(device)
 
 
-def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None = None, keep: bool = False) -> Run:
+def generate(engine: LiveEngine, tokens: Any, outputs: int, forced: list[Any] | None = None, keep: bool = False) -> GenerationRun:
     """Answer prompts with ``outputs`` tokens each: one prefill step, then ``outputs - 1`` decode steps.
 
     ``forced`` are the tokens to go on with instead of the engine's own choice, so that two runs see the same inputs. ``keep``
     keeps every step's logits.
     """
     on_host = engine.device.type != "cuda"
-    run, book, watch = Run(), engine.group.ledger, HostWatch(engine) if on_host else DeviceWatch()
+    run, book, watch = GenerationRun(), engine.group.ledger, HostWatch(engine) if on_host else DeviceWatch()
     book.clear()
     logits = watch.step(run.prefill_lines, lambda: engine.prefill(tokens))
     run.prefill_sent, run.prefill_comm_s = book.sent, book.seconds
@@ -127,7 +127,7 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankResult:
     """One rank: what it holds, and its runs. ``replicas`` are its runs of the whole model beside the others'."""
 
     rank: int
@@ -138,8 +138,8 @@ class Part:
     kv_bytes: int
     kv_blocks: int
     block_size: int
-    runs: list[Run]
-    replicas: list[Run]
+    runs: list[GenerationRun]
+    replicas: list[GenerationRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,35 +154,37 @@ class Logits:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredJob:
     """All ranks of one job. ``tp1`` are rank 0's runs of the whole model alone, where somebody asked."""
 
-    ranks: list[Part]
+    ranks: list[RankResult]
     load: tuple[float, float, float]
     torch: str
     device: str
-    tp1: list[Run] = field(default_factory=list)
+    tp1: list[GenerationRun] = field(default_factory=list)
     tp1_bytes: int = 0
     logits: Logits | None = None
 
 
-def measured(where: Place, engine: Engine, runs: Sequence[Run], replicas: Sequence[Run] = ()) -> Measured:
+def gather_results(
+    where: RankPlace, engine: LiveEngine, runs: Sequence[GenerationRun], replicas: Sequence[GenerationRun] = ()
+) -> MeasuredJob:
     """Every rank's part, on every rank."""
     w, cache = engine.weights, engine.cache
     held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
     figures = ([run.figures() for run in kind] for kind in (runs, replicas))
-    parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, *figures))
+    parts = gather(RankResult(where.rank, os.uname().nodename, where.cores, *held, *figures))
     device = (
         f"{plural(torch.get_num_threads(), 'CPU thread')} per rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
     )
-    return Measured(parts, os.getloadavg(), torch.__version__, device)
+    return MeasuredJob(parts, os.getloadavg(), torch.__version__, device)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RunOfAllRanks:
     """The runs of all ranks at the same time: a step ends when its last rank does, and the wire is what the least waiting saw."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[GenerationRun, ...]
 
     @property
     def prefill_s(self) -> float:
@@ -203,11 +205,11 @@ class Turn:
         return self.inside_s.min(axis=0)
 
 
-def turns(parts: Sequence[Part]) -> list[Turn]:
+def turns(parts: Sequence[RankResult]) -> list[RunOfAllRanks]:
     """The runs of all ranks, turn by turn."""
-    return [Turn(runs) for runs in zip(*(part.runs for part in parts), strict=True)]
+    return [RunOfAllRanks(runs) for runs in zip(*(part.runs for part in parts), strict=True)]
 
 
-def quiet(times: list[float]) -> float:
+def lower_quartile(times: list[float]) -> float:
     """The lower quartile: what the machine takes when others leave it alone, without trusting one lucky run."""
     return sorted(times)[len(times) // 4]

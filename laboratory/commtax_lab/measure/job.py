@@ -11,12 +11,12 @@ import torch
 from commtax import catalog
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs.asking import ask
+from commtax.verbs.settling import ask
 from commtax_lab.measure import machine
 from commtax_lab.measure.arch import Arch, arch
-from commtax_lab.measure.comm import Group, check_impl, wire
-from commtax_lab.measure.weights import Checkpoint, Random, Source, Weights, load
-from commtax_lab.measure.worker import Place
+from commtax_lab.measure.comm import RankGroup, check_impl, wire
+from commtax_lab.measure.weights import Checkpoint, RandomWeights, RankWeights, Source, load
+from commtax_lab.measure.worker import RankPlace
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
@@ -24,7 +24,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LiveJob:
     """One question to the live engine."""
 
     model: str
@@ -48,7 +48,7 @@ class Job:
     profile: str = ""  # for the prediction
     trace: str = ""  # a folder for each rank's profiler trace of one more run
 
-    def settled(self) -> Job:
+    def settled(self) -> LiveJob:
         """With defaults that depend on the machine filled in, and every mistake that can be seen beforehand refused."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device not in ("cpu", "cuda"):
@@ -58,7 +58,7 @@ class Job:
         impl = self.impl or ("nccl" if device == "cuda" else machine.carriers(machine.facts())[-1])
         return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._checked()
 
-    def _checked(self) -> Job:
+    def _checked(self) -> LiveJob:
         if self.dtype not in DTYPES:
             raise Refusal(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}", "dtype")
         check_impl(self.impl)
@@ -114,18 +114,18 @@ class Job:
     def source(self, device: Any) -> Source:
         """Where whole tensors come from."""
         if self.random:
-            return Random(self.seed, DTYPES[self.dtype], device)
+            return RandomWeights(self.seed, DTYPES[self.dtype], device)
         return Checkpoint(Path(self.model).expanduser())
 
-    def load(self, a: Arch, where: Place, device: Any) -> Weights:
+    def load(self, a: Arch, where: RankPlace, device: Any) -> RankWeights:
         """A rank's part of the weights."""
         return load(self.source(device), a, where.rank, where.size, DTYPES[self.dtype], device)
 
-    def group(self, where: Place) -> Group:
+    def group(self, where: RankPlace) -> RankGroup:
         """The ranks as this one reaches them; one of them may be slow on purpose."""
         carrier = wire(self.impl, where.rank, where.size, self.device, self.emulate_link) if where.size > 1 else None
         slow_rank, factor = self.slow
-        return Group(where.rank, where.size, carrier, factor if slow_rank == where.rank else 1.0)
+        return RankGroup(where.rank, where.size, carrier, factor if slow_rank == where.rank else 1.0)
 
 
 def chip_here() -> str:

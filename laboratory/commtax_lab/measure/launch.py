@@ -77,8 +77,8 @@ def run(
     """
     if not lost_s > 0:
         raise Refusal(f"lost_after={lost_s:g}: a time above 0 is needed")
-    with Ended() as ended, run_folder() as folder:
-        put(folder / TASK, (target, payload, device))
+    with EndedBySignal() as ended, run_folder() as folder:
+        leave_value(folder / TASK, (target, payload, device))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             processes.extend(_start(rank, ranks, folder) for rank in range(ranks))
@@ -110,16 +110,16 @@ def run_folder() -> Iterator[Path]:
 
 def sweep(folders: Path, names: Path) -> None:
     """Remove what runs of this user left behind: folders that nobody holds, names in shared memory whose process is gone."""
-    for left in _ours(folders, _FOLDER):
+    for left in _own_files(folders, _FOLDER):
         if left.is_dir() and _unowned(left / OWNER):
             shutil.rmtree(left, ignore_errors=True)
     sweep_names(names)
 
 
 def sweep_names(place: Path) -> None:
-    for left in _ours(place, _NAME):
+    for left in _own_files(place, _NAME):
         with suppress(OSError):
-            if left.is_file() and (time.time() - left.stat().st_mtime > OLD_S or _orphaned(left.name)):
+            if left.is_file() and (time.time() - left.stat().st_mtime > OLD_S or _is_orphaned(left.name)):
                 left.unlink()
 
 
@@ -134,7 +134,7 @@ def _pid_space() -> int:
     return 0
 
 
-def _orphaned(name: str) -> bool:
+def _is_orphaned(name: str) -> bool:
     """Whether the process that made it is gone; of another container's nobody here can tell."""
     said = _NAME.fullmatch(name)
     pid, space = said.groups(default="") if said else ("", "")
@@ -147,7 +147,7 @@ def _orphaned(name: str) -> bool:
     return False
 
 
-def _ours(place: Path, named: re.Pattern[str]) -> list[Path]:
+def _own_files(place: Path, named: re.Pattern[str]) -> list[Path]:
     with suppress(OSError):
         return [p for p in place.iterdir() if named.fullmatch(p.name) and p.lstat().st_uid == os.getuid()]
     return []
@@ -163,7 +163,7 @@ def _unowned(owner: Path) -> bool:
     return True
 
 
-def put(file: Path, value: Any) -> None:
+def leave_value(file: Path, value: Any) -> None:
     """Leave a value for another process, whole or not at all."""
     part = file.with_suffix(".part")
     part.write_bytes(pickle.dumps(value))
@@ -189,10 +189,10 @@ def _start(rank: int, ranks: int, folder: Path) -> subprocess.Popen[bytes]:
         FOLDER: str(folder),
         PARENT: str(os.getpid()),
     }
-    return started([sys.executable, "-m", "commtax_lab.measure.rank"], folder / LOG.format(rank), environment)
+    return start_process([sys.executable, "-m", "commtax_lab.measure.rank"], folder / LOG.format(rank), environment)
 
 
-def started(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_process(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process with all that it writes in a file. It leads a session: an interrupt reaches us alone, and we end it in order."""
     with log.open("wb") as file:
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
@@ -248,7 +248,7 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
     return RankError(rank, code, "\n".join(lines[-KEPT_LINES:]))
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]], grace_s: Mapping[signal.Signals, float], ended: Ended) -> None:
+def end(processes: Sequence[subprocess.Popen[bytes]], grace_s: Mapping[signal.Signals, float], ended: EndedBySignal) -> None:
     """No process outlives the run: ask, wait (not when asked twice), insist. Each leads a session, so its children go too."""
     for sign, patience in grace_s.items():
         for p in processes:
@@ -261,7 +261,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]], grace_s: Mapping[signal.Si
         p.wait()
 
 
-class Ended:
+class EndedBySignal:
     """While others run for us, SIGTERM and SIGHUP are an interrupt, so that they are ended and not orphaned.
 
     Only the first one interrupts: whoever cleans up is not interrupted again, but told that it is ``urgent``.
@@ -271,7 +271,7 @@ class Ended:
         self.came = self.urgent = False
         self.before: dict[int, Any] = {}
 
-    def __enter__(self) -> Ended:
+    def __enter__(self) -> EndedBySignal:
         with suppress(ValueError):  # not the main thread: whoever owns it decides
             for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup, or a shell's background job

@@ -26,7 +26,7 @@ BF16 = {"avx512_bf16", "amx_bf16", "bf16", "FEAT_BF16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """One machine. ``no_semaphores`` says why processes cannot share POSIX semaphores; empty where they can."""
 
     system: str
@@ -40,11 +40,11 @@ class Facts:
 
 
 @cache
-def facts() -> Facts:
+def facts() -> MachineFacts:
     """This machine's."""
     apple, written = platform.system() == "Darwin", CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
     features = apple_features(tool("sysctl", "hw.optional.arm")) if apple else linux_features(written)
-    return Facts(platform.system(), platform.machine().lower(), features, semaphores_missing())
+    return MachineFacts(platform.system(), platform.machine().lower(), features, semaphores_missing())
 
 
 def cores() -> list[int]:
@@ -128,7 +128,7 @@ def chip_like(name: str, memory_bytes: float) -> str:
     return min(near, key=lambda c: abs(c.visible_bytes - memory_bytes)).key if near else ""
 
 
-def carriers(f: Facts) -> tuple[str, ...]:
+def carriers(f: MachineFacts) -> tuple[str, ...]:
     """What carries tensors among CPU ranks of one host, the fastest last: shared memory where semaphores order it, and sockets.
 
     The order of stores never decides: semaphores synchronise memory on every architecture (POSIX, Memory Synchronization).
@@ -136,7 +136,7 @@ def carriers(f: Facts) -> tuple[str, ...]:
     return ("gloo",) if f.no_semaphores else CPU_CARRIERS
 
 
-def carrier_note(f: Facts) -> str:
+def carrier_note(f: MachineFacts) -> str:
     """Why the faster wire is not there, for whoever reads a result; empty where it is."""
     return f"shared memory is not to be had here ({f.no_semaphores}): ranks use gloo" if f.no_semaphores else ""
 
@@ -146,12 +146,12 @@ def own_dtype(device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def served_dtype(f: Facts, on_cpu: bool) -> str:
+def served_dtype(f: MachineFacts, on_cpu: bool) -> str:
     """The type to start a serving engine in: bf16, except on CPUs without its instructions (slow at best, SIGILL at worst)."""
     return "fp32" if on_cpu and not f.multiplies_bf16 else "bf16"
 
 
-def bf16_note(f: Facts, dtype: str) -> str:
+def bf16_note(f: MachineFacts, dtype: str) -> str:
     """What to expect of bf16 where the CPU does not have it."""
     if dtype != "bf16" or f.multiplies_bf16:
         return ""

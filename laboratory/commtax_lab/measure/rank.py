@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from commtax.statement import Refusal
-from commtax_lab.measure.launch import FOLDER, LOOK_S, PARENT, REFUSAL, REFUSED, put
+from commtax_lab.measure.launch import FOLDER, LOOK_S, PARENT, REFUSAL, REFUSED, leave_value
 
 
 def follow(folder: Path, parent: int) -> None:
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     try:
         main()
     except Refusal as refusal:
-        put(Path(os.environ[FOLDER]) / REFUSAL.format(os.environ["RANK"]), refusal)
+        leave_value(Path(os.environ[FOLDER]) / REFUSAL.format(os.environ["RANK"]), refusal)
         os._exit(REFUSED)
     except BaseException:
         traceback.print_exc()

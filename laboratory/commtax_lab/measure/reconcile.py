@@ -9,16 +9,16 @@ from statistics import median
 from commtax.catalog import profile as overlay
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.compute import step_kernels
-from commtax.cost.tensors import held
+from commtax.cost.tensors import held_tensors
 from commtax.files import Document
 from commtax.question import Question, workload
-from commtax.verbs.asking import settle
-from commtax.verbs.billing import StepBill, price, sent, with_link
+from commtax.verbs.billing import StepBill, price, question_traffic, with_link
+from commtax.verbs.settling import settle
 from commtax_lab.measure import machine
-from commtax_lab.measure.comm import Sent
+from commtax_lab.measure.comm import IssuedCollective
 from commtax_lab.measure.engine import OFF_CORE
-from commtax_lab.measure.generate import Measured, Part, Run, Turn, quiet, turns
-from commtax_lab.measure.job import Job
+from commtax_lab.measure.generate import GenerationRun, MeasuredJob, RankResult, RunOfAllRanks, lower_quartile, turns
+from commtax_lab.measure.job import LiveJob
 
 UNCALIBRATED = (
     "no prediction: this machine is not calibrated; "
@@ -31,11 +31,11 @@ FOR_OTHERS: Line = (WAIT, "waiting for other ranks")
 FOR_A_CORE: Line = (WAIT, OFF_CORE)
 
 
-def document(job: Job, seen: Measured) -> Document:
+def document(job: LiveJob, seen: MeasuredJob) -> Document:
     """``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
-    tensors = held(asked.model, asked.plan, asked.engine, 0, 1)
+    tensors = held_tensors(asked.model, asked.plan, asked.engine, 0, 1)
     rank_bytes = round(sum(float(h.bytes_per_rank) for h in tensors))
     whole_bytes = seen.tp1_bytes or round(sum(float(h.ideal_bytes) * job.tp for h in tensors))
     answer: Document = {
@@ -59,18 +59,18 @@ def document(job: Job, seen: Measured) -> Document:
     if seen.tp1:
         each = median(median(run.decode_s) for part in seen.ranks for run in part.replicas)  # with batches of their own
         replicas = {"replicas": job.tp, "ms_per_token": each * 1e3, "tokens_per_s": job.tp * job.batch / each}
-        answer |= {"tp1": _times(seen.tp1, _measured_lines([Turn((run,)) for run in seen.tp1])), "replicas": replicas}
+        answer |= {"tp1": _times(seen.tp1, _measured_lines([RunOfAllRanks((run,)) for run in seen.tp1])), "replicas": replicas}
     elif job.tp == 1:
         answer["tp1"] = answer["tp"]
     return answer | _bill(job, asked, answer, all_turns)
 
 
-def passed(answer: Document) -> bool:
+def is_reconciled(answer: Document) -> bool:
     """Whether what must be equal is equal: counted collectives, weights, and logits where TP=1 was run."""
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
-def _rank(part: Part, asked: Question, weights_bytes: int) -> Document:
+def _rank(part: RankResult, asked: Question, weights_bytes: int) -> Document:
     """One rank's memory, and what the inventory says it must be."""
     m, plan = asked.model, asked.plan
     a_token = float(kv_bytes_per_token(m, plan))
@@ -83,7 +83,7 @@ def _rank(part: Part, asked: Question, weights_bytes: int) -> Document:
     }
 
 
-def _weights(parts: Sequence[Part], rank_bytes: int, whole_bytes: int) -> Document:
+def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> Document:
     """All ranks together hold the model once, and copies that are named."""
     copies = sum((Counter(part.replicated) for part in parts), Counter[str]())
     total = sum(part.weights_bytes for part in parts)
@@ -92,13 +92,15 @@ def _weights(parts: Sequence[Part], rank_bytes: int, whole_bytes: int) -> Docume
     return {**sums, "equal": once == whole_bytes and all(part.weights_bytes == rank_bytes for part in parts)}
 
 
-def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
+def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> Document:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
-    predicted: dict[str, Counter[Sent]] = {}
+    predicted: dict[str, Counter[IssuedCollective]] = {}
     for phase in ("prefill", "decode"):
-        items = [line.item for line in sent(settle(asked.but(phase=phase, batch=job.batch, context=job.input_len))).lines]
-        predicted[phase] = Counter({Sent(i.what, i.op, int(i.nbytes)): int(i.count) for i in items})
-    seen: list[dict[str, Counter[Sent]]] = []
+        items = [
+            line.item for line in question_traffic(settle(asked.but(phase=phase, batch=job.batch, context=job.input_len))).lines
+        ]
+        predicted[phase] = Counter({IssuedCollective(i.what, i.op, int(i.nbytes)): int(i.count) for i in items})
+    seen: list[dict[str, Counter[IssuedCollective]]] = []
     for run in (run for part in parts for run in part.runs):
         for step in run.decode_sent or [Counter()]:
             counted = {"prefill": Counter(run.prefill_sent), "decode": step}
@@ -108,11 +110,11 @@ def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
     return {"measured": measured, "predicted": _rows(predicted), "equal": seen == [predicted]}
 
 
-def _rows(counted: dict[str, Counter[Sent]]) -> list[Document]:
+def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[Document]:
     return [{"phase": phase, **asdict(one), "count": n} for phase, of_phase in counted.items() for one, n in of_phase.items()]
 
 
-def _times(runs: Iterable[Run | Turn], lines: Mapping[Line, float]) -> Document:
+def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> Document:
     """The median step of each run; over runs their median, least and largest. What is no line's is waiting, which no price
     holds: for a core that others have, and for ranks that wait so."""
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
@@ -122,7 +124,7 @@ def _times(runs: Iterable[Run | Turn], lines: Mapping[Line, float]) -> Document:
     return {"ms_per_token": step_s * 1e3, **waiting, "spread_ms": spread, "prefill_ms": median(prefill) * 1e3}
 
 
-def _wire(all_turns: Sequence[Turn]) -> Document:
+def _wire(all_turns: Sequence[RunOfAllRanks]) -> Document:
     """Inside a collective the least waiting rank shows the wire; what others wait longer is skew. CPU ranks only."""
     if not all_turns[0].inside_s.size:
         return {}
@@ -139,7 +141,7 @@ def _wire(all_turns: Sequence[Turn]) -> Document:
     }
 
 
-def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
+def by_collective(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
     """Seconds on the wire of every collective, by what it is for."""
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
@@ -149,7 +151,7 @@ def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
     return wires
 
 
-def _bill(job: Job, asked: Question, answer: Document, all_turns: Sequence[Turn]) -> Document:
+def _bill(job: LiveJob, asked: Question, answer: Document, all_turns: Sequence[RunOfAllRanks]) -> Document:
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
     priced = predicted_step(job, asked, job.tp)
@@ -183,7 +185,7 @@ def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | No
     return {"item": item, "kind": kind, "predicted_s": predicted_s, "measured_s": measured_s}
 
 
-def _measured_lines(all_turns: Sequence[Turn], slow: tuple[int, float] = (-1, 1.0)) -> dict[Line, float]:
+def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] = (-1, 1.0)) -> dict[Line, float]:
     """Each line's seconds a step, median over turns: of computing the slowest rank's on its core, of collectives the wire alone,
     when others leave the machine alone.
 
@@ -196,22 +198,22 @@ def _measured_lines(all_turns: Sequence[Turn], slow: tuple[int, float] = (-1, 1.
             own = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
             lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(own))
         for what, seconds in by_collective([turn]).items() if turn.inside_s.size else ():
-            lines.setdefault((COMM, what), []).append(quiet(seconds) * len(seconds) / len(turn.wire_s))
+            lines.setdefault((COMM, what), []).append(lower_quartile(seconds) * len(seconds) / len(turn.wire_s))
     return {line: median(values) for line, values in lines.items()}
 
 
-def _weight_read(job: Job, asked: Question, step_ms: float) -> Document:
+def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> Document:
     """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
     if not job.priced:
         return {"bytes": round(nbytes), "memory_Bps": None, "bound_ms": None, "attained": None}
-    chip = overlay.on_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
+    chip = overlay.measured_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
     bound = nbytes / chip.memory_Bps * 1e3
     return {"bytes": round(nbytes), "memory_Bps": chip.memory_Bps, "bound_ms": bound, "attained": bound / step_ms}
 
 
-def predicted_step(job: Job, asked: Question, tp: int) -> StepBill:
+def predicted_step(job: LiveJob, asked: Question, tp: int) -> StepBill:
     """The decode step half-way through the answer."""
     at = asked.but(tp=tp, batch=job.batch, context=job.input_len + job.output_len // 2)
     at = at.but(library=job.impl, slow_rank=job.slow[1] if tp > 1 else 1.0)

@@ -39,7 +39,7 @@ class SharedMemory:
 
     def __init__(self, rank: int, size: int, slot_bytes: int = SLOT_BYTES) -> None:
         self.rank, self.size, self.slot_bytes, self.turn = rank, size, slot_bytes, 0
-        self._map = _mapped(rank, 2 * size * slot_bytes)
+        self._map = _map_pages(rank, 2 * size * slot_bytes)
         self._posts, self._waits = _semaphores(rank, size)
         self._slots = torch.frombuffer(self._map, dtype=torch.uint8).view(2, size, slot_bytes)
         self._views: dict[tuple[int, Any], list[list[Any]]] = {}
@@ -111,7 +111,7 @@ def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, Se
     return posts, waits
 
 
-def _mapped(rank: int, nbytes: int) -> mmap.mmap:
+def _map_pages(rank: int, nbytes: int) -> mmap.mmap:
     """The same pages in every rank: rank 0 makes the file, all map it, and its name goes before anything can fail."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     named: list[Any] = [None]

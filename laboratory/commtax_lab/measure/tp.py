@@ -20,18 +20,18 @@ from commtax import files
 from commtax.files import Document
 from commtax.statement import Refusal
 from commtax_lab.measure import launch
-from commtax_lab.measure.comm import Group
-from commtax_lab.measure.engine import Engine
-from commtax_lab.measure.generate import Logits, Measured, Run, generate, measured, prompts
-from commtax_lab.measure.job import TOLERANCE, Job
-from commtax_lab.measure.reconcile import document, passed
-from commtax_lab.measure.tracing import Named, trace
-from commtax_lab.measure.worker import Place, join, leave, meet, pin, place, report
+from commtax_lab.measure.comm import RankGroup
+from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.generate import GenerationRun, Logits, MeasuredJob, gather_results, generate, prompts
+from commtax_lab.measure.job import TOLERANCE, LiveJob
+from commtax_lab.measure.reconcile import document, is_reconciled
+from commtax_lab.measure.tracing import NamedStepsEngine, trace
+from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place, report
 
 TARGET = "commtax_lab.measure.tp:measure_all"
 
 
-def run_all(jobs: Sequence[Job], **launching: Any) -> list[Document]:
+def run_all(jobs: Sequence[LiveJob], **launching: Any) -> list[Document]:
     """Start ranks on this machine and return the documents of jobs of one degree, one after the other in the same ranks; the rest
     is as ``launch.run`` takes it. A bad checkpoint is bad input, not a crash."""
     settled = [job.settled() for job in jobs]
@@ -41,15 +41,15 @@ def run_all(jobs: Sequence[Job], **launching: Any) -> list[Document]:
     return [document(job, ranks) for job, ranks in zip(settled, seen, strict=True)]
 
 
-def measure_all(where: Place, jobs: Sequence[Job]) -> list[Measured]:
+def measure_all(where: RankPlace, jobs: Sequence[LiveJob]) -> list[MeasuredJob]:
     """One rank's runs of every job in turn; returns what all ranks saw."""
     every = []
     for job in jobs:
         alone, part = _engines(job, where)
         runs, tp1, replicas = _rounds(job, where, alone, part)
         if job.trace:
-            _traced(job, where, part)
-        seen = measured(where, part, runs, replicas)
+            _trace_run(job, where, part)
+        seen = gather_results(where, part, runs, replicas)
         if alone and tp1:
             logits = _compare(tp1[0], runs[0], TOLERANCE[job.dtype])
             seen = replace(seen, tp1=[run.figures() for run in tp1], tp1_bytes=alone.weights.nbytes, logits=logits)
@@ -57,29 +57,31 @@ def measure_all(where: Place, jobs: Sequence[Job]) -> list[Measured]:
     return every
 
 
-def _engines(job: Job, where: Place) -> tuple[Engine | None, Engine]:
+def _engines(job: LiveJob, where: RankPlace) -> tuple[LiveEngine | None, LiveEngine]:
     """The whole model on this rank (TP=1; None where nobody asked), and this rank's part of it."""
     a, device, length = job.arch(), where.device(job.device), job.input_len + job.output_len
-    part = (Named if job.trace else Engine)(a, job.load(a, where, device), job.group(where), job.batch, length)
+    part = (NamedStepsEngine if job.trace else LiveEngine)(a, job.load(a, where, device), job.group(where), job.batch, length)
     if where.rank == job.break_rank:
         part.weights.layers[-1].down.mul_(1.01)  # one per cent of one matrix of one layer
     alone = None
     if job.reference and where.size > 1:
-        alone = Engine(a, job.load(a, Place(0, 1, 0, 1), device), Group(0, 1), job.batch, length)
+        alone = LiveEngine(a, job.load(a, RankPlace(0, 1, 0, 1), device), RankGroup(0, 1), job.batch, length)
     for engine in (alone, part):
         if engine and job.captures:
             engine.capture()
     return alone, part
 
 
-def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> tuple[list[Run], list[Run], list[Run]]:
+def _rounds(
+    job: LiveJob, where: RankPlace, alone: LiveEngine | None, part: LiveEngine
+) -> tuple[list[GenerationRun], list[GenerationRun], list[GenerationRun]]:
     """Runs of TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once: all three kinds interleaved,
     so that all see the same machine."""
     tokens = prompts(part.arch.model.vocab, job.batch, job.input_len, job.seed, part.device)
     for engine in (alone, part):
         if engine:
             generate(engine, tokens, 2)  # first touches, allocations, libraries' own warm-up
-    runs, tp1, replicas = list[Run](), list[Run](), list[Run]()
+    runs, tp1, replicas = list[GenerationRun](), list[GenerationRun](), list[GenerationRun]()
     forced: list[Any] | None = None
     for turn in range(job.repeats):
         first = turn == 0
@@ -99,7 +101,7 @@ def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> tuple
     return runs, tp1, replicas
 
 
-def _traced(job: Job, where: Place, part: Engine) -> None:
+def _trace_run(job: LiveJob, where: RankPlace, part: LiveEngine) -> None:
     """One more run, watched by the profiler; it counts for nothing else."""
     folder = Path(job.trace)
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def _traced(job: Job, where: Place, part: Engine) -> None:
     meet()
 
 
-def _compare(one: Run, many: Run, tolerance: float) -> Logits:
+def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> Logits:
     differences = [float((a - b).abs().max()) for a, b in zip(one.logits, many.logits, strict=True)]
     finite = all(bool(torch.isfinite(t).all()) for t in many.logits)
     allowed = tolerance * max(1.0, float(torch.stack(one.logits).std()))
@@ -119,11 +121,11 @@ def _compare(one: Run, many: Run, tolerance: float) -> Logits:
     return Logits(worst, allowed, finite and worst <= allowed, sum(same), len(same))
 
 
-def _arguments(argv: list[str] | None) -> tuple[Job, str]:
+def _arguments(argv: list[str] | None) -> tuple[LiveJob, str]:
     """The options of ``commtax measure tp``, for machines that have torch and NumPy only."""
     parser = argparse.ArgumentParser(prog="python -m commtax_lab.measure.tp", description=__doc__)
     parser.add_argument("--output", default="", help="write the document to a file as well")
-    for f in fields(Job):
+    for f in fields(LiveJob):
         name = "--" + f.name.replace("_", "-")
         if f.type == "bool":
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=f.default)
@@ -134,7 +136,7 @@ def _arguments(argv: list[str] | None) -> tuple[Job, str]:
             parser.add_argument(*names, type=int if f.type == "int" else str, default=f.default)
     given = vars(parser.parse_args(argv))
     output = given.pop("output")
-    return Job(**given), output
+    return LiveJob(**given), output
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -146,17 +148,17 @@ def main(argv: list[str] | None = None) -> int:
         job = replace(job, tp=where.size, impl=carrier).settled()
         join(where, job.device)
         seen = measure_all(pin(where), [job])[0]
-        leave(_written(document(job, seen), output) if where.rank == 0 else 0)
-    return _written(run_all([job])[0], output)
+        leave(_write_answer(document(job, seen), output) if where.rank == 0 else 0)
+    return _write_answer(run_all([job])[0], output)
 
 
-def _written(answer: Document, output: str) -> int:
+def _write_answer(answer: Document, output: str) -> int:
     """Show the document, keep it where asked; the exit code says whether all that must be equal is."""
     text = json.dumps(answer, indent=2) + "\n"
     if output:
         files.write_text(output, text, "output")
     sys.stdout.write(text)
-    return 0 if passed(answer) else 1
+    return 0 if is_reconciled(answer) else 1
 
 
 if __name__ == "__main__":

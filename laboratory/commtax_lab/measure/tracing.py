@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from commtax_lab.measure.engine import Engine
+from commtax_lab.measure.engine import LiveEngine
 
 
 @contextmanager
-def trace(engine: Engine, file: Path) -> Iterator[None]:
+def trace(engine: LiveEngine, file: Path) -> Iterator[None]:
     """A trace of what is run meanwhile."""
     watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
     with profile(activities=watched, record_shapes=True) as seen:
@@ -19,7 +19,7 @@ def trace(engine: Engine, file: Path) -> Iterator[None]:
     seen.export_chrome_trace(str(file))
 
 
-class Named(Engine):
+class NamedStepsEngine(LiveEngine):
     """An engine whose steps have names in a trace."""
 
     def prefill(self, tokens: Any) -> Any:

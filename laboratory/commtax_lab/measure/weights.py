@@ -22,7 +22,7 @@ from commtax_lab.measure.arch import Arch
 STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Random:
+class RandomWeights:
     """The same numbers on every rank and at every degree: each tensor's generator is seeded by its name."""
 
     def __init__(self, seed: int, dtype: Any, device: Any) -> None:
@@ -86,12 +86,12 @@ class Checkpoint:
             return torch.frombuffer(mapped, dtype=kind, count=count, offset=start + first).view(shape)
 
 
-Source = Random | Checkpoint
+Source = RandomWeights | Checkpoint
 """Gives whole tensors by their checkpoint name, of the shape that the architecture says they must have."""
 
 
 @dataclass(slots=True)
-class Layer:
+class LayerWeights:
     """One decoder layer's part on this rank. A mixture has ``router`` and stacked experts."""
 
     norm_in: Any
@@ -108,11 +108,11 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Weights:
+class RankWeights:
     """All that one rank holds, and how much of it other ranks hold as well."""
 
     embed: Any
-    layers: list[Layer]
+    layers: list[LayerWeights]
     norm: Any
     head: Any
     nbytes: int = 0
@@ -145,7 +145,7 @@ class Cutter:
         return kept
 
 
-def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> Weights:
+def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> RankWeights:
     """This rank's part of the whole model."""
     cut, m = Cutter(source, a, rank, size, dtype, device), a.model
     if m.vocab % size:
@@ -154,13 +154,13 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any)
     layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
     norm = cut.full("model.norm.weight", (m.hidden,))
     head = embed if m.tied else cut.share("lm_head.weight", (m.vocab, m.hidden), "head")
-    return Weights(embed, layers, norm, head, cut.nbytes, dict(cut.replicated))
+    return RankWeights(embed, layers, norm, head, cut.nbytes, dict(cut.replicated))
 
 
-def _layer(cut: Cutter, name: str) -> Layer:
+def _layer(cut: Cutter, name: str) -> LayerWeights:
     m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
     up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.feed_forward.intermediate), None)
-    return Layer(
+    return LayerWeights(
         norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
         qkv=_qkv(cut, own, "weight", (m.hidden,)),
         out=cut.share(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from commtax_lab.measure import machine
-from commtax_lab.measure.launch import FOLDER, NEWS, RESULT, TASK, put, take
+from commtax_lab.measure.launch import FOLDER, NEWS, RESULT, TASK, leave_value, take
 
 LOST_S = 120.0  # a collective that waits longer than this has lost a rank …
 WATCHED_S = 3600.0  # … unless a launcher watches: then a rank may compute alone for long
@@ -24,7 +24,7 @@ _news = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where this process stands among the ranks of the run."""
 
     rank: int
@@ -41,13 +41,13 @@ class Place:
         return torch.device("cuda", self.local_rank)
 
 
-def place() -> Place:
+def place() -> RankPlace:
     """From torchrun's variables, or alone."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return Place(rank, size, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
+    return RankPlace(rank, size, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
 
 
-def join(where: Place, device: str) -> None:
+def join(where: RankPlace, device: str) -> None:
     """Meet the other ranks: through a file when our launcher started them, else as torchrun says."""
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     folder = os.environ.get(FOLDER, "")
@@ -56,7 +56,7 @@ def join(where: Place, device: str) -> None:
     dist.init_process_group(backend, init_method=method, rank=where.rank, world_size=where.size, timeout=wait)
 
 
-def pin(where: Place) -> Place:
+def pin(where: RankPlace) -> RankPlace:
     """Give each rank of this host its own equal share of the cores; with more ranks than cores they share all.
 
     Done after joining: threads that gloo started to listen stay free, because on the core of a computing thread they wait
@@ -87,7 +87,7 @@ def report(news: Any) -> None:
     """Tell the launcher how far the run is (rank 0 only; silent under torchrun)."""
     folder = os.environ.get(FOLDER, "")
     if folder and os.environ.get("RANK") == "0":
-        put(Path(folder) / NEWS.format(next(_news)), news)
+        leave_value(Path(folder) / NEWS.format(next(_news)), news)
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
     join(where, device)
     result = function(pin(where), payload)
     if where.rank == 0:
-        put(folder / RESULT, result)
+        leave_value(folder / RESULT, result)
     leave(0)
 
 

@@ -41,7 +41,7 @@ def _recipes() -> Json:
     return lab_table("published/recipes.toml")["recipe"]
 
 
-def launched(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
+def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
     """What every recipe that fits a run of InferenceMAX says of it; a later one goes before an earlier one."""
     month, day = day_of(row)
     is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
@@ -58,7 +58,7 @@ def launched(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> di
     return found
 
 
-def says_drafted(row: Row) -> str:
+def draft_rule(row: Row) -> str:
     """The rule by which a row says itself that tokens were drafted; "" where it does not."""
     column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
     if column:

@@ -14,7 +14,7 @@ import numpy as np
 from commtax.catalog.distributions import Side, data_set
 from commtax.catalog.distributions import lengths as spelled
 from commtax.catalog.loader import stems
-from commtax.spec.stream import Lengths, through
+from commtax.spec.stream import Lengths, lognormal_with_mean
 from commtax_lab.published.rows import Row, cell, mix, number
 
 SIDES: tuple[Side, Side] = ("inputs", "outputs")
@@ -24,7 +24,7 @@ ALIKE = ("constant", "shared_prefix")
 """What a row calls lengths that hardly differ: then the mean alone tells them."""
 
 
-def of_row(row: Row, folder: Path | None) -> tuple[Lengths, Lengths]:
+def lengths_of_row(row: Row, folder: Path | None) -> tuple[Lengths, Lengths]:
     """Inputs and outputs of a row's requests."""
     inputs, outputs = (_side(row, side, folder) for side in SIDES)
     return inputs, outputs
@@ -34,23 +34,23 @@ def _side(row: Row, side: Side, folder: Path | None) -> Lengths:
     column = side.removesuffix("s")
     said, told = cell(row, f"{column}_dist"), cell(row, f"{column}_mean_tokens")
     if parts := mix(said) or mix(told):
-        return _mixed(parts)
+        return _mix_lengths(parts)
     mean = number(row, f"{column}_mean_tokens")
     named = re.match(r"mlperf_lengths/([\w.-]+)", said)
     samples = named and _samples(named[1], side, folder)
     if samples:
-        return stretched(samples, mean)
+        return scale_to_mean(samples, mean)
     middle, tail = (number(row, name) if cell(row, name) else None for name in (f"{column}_p50_tokens", f"{column}_p90_tokens"))
     if middle is None and tail is None:
         drawn = Lengths("lognormal", mean, sigma=0.0 if said.startswith(ALIKE) else ANSWER_SIGMA)
     else:
-        drawn = through(mean, middle, tail)
+        drawn = lognormal_with_mean(mean, middle, tail)
     least = re.search(r"\(min (\d{1,9})\)", said)
     kind = drawn.kind if drawn.sigma else "constant"
     return replace(drawn, kind=kind, low=float(least[1]) if least else 1.0)
 
 
-def _mixed(parts: tuple[tuple[float, float], ...]) -> Lengths:
+def _mix_lengths(parts: tuple[tuple[float, float], ...]) -> Lengths:
     """A few lengths, each with its share of the requests."""
     edges = np.cumsum([share for _, share in parts])
     levels = (np.arange(MIXED_POINTS) + 0.5) / MIXED_POINTS
@@ -62,13 +62,13 @@ def _samples(name: str, side: Side, folder: Path | None) -> Lengths | None:
     """A data set's lengths, as the folder has them or as they ship here; None where neither has this side."""
     path = folder / "mlperf_lengths" / f"{name}.csv.gz" if folder else None
     if path and path.is_file():
-        return _of_file(path, side)
+        return _lengths_of_file(path, side)
     stem = f"mlperf-{name}"
     return spelled(stem, side) if stem in stems("lengths") and getattr(data_set(stem), side) else None
 
 
 @lru_cache(maxsize=32)
-def _of_file(path: Path, side: Side) -> Lengths | None:
+def _lengths_of_file(path: Path, side: Side) -> Lengths | None:
     try:
         return spelled(f"file:{path}", side, "data")
     except ValueError:  # such as a data set of inputs alone
@@ -76,7 +76,7 @@ def _of_file(path: Path, side: Side) -> Lengths | None:
 
 
 @lru_cache(maxsize=1024)
-def stretched(lengths: Lengths, mean: float) -> Lengths:
+def scale_to_mean(lengths: Lengths, mean: float) -> Lengths:
     """A data set scaled to a run's own mean and cut at its longest, where models are cut off; the others make up for the cut.
 
     Reference answers are shorter than what a model writes (MLPerf's Llama-2-70B: 219 tokens against 271 to 301).

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from commtax import catalog
-from commtax.catalog.foreign_names import chip_named
+from commtax.catalog.foreign_names import find_chip_name
 from commtax.catalog.loader import aliases
 from commtax.catalog.versions import parts
 from commtax.spec import DTYPE_BYTES, Chip, Model
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 from commtax_lab.published import lengths
-from commtax_lab.published.rows import Asked, Entry, Row, cell, described, lower, names, number, whole
+from commtax_lab.published.rows import PublishedFigure, Row, RowQuestion, cell, describe_row, lower_cell, names, number, whole_cell
 from commtax_lab.published.spellings import model_named
 
 MOST_REQUESTS = 12_000  # of one replica that are simulated and counted …
@@ -40,7 +40,7 @@ FIGURE = re.compile(r"((?:ttft|tpot|itl|e2e|queue)_(?:mean|p50|p90|p95|p99))_ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ReplicaSettings:
     """One replica, by the catalogue's names. 0 and "" leave a setting to the engine."""
 
     model: str
@@ -61,7 +61,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """What is offered to one replica."""
 
     request_rate: float
@@ -76,75 +76,79 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OpenLoopRun:
     """One run: equal runs of several rows are simulated once."""
 
-    server: Server
-    load: Load
+    server: ReplicaSettings
+    load: OfferedLoad
     replicas: int = 1
     slo_ttft_s: float = math.inf
     slo_tpot_s: float = math.inf
 
 
-def read(rows: Sequence[Row], folder: Path | None) -> list[Asked[Run]]:
+def read(rows: Sequence[Row], folder: Path | None) -> list[RowQuestion[OpenLoopRun]]:
     """Every row with all of its figures, and the run that gives them, or the reason why it is left out."""
-    return [_asked(row, index, folder) for index, row in enumerate(rows)]
+    return [_row_question(row, index, folder) for index, row in enumerate(rows)]
 
 
-def _asked(row: Row, index: int, folder: Path | None) -> Asked[Run]:
+def _row_question(row: Row, index: int, folder: Path | None) -> RowQuestion[OpenLoopRun]:
     entry = replace(describe(row), row=index, id=cell(row, "id"), fitted=is_fitted(row))
     entries = tuple(figures(row, entry))
     try:
         check(row)
         run = question(row, folder)
     except ValueError as error:
-        return Asked(tuple(replace(one, skipped=str(error), sound=False) for one in entries), None)
-    return Asked(tuple(replace(one, tp=run.server.tp, size=run.load.request_rate, what=said(run)) for one in entries), run)
+        return RowQuestion(tuple(replace(one, skipped=str(error), sound=False) for one in entries), None)
+    return RowQuestion(
+        tuple(replace(one, tp=run.server.tp, size=run.load.request_rate, what=run_in_words(run)) for one in entries), run
+    )
 
 
-def figures(row: Row, entry: Entry) -> Iterator[Entry]:
+def figures(row: Row, entry: PublishedFigure) -> Iterator[PublishedFigure]:
     """One entry for each figure that a row has, in seconds, and for each verdict on it."""
-    censored = "" if lower(row, "num_failed") in ("", "0") else "its times are of the requests that did not time out"
+    censored = "" if lower_cell(row, "num_failed") in ("", "0") else "its times are of the requests that did not time out"
     for column in row:
         if (named := FIGURE.fullmatch(column)) and cell(row, column):
-            yield _timed(row, column, replace(entry, kind=named[1], skipped=censored))
-    yield replace(entry, kind=OVERLOADED, measured=float(overloaded(row)))
+            yield _with_seconds(row, column, replace(entry, kind=named[1], skipped=censored))
+    yield replace(entry, kind=OVERLOADED, measured=float(is_overloaded(row)))
     if cell(row, "slo_ttft_ms") and cell(row, "slo_tpot_ms"):
-        yield replace(entry, kind=HOLDS, measured=float(held(row)))
+        yield replace(entry, kind=HOLDS, measured=float(keeps_limits(row)))
         yield replace(entry, kind=HOLDS_BEYOND, measured=0.0)
 
 
-def _timed(row: Row, column: str, entry: Entry) -> Entry:
+def _with_seconds(row: Row, column: str, entry: PublishedFigure) -> PublishedFigure:
     try:
         return replace(entry, measured=number(row, column) / 1e3)
     except ValueError as error:
         return replace(entry, skipped=str(error))
 
 
-def overloaded(row: Row) -> bool:
+def is_overloaded(row: Row) -> bool:
     """Whether requests piled up: the row says so, or fewer were answered than asked."""
-    if any(part in lower(row, "load_regime") for part in PILED_UP):
+    if any(part in lower_cell(row, "load_regime") for part in PILED_UP):
         return True
     asked, achieved = cell(row, "scheduled_rps", "request_rate_rps"), cell(row, "achieved_rps")
-    return bool(asked and achieved) and _plain(achieved) < KEPT_UP * _plain(asked)
+    return bool(asked and achieved) and _float_or_nan(achieved) < KEPT_UP * _float_or_nan(asked)
 
 
-def held(row: Row) -> bool:
+def keeps_limits(row: Row) -> bool:
     """Whether 99 in 100 requests kept both limits."""
     pairs = (("ttft_p99_ms", "slo_ttft_ms"), ("tpot_p99_ms", "slo_tpot_ms"))
-    return all(not cell(row, figure) or _plain(cell(row, figure)) <= _plain(cell(row, limit)) for figure, limit in pairs)
+    return all(
+        not cell(row, figure) or _float_or_nan(cell(row, figure)) <= _float_or_nan(cell(row, limit)) for figure, limit in pairs
+    )
 
 
-def _plain(text: str) -> float:
+def _float_or_nan(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         return math.nan
 
 
-def describe(row: Row) -> Entry:
-    entry = described(row, "open_loop_runs")
-    return replace(entry, kind="tpot_mean", mode=entry.mode or lower(row, "arrival"), hint=_hint(row))
+def describe(row: Row) -> PublishedFigure:
+    entry = describe_row(row, "open_loop_runs")
+    return replace(entry, kind="tpot_mean", mode=entry.mode or lower_cell(row, "arrival"), hint=_hint(row))
 
 
 def is_fitted(row: Row) -> bool:
@@ -153,21 +157,21 @@ def is_fitted(row: Row) -> bool:
     Half of the experiments, all stages or models of one together (an MLPerf system is one); of Qwen3-14B on vLLM 0.23 the runs at
     4 requests/s. Engines of other rows have constants from closed loops.
     """
-    if lower(row, "source_group") == "residency-vllm":
-        return _plain(cell(row, "request_rate_rps")) == FITTED_RATE
-    fitted = cell(row, "source_group") in REPEATING or _submitted(row)
-    return bool(fitted) and _even(cell(row, "experiment"))
+    if lower_cell(row, "source_group") == "residency-vllm":
+        return _float_or_nan(cell(row, "request_rate_rps")) == FITTED_RATE
+    fitted = cell(row, "source_group") in REPEATING or _submission_engine(row)
+    return bool(fitted) and _has_even_hash(cell(row, "experiment"))
 
 
-def _submitted(row: Row) -> str:
+def _submission_engine(row: Row) -> str:
     """The engine as MLPerf's submissions run it, where it has a file of its own: by its name, or by its GPUs' maker."""
     table = names()["open_loop"]
-    key = table["engines"].get(lower(row, "engine"), lower(row, "engine"))
-    maker = "amd" if key == "vllm" and lower(row, "chip").startswith("mi") else key
+    key = table["engines"].get(lower_cell(row, "engine"), lower_cell(row, "engine"))
+    maker = "amd" if key == "vllm" and lower_cell(row, "chip").startswith("mi") else key
     return str(table["submitted"].get(maker, "")) if _is_mlperf(row) else ""
 
 
-def _even(text: str) -> bool:
+def _has_even_hash(text: str) -> bool:
     return zlib.crc32(text.encode()) % 2 == 0
 
 
@@ -177,7 +181,7 @@ def _hint(row: Row) -> str:
     return f"assumed: {assumed[:80]}" if assumed else "engine settings are not known" if not cell(row, "max_num_seqs") else ""
 
 
-def said(run: Run) -> str:
+def run_in_words(run: OpenLoopRun) -> str:
     """What is simulated, in words."""
     server, load = run.server, run.load
     share = f" of one of {run.replicas} replicas" if run.replicas > 1 else ""
@@ -187,7 +191,7 @@ def said(run: Run) -> str:
 
 def check(row: Row) -> None:
     """Refuse what is no plain server of one kind of GPU, or is not told whole."""
-    chip, note, system = lower(row, "chip"), lower(row, "note"), lower(row, "experiment", "id")
+    chip, note, system = lower_cell(row, "chip"), lower_cell(row, "note"), lower_cell(row, "experiment", "id")
     apart: list[str] = names()["open_loop"]["disaggregated"]
     for wrong, reason in (
         (chip == "cpu", "runs on CPUs"),
@@ -203,13 +207,13 @@ def check(row: Row) -> None:
             raise Refusal(reason)
 
 
-def question(row: Row, folder: Path | None) -> Run:
+def question(row: Row, folder: Path | None) -> OpenLoopRun:
     """The run of one row; raises ``Refusal`` with the reason where there is none."""
     model, chip = _model(row), _chip(row)
     copies, inside = _copies(row)
     sizes = _sizes(row, model, inside)
     dtype, kv_dtype = _dtypes(row, model, chip)
-    server = Server(
+    server = ReplicaSettings(
         model=model.key,
         cluster=f"{sizes['tp'] * sizes['pp'] * sizes['dp']}x{chip.key}",
         engine=_engine(row),
@@ -218,23 +222,23 @@ def question(row: Row, folder: Path | None) -> Run:
         **sizes,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        max_num_seqs=whole(row, "max_num_seqs", 0),
-        max_num_batched_tokens=whole(row, "max_num_batched_tokens", 0),
+        max_num_seqs=whole_cell(row, "max_num_seqs", 0),
+        max_num_batched_tokens=whole_cell(row, "max_num_batched_tokens", 0),
         gpu_memory_utilization=_share(row),
-        kv_tokens=whole(row, "kv_tokens", 0),
+        kv_tokens=whole_cell(row, "kv_tokens", 0),
     )
-    return Run(server, _load(row, folder, copies), copies, *_limits(row))
+    return OpenLoopRun(server, _load(row, folder, copies), copies, *_limits(row))
 
 
 def _is_mlperf(row: Row) -> bool:
-    return lower(row, "source_group").startswith("mlperf")
+    return lower_cell(row, "source_group").startswith("mlperf")
 
 
 def _copies(row: Row) -> tuple[int, int]:
     """Replicas that share the load, and data-parallel ranks inside one engine: those that share experts."""
-    each = whole(row, "tp") * whole(row, "pp", 1)
-    ranks = whole(row, "dp", max(1, whole(row, "gpus", 1) // each))
-    inside = not _is_mlperf(row) and whole(row, "ep", 1) > whole(row, "tp")
+    each = whole_cell(row, "tp") * whole_cell(row, "pp", 1)
+    ranks = whole_cell(row, "dp", max(1, whole_cell(row, "gpus", 1) // each))
+    inside = not _is_mlperf(row) and whole_cell(row, "ep", 1) > whole_cell(row, "tp")
     return (1, ranks) if inside else (ranks, 1)
 
 
@@ -244,29 +248,29 @@ def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
     TensorRT-LLM serves latent attention whole on each GPU when experts are spread (``enable_attention_dp`` in MLPerf's
     configurations, which write it as tp): such runs have up to three times ``max_num_seqs`` requests in flight, one batch a GPU.
     """
-    tp, ep = whole(row, "tp"), whole(row, "ep", 1)
+    tp, ep = whole_cell(row, "tp"), whole_cell(row, "ep", 1)
     whole_attention = _is_mlperf(row) and ep == tp > 1 and any(a.latent for a in model.attentions)
     split = {"tp": 1, "dp": tp} if whole_attention else {"tp": tp, "dp": inside}
-    return {**split, "pp": whole(row, "pp", 1), "ep": ep}
+    return {**split, "pp": whole_cell(row, "pp", 1), "ep": ep}
 
 
-def _load(row: Row, folder: Path | None, copies: int) -> Load:
+def _load(row: Row, folder: Path | None, copies: int) -> OfferedLoad:
     """One replica's share. Requests are dealt to the replicas in turn, so that of a Poisson stream each gets gamma gaps."""
-    inputs, outputs = lengths.of_row(row, folder)
-    whole_run = max(1, whole(row, "num_requests") // copies)
+    inputs, outputs = lengths.lengths_of_row(row, folder)
+    whole_run = max(1, whole_cell(row, "num_requests") // copies)
     counted, prompts = min(whole_run, MOST_REQUESTS if folder else MOST_SHIPPED), _prompts(row)
     # A later stage of an experiment finds all prompts cached.
     seen = prompts if re.search(r"-s[1-9]\d*$", cell(row, "id")) else 0
-    return Load(
+    return OfferedLoad(
         request_rate=number(row, "request_rate_rps") / copies,
-        burstiness=math.inf if lower(row, "arrival") == "constant" else float(copies),
+        burstiness=math.inf if lower_cell(row, "arrival") == "constant" else float(copies),
         num_requests=counted,
         warmup=max(seen, round(WARMUP * counted) if counted < whole_run else 0),
         inputs=inputs,
         outputs=outputs,
         in_flight=number(row, "max_in_flight") if cell(row, "max_in_flight") else math.inf,
         unique_prompts=prompts,
-        shared_prefix=_shared(row),
+        shared_prefix=_shared_prefix_tokens(row),
     )
 
 
@@ -274,11 +278,11 @@ def _prompts(row: Row) -> int:
     """Distinct prompts that come round; 0 where none does, or where nothing is cached."""
     if _flag(row, "prefix_caching") is False or _is_mlperf(row):  # MLPerf's rules forbid reuse between queries
         return 0
-    prompts = whole(row, "unique_prompts", REPEATED_PROMPTS if cell(row, "source_group") in REPEATING else 0)
-    return prompts if prompts < whole(row, "num_requests") else 0
+    prompts = whole_cell(row, "unique_prompts", REPEATED_PROMPTS if cell(row, "source_group") in REPEATING else 0)
+    return prompts if prompts < whole_cell(row, "num_requests") else 0
 
 
-def _shared(row: Row) -> int:
+def _shared_prefix_tokens(row: Row) -> int:
     """Tokens that all prompts begin with, where the cache may keep them."""
     kept = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
     return int(number(row, "shared_prefix_tokens", 0)) if kept else 0
@@ -290,7 +294,7 @@ def _limits(row: Row) -> tuple[float, float]:
 
 
 def _flag(row: Row, name: str) -> bool | None:
-    return {"true": True, "false": False}.get(lower(row, name))
+    return {"true": True, "false": False}.get(lower_cell(row, name))
 
 
 def _share(row: Row) -> float:
@@ -309,11 +313,11 @@ def _model(row: Row) -> Model:
 
 def _chip(row: Row) -> Chip:
     """The catalogue's chip; where the system's name tells the memory and the column does not, of that memory."""
-    name = lower(row, "chip")
-    for size in re.findall(r"(\d{2,3})gb", lower(row, "experiment", "id")):
+    name = lower_cell(row, "chip")
+    for size in re.findall(r"(\d{2,3})gb", lower_cell(row, "experiment", "id")):
         if f"{name}-{size}gb" in aliases("chips"):
             return catalog.chip(f"{name}-{size}gb")
-    if not (key := chip_named(name)):
+    if not (key := find_chip_name(name)):
         raise Refusal(f"chip '{name}' is not in the catalogue", "chip")
     return catalog.chip(key)
 
@@ -322,9 +326,9 @@ def _engine(row: Row) -> str:
     """As the catalogue spells it. TensorRT-LLM's version follows from that of TensorRT, which such rows name; as MLPerf's
     submissions run it, it has a file of its own, by rounds."""
     table = names()["open_loop"]
-    name, version = lower(row, "engine"), cell(row, "engine_version")
+    name, version = lower_cell(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
-    if submitted := _submitted(row):
+    if submitted := _submission_engine(row):
         return f"{submitted}@{_round(row)}"
     if key not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
@@ -336,7 +340,7 @@ def _engine(row: Row) -> str:
 
 def _round(row: Row) -> str:
     """The round whose software a submission ran: its own, or an older one."""
-    entered, version = lower(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
+    entered, version = lower_cell(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
     known: dict[str, str] = names()["open_loop"]["software"]
     older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
     return min(entered, next(older, entered), key=parts)
@@ -344,7 +348,7 @@ def _round(row: Row) -> str:
 
 def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:
     """Of weights, as the row says unless the checkpoint is as narrow itself, and of the cache, fp8 in MLPerf's narrow runs."""
-    named, kv = (lower(row, name).partition("-")[0] for name in ("weights_dtype", "kv_dtype"))
+    named, kv = (lower_cell(row, name).partition("-")[0] for name in ("weights_dtype", "kv_dtype"))
     four = "nvfp4" if chip.vendor == "nvidia" else "mxfp4"
     kind = four if named == "fp4" else named if named in NARROW else ""
     if not kind and named not in WIDE:

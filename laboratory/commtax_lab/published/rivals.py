@@ -30,14 +30,16 @@ class Rival:
     unread: int  # figures that are no number above 0
 
 
-def of_file(path: Path) -> Rival:
+def read_rival(path: Path) -> Rival:
     header, lines = read(path, what="compare")
     plain = [re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_") for column in header]
     if "id" not in plain:
-        raise Refusal(f"compare '{path}': has no column id, which says what row a figure is of ({_some(header)})", "compare")
+        raise Refusal(
+            f"compare '{path}': has no column id, which says what row a figure is of ({_column_words(header)})", "compare"
+        )
     columns = {name: known for name in plain if (known := metric(PREDICTED.sub("", name))) and not known.per_gpu}
     if not columns:
-        raise Refusal(f"compare '{path}': has no figure, such as ttft_ms or tpot_ms ({_some(header)})", "compare")
+        raise Refusal(f"compare '{path}': has no figure, such as ttft_ms or tpot_ms ({_column_words(header)})", "compare")
     rows = {cell(row, "id"): row for row in dicts(plain, lines) if cell(row, "id")}
     if not rows:
         raise Refusal(f"compare '{path}': no row has an id", "compare")
@@ -59,7 +61,7 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _some(header: list[str]) -> str:
+def _column_words(header: list[str]) -> str:
     return (
         f"its columns: {', '.join(name[:30] for name in header[:8])}{' …' if len(header) > 8 else ''}" if header else "it is empty"
     )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from commtax.files import Json
-from commtax.records import filled
+from commtax.records import record_from
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 from commtax_lab import lab_table
@@ -28,7 +28,7 @@ def names() -> Json:
     return lab_table("published/names.toml")
 
 
-def matched(kind: str, text: str, before: str = "") -> str:
+def first_match(kind: str, text: str, before: str = "") -> str:
     """What the first pattern of a kind that is found in a text stands for; "" where none is."""
     patterns: list[tuple[str, str]] = names()["patterns"][kind]
     return next((meant for pattern, meant in patterns if re.search(f"{before}(?:{pattern})", text)), "")
@@ -39,7 +39,7 @@ def even_hash(key: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PublishedFigure:
     """One figure of one input row. Seconds, or tokens/s where that is what was published."""
 
     kind: str
@@ -67,18 +67,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Question]):
+class RowQuestion(Generic[Question]):
     """The figures of one row, and the question that all of them answer; None where there is none."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[PublishedFigure, ...]
     question: Question | None
 
 
 def read(
-    rows: Sequence[Row], describe: Callable[[Row], Entry], ask: Callable[[Row, Entry], Asked[Question]]
-) -> list[Asked[Question]]:
+    rows: Sequence[Row], describe: Callable[[Row], PublishedFigure], ask: Callable[[Row, PublishedFigure], RowQuestion[Question]]
+) -> list[RowQuestion[Question]]:
     """Every row with what may be asked of it, or the reason why nothing can; equal rows are read once."""
-    known: dict[tuple[tuple[str, str], ...], Asked[Question]] = {}
+    known: dict[tuple[tuple[str, str], ...], RowQuestion[Question]] = {}
     asked_rows = []
     for index, row in enumerate(rows):
         key = tuple(row.items())
@@ -87,7 +87,7 @@ def read(
             try:
                 known[key] = ask(row, entry)
             except ValueError as error:
-                known[key] = Asked((replace(entry, skipped=str(error)),), None)
+                known[key] = RowQuestion((replace(entry, skipped=str(error)),), None)
         asked = known[key]
         entries = tuple(replace(entry, row=index, id=cell(row, "id")) for entry in asked.entries)
         asked_rows.append(replace(asked, entries=entries))
@@ -114,10 +114,10 @@ def _publisher(said: str) -> str:
     return re.split(r"[ ,;@]", said)[0]
 
 
-def described(row: Row, table: str) -> Entry:
+def describe_row(row: Row, table: str) -> PublishedFigure:
     """What a row says of itself in the columns of its table."""
     cells = {name: cell(row, *columns) for name, columns in names()["described"][table].items()}
-    return filled(Entry, {"kind": "", "publisher": publisher(row), **cells})
+    return record_from(PublishedFigure, {"kind": "", "publisher": publisher(row), **cells})
 
 
 def cell(row: Row, *names: str) -> str:
@@ -125,7 +125,7 @@ def cell(row: Row, *names: str) -> str:
     return next((text for name in names if (text := (row.get(name) or "").strip())), "")
 
 
-def lower(row: Row, *names: str) -> str:
+def lower_cell(row: Row, *names: str) -> str:
     return cell(row, *names).lower()
 
 
@@ -162,8 +162,8 @@ def tokens(row: Row, name: str, default: float | None = None) -> float:
     """A length of a row: a whole number of tokens, or the mean of a mix."""
     if parts := mix(cell(row, name)):
         return sum(length * share for length, share in parts)
-    return default if default is not None and not cell(row, name) else float(whole(row, name))
+    return default if default is not None and not cell(row, name) else float(whole_cell(row, name))
 
 
-def whole(row: Row, name: str, default: int | None = None) -> int:
+def whole_cell(row: Row, name: str, default: int | None = None) -> int:
     return default if default is not None and not cell(row, name) else int(number(row, name, 1, MAX_COUNT))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from commtax.catalog import keys
-from commtax.catalog.foreign_names import squeezed
+from commtax.catalog.foreign_names import letters_and_digits
 from commtax.catalog.loader import aliases, find, stems
-from commtax.catalog.models import bundled, origin
+from commtax.catalog.models import bundled_model, origin
 from commtax.spec import DTYPE_BYTES, Model
 from commtax_lab.published.rows import Row, names
 
@@ -25,14 +25,16 @@ def model_named(text: str) -> Model | None:
     """
     name = text.strip()
     if known := find("models", name) or origin(name):
-        return bundled(known)
+        return bundled_model(known)
     told = re.sub(r"\(.*?\)", " ", name.lower()).strip().rpartition("/")[2]
-    return next((bundled(key) for short in _shorter(squeezed(told)) if (key := _squeezed_models().get(short))), None)
+    return next(
+        (bundled_model(key) for short in _shortened_names(letters_and_digits(told)) if (key := _squeezed_models().get(short))), None
+    )
 
 
-def _shorter(name: str) -> Iterator[str]:
+def _shortened_names(name: str) -> Iterator[str]:
     """A squeezed name, and what is left of it as endings that publishers append are taken off one by one."""
-    endings = sorted(map(squeezed, names()["model_endings"]), key=len, reverse=True)
+    endings = sorted(map(letters_and_digits, names()["model_endings"]), key=len, reverse=True)
     seen = ""
     while name != seen:
         yield name
@@ -46,11 +48,11 @@ def _squeezed_models() -> dict[str, str]:
     known = {alias.rpartition("/")[2]: key for alias, key in aliases("models").items()} | {key: key for key in stems("models")}
     named: dict[str, set[str]] = {}
     for name, key in known.items():
-        for short in _shorter(squeezed(name)):
+        for short in _shortened_names(letters_and_digits(name)):
             named.setdefault(short, set()).add(key)
-    exact = {squeezed(name): key for name, key in known.items()}
+    exact = {letters_and_digits(name): key for name, key in known.items()}
     once = {name: next(iter(found)) for name, found in named.items() if len(found) == 1}
-    return {**once, **exact, **{squeezed(name): key for name, key in names()["model_keys"].items()}}
+    return {**once, **exact, **{letters_and_digits(name): key for name, key in names()["model_keys"].items()}}
 
 
 def dtype_named(text: str) -> str:
@@ -59,13 +61,13 @@ def dtype_named(text: str) -> str:
     >>> [dtype_named(name) for name in ("bfloat16", "FP8-E4M3", "float8", "w4a16_mxfp4", "half", "base7")]
     ['bf16', 'fp8', 'fp8', 'mxfp4', 'fp16', '']
     """
-    return _dtypes().get(squeezed(text.lower()), "")
+    return _dtypes().get(letters_and_digits(text.lower()), "")
 
 
 @lru_cache(maxsize=1)
 def _dtypes() -> dict[str, str]:
-    told = {squeezed(word): dtype for dtype, words in names()["dtypes"].items() for word in (dtype, *words)}
-    return {**{squeezed(dtype): dtype for dtype in DTYPE_BYTES}, **told}
+    told = {letters_and_digits(word): dtype for dtype, words in names()["dtypes"].items() for word in (dtype, *words)}
+    return {**{letters_and_digits(dtype): dtype for dtype in DTYPE_BYTES}, **told}
 
 
 def spelled_run(row: Row) -> Row:

@@ -7,7 +7,7 @@ from typing import cast
 
 from commtax import catalog
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow, kernel
-from commtax_lab.published.rows import Asked, Entry, Row, even_hash
+from commtax_lab.published.rows import PublishedFigure, Row, RowQuestion, even_hash
 
 ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax_lab.study.steps
 SOURCE = "benchmarks/h200"
@@ -25,17 +25,17 @@ def load(folder: Path) -> list[SweepRow]:
     return [row for row in map(json.loads, lines) if row.get("kind") in (*SHAPES, "step")]
 
 
-def of_cells(row: Row) -> SweepRow:
+def row_of_cells(row: Row) -> SweepRow:
     """Numbers as numbers, empty cells left out: the row as its JSON line had it."""
     typed = {n: int(x) if x.isdigit() else float(x) if n.endswith("_s") else x for n, x in row.items() if x != ""}
     return cast(SweepRow, typed)
 
 
-def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:
+def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
     asked = []
     for index, row in enumerate(rows):
         kind = row["kind"]
-        entry = Entry(
+        entry = PublishedFigure(
             kind=f"{row.get('phase')}-step" if kind == "step" else "gemm" if kind == "gemm" else f"{kind}-attention",
             source=SOURCE,
             system=chip,
@@ -52,7 +52,7 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:
             measured=float(row["median_s"]),
             hint=_hint(row),
         )
-        asked.append(Asked((entry,), row))
+        asked.append(RowQuestion((entry,), row))
     return asked
 
 

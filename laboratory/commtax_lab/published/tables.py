@@ -18,7 +18,7 @@ from pathlib import Path
 
 from commtax.files import TABLE_BYTES, read_text
 from commtax.statement import Refusal
-from commtax_lab.published.kernels import is_kernel_table, kind_of
+from commtax_lab.published.kernel_tables import is_kernel_table, kind_of
 from commtax_lab.published.rows import Row, names
 
 FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_loop_runs", "steps")
@@ -47,14 +47,14 @@ class Table:
     @property
     def columns(self) -> list[str]:
         """The header under the larger tables' names."""
-        return renamed(self.kind, self.header)
+        return rename_columns(self.kind, self.header)
 
     def dicts(self) -> list[Row]:
         rows = dicts(self.columns, self.rows)
-        return [_dated(row) for row in rows] if self.kind == "serving_runs" and "clients" in self.columns else rows
+        return [_with_dated_source(row) for row in rows] if self.kind == "serving_runs" and "clients" in self.columns else rows
 
 
-def shipped(only: str = "") -> Iterator[Table]:
+def shipped_tables(only: str = "") -> Iterator[Table]:
     """Every file that ships here; our own H200 rows are the last. Kernels are in several, each with its kinds' columns."""
     for kind in KINDS:
         if only in ("", kind):
@@ -62,7 +62,7 @@ def shipped(only: str = "") -> Iterator[Table]:
                 yield Table(f"published/{path.name}", kind, *read(path), ships=True)
 
 
-def in_folder(folder: Path, only: str = "") -> Iterator[Table]:
+def folder_tables(folder: Path, only: str = "") -> Iterator[Table]:
     for kind, path in paths(folder, only):
         yield Table(path.relative_to(folder).as_posix(), kind, *read(path), folder=path.parent)
 
@@ -102,10 +102,10 @@ def kind_of_columns(header: Sequence[str], name: str = "") -> str:
     if {"measured", "predicted", "fitted", "skipped"} <= set(header):
         return ""
     for kind, choices in names()["recognised"].items():
-        columns = set(renamed(kind, header))
+        columns = set(rename_columns(kind, header))
         if any(columns.issuperset(wanted) for wanted in choices):
             return str(kind)
-    return "kernels" if is_kernel_table(name, renamed("kernels", header)) else ""
+    return "kernels" if is_kernel_table(name, rename_columns("kernels", header)) else ""
 
 
 def usual_columns(kind: str = "") -> str:
@@ -114,7 +114,7 @@ def usual_columns(kind: str = "") -> str:
     return ", ".join(known[0])
 
 
-def renamed(kind: str, header: Sequence[str]) -> list[str]:
+def rename_columns(kind: str, header: Sequence[str]) -> list[str]:
     """Columns under the larger tables' names; one whose larger name is there itself stays as it is."""
     plain = ["_".join(column.strip().lstrip("\ufeff").split()) for column in header]
     known, taken = _synonyms(kind), set(plain)
@@ -133,7 +133,7 @@ def _synonyms(kind: str) -> dict[str, str]:
 
 def headers(folder: Path | None, only: str = "") -> list[str]:
     """All columns of all files of a folder, or of all that ship here, in their order."""
-    every = [_header(path) for _, path in paths(folder, only)] if folder else [table.header for table in shipped()]
+    every = [_header(path) for _, path in paths(folder, only)] if folder else [table.header for table in shipped_tables()]
     return list(dict.fromkeys(column for header in every for column in header))
 
 
@@ -161,7 +161,7 @@ def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Row]:
     return [dict(zip(header, row, strict=False)) for row in rows]
 
 
-def _dated(row: Row) -> Row:
+def _with_dated_source(row: Row) -> Row:
     """A run's source as the larger table writes it: its day says the version, InferenceMAX's file how it was launched."""
     day, parts = row.get("day"), [f"silicon_concurrency={row.get('clients', '')}"]
     if day and (row.get("source") or "").startswith("InferenceMAX"):

@@ -15,13 +15,13 @@ FOOTNOTE = re.compile(r"\[\^.*?\]")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 
-def of_page(row: Row) -> Row:
+def row_of_page(row: Row) -> Row:
     """The row with what its headings say; one without headings stays as it is."""
     section = cell(row, "section")
     if not section:
         return row
     plain = {name: _figure(text or "") if name != "section" else text for name, text in row.items()}
-    headed = {column: plain.get(column) or _after(word, section) for column, word in HEADED.items()}
+    headed = {column: plain.get(column) or _text_after(word, section) for column, word in HEADED.items()}
     noted = [f"{name}={text}" for column, name in NOTED.items() if (text := cell(plain, column))]
     note = "; ".join([cell(plain, "note"), *noted])
     return {**plain, **headed, "source": f"{cell(plain, 'source')} {section}", "note": note}
@@ -32,7 +32,7 @@ def _figure(text: str) -> str:
     return THOUSANDS.sub("", FOOTNOTE.sub("", text))
 
 
-def _after(word: str, section: str) -> str:
+def _text_after(word: str, section: str) -> str:
     """What follows a word and a colon, up to the next heading.
 
     >>> _after("System", "Pre-Training Performance / System: DGX-H100, Precision: BF16")

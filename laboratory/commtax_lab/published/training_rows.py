@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from commtax import catalog
-from commtax.catalog.foreign_names import chip_named, model_key
+from commtax.catalog.foreign_names import find_chip_name, model_key
 from commtax.catalog.hf import from_config
 from commtax.cost.train_kernels import recomputed_flops, step_flops
 from commtax.spec import ARITHMETIC, AXES, SIZES, Chip, Cluster, Model, Plan, TrainStep
 from commtax.statement import Refusal
-from commtax_lab.published.rows import Row, cell, lower, matched, names, number, whole
-from commtax_lab.published.training_pages import of_page
+from commtax_lab.published.rows import Row, cell, first_match, lower_cell, names, number, whole_cell
+from commtax_lab.published.training_pages import row_of_page
 
 OF_THE_ROW_ABOVE = ("tokendrop", "dropless")
 """Cells of the model that only say how a mixture was trained: the model stands in the row above."""
@@ -31,30 +31,30 @@ def whole_rows(rows: Sequence[Row]) -> list[Row]:
     there (tables cut out of pages with two values a cell).
     """
     made: list[Row] = []
-    for row in map(of_page, rows):
+    for row in map(row_of_page, rows):
         plain = {name: "" if name in COUNTED and (text or "").strip().lower() in NOTHING else text for name, text in row.items()}
-        above = made[-1].get("model", "") if made and lower(row, "model") in OF_THE_ROW_ABOVE else ""
+        above = made[-1].get("model", "") if made and lower_cell(row, "model") in OF_THE_ROW_ABOVE else ""
         made.append({**plain, "model": above} if above else plain)
     return made
 
 
 def engine_of(row: Row) -> str:
     """The engine that a row's source used, or that its note names where a source compares two."""
-    return matched("trainers", f"{lower(row, 'source')} {lower(row, 'note')}") or "megatron"
+    return first_match("trainers", f"{lower_cell(row, 'source')} {lower_cell(row, 'note')}") or "megatron"
 
 
 def sizes_of(row: Row) -> dict[str, int]:
     """The sizes of the axes; replicas that are not counted follow from the GPUs."""
-    sizes: dict[str, int] = {axis: whole(row, axis, 1) for axis in SIZES}
+    sizes: dict[str, int] = {axis: whole_cell(row, axis, 1) for axis in SIZES}
     if not cell(row, "dp"):
         ranks = math.prod(sizes[axis] for axis in AXES if axis != "dp")
-        sizes["dp"] = max(1, whole(row, "gpus") // ranks)
+        sizes["dp"] = max(1, whole_cell(row, "gpus") // ranks)
     return sizes
 
 
 def model_of(row: Row) -> Model:
     """A bundled model by any spelling of its name, all of it or its first layers, or a GPT of the row's shape."""
-    name = lower(row, "model")
+    name = lower_cell(row, "model")
     cut = FIRST_LAYERS.search(name)
     if key := model_key(FIRST_LAYERS.sub("", name)):
         decoder = catalog.model(key)
@@ -62,10 +62,10 @@ def model_of(row: Row) -> Model:
             decoder = _first_layers(decoder, int(cut[1]))
         if decoder.mtp and "w/o mtp" not in name:
             decoder = _predicting(decoder)
-        return replace(decoder, max_len=max(decoder.max_len, whole(row, "seq")))
+        return replace(decoder, max_len=max(decoder.max_len, whole_cell(row, "seq")))
     if missing := [c for c in ("layers", "hidden", "heads", "vocab") if not cell(row, c)]:
         raise Refusal(f"model '{cell(row, 'model')}' is not in the catalogue and the row leaves out {', '.join(missing)}", "model")
-    layers, hidden, heads, vocab, seq = (whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq"))
+    layers, hidden, heads, vocab, seq = (whole_cell(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq"))
     shape = {"architectures": ["GPT2LMHeadModel"], "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": 4 * hidden}
     shape |= {"vocab_size": vocab, "n_positions": seq, "tie_word_embeddings": True}
     shape["torch_dtype"] = "float16" if row.get("precision") == "fp16" else "bfloat16"
@@ -90,9 +90,9 @@ def _predicting(model: Model) -> Model:
 
 def cluster_of(row: Row) -> Cluster:
     """Hosts of the row's GPUs with the network that its source names."""
-    chip, gpus, source = chip_of(row), whole(row, "gpus"), lower(row, "source")
+    chip, gpus, source = chip_of(row), whole_cell(row, "gpus"), lower_cell(row, "source")
     per_host = catalog.chip(chip).gpus_per_host
-    inter, _, nics = matched("trained_links", source).partition(" ")
+    inter, _, nics = first_match("trained_links", source).partition(" ")
     hosts = f"{max(1, -(-gpus // per_host))}x{min(gpus, per_host)}x{chip}"
     return catalog.cluster(hosts, inter=inter, nics=int(nics) if nics else None)
 
@@ -102,16 +102,16 @@ def dtype_of(row: Row, model: Model) -> str:
 
     Pages of Megatron-Bridge that name none are of fp8 scaled by tensors, and of MXFP8 where a second figure stands in brackets.
     """
-    said = lower(row, "precision")
+    said = lower_cell(row, "precision")
     if not said and engine_of(row) == "megatron-bridge":
-        finer = "variant 2" in lower(row, "note") and "fp4" in catalog.chip(chip_of(row)).flops_per_s
+        finer = "variant 2" in lower_cell(row, "note") and "fp4" in catalog.chip(chip_of(row)).flops_per_s
         said = "mxfp8" if finer else "fp8"
-    return matched("trained_in", said) or ("bf16" if model.quant else "")
+    return first_match("trained_in", said) or ("bf16" if model.quant else "")
 
 
 def chip_of(row: Row) -> str:
     gpu = cell(row, "gpu_type")
-    chip = chip_named(gpu)
+    chip = find_chip_name(gpu)
     if not chip:
         raise Refusal(f"GPU '{gpu}' is not in the catalogue of training runs", "gpu_type")
     return chip
@@ -119,27 +119,27 @@ def chip_of(row: Row) -> str:
 
 def recipe_of(row: Row) -> str:
     """What names a published recipe: the source, the model and the GPU."""
-    return " ".join(lower(row, name) for name in ("source", "model", "gpu_type"))
+    return " ".join(lower_cell(row, name) for name in ("source", "model", "gpu_type"))
 
 
 def version_of(row: Row, dtype: str) -> str:
     """The engine with its version where recipes of one release run as others do: ``megatron-bridge@26.04``."""
-    version = matched("recipe_version", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}")
+    version = first_match("recipe_version", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}")
     return f"{engine_of(row)}@{version}" if version and engine_of(row) == "megatron-bridge" else engine_of(row)
 
 
 def lora_rank_of(row: Row) -> int:
     """The rank of a run that trains adapters alone, as its recipe has it; 0 where a row says nothing of LoRA."""
-    text = f"{recipe_of(row)} {lower(row, 'note')}"
-    return int(matched("trained_rank", text)) if re.search(r"\blora\b", text) else 0
+    text = f"{recipe_of(row)} {lower_cell(row, 'note')}"
+    return int(first_match("trained_rank", text)) if re.search(r"\blora\b", text) else 0
 
 
 def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
     """Axes whose collectives run beside compute, where a row or its recipe says so; None: as the engine does."""
-    note = lower(row, "note")
+    note = lower_cell(row, "note")
     if "async tp" in note or "asynctp" in note:
         return ("dp", "tp")
-    recipe = matched("recipe_overlap", f"{recipe_of(row)} {dtype} ep{cell(row, 'ep')}")
+    recipe = first_match("recipe_overlap", f"{recipe_of(row)} {dtype} ep{cell(row, 'ep')}")
     beside = recipe.split() if recipe else list(catalog.engine(version_of(row, dtype)).trains.async_axes)
     for pattern, change in names()["patterns"]["noted_overlap"]:
         if re.search(pattern, note):
@@ -153,11 +153,11 @@ def measured_s(row: Row, model: Model, plan: Plan, chip: Chip) -> float:
 
     A step faster than the chip's peak allows is a slip of the table, or counts what was not computed.
     """
-    gpus, tokens = whole(row, "gpus"), whole(row, "global_batch") * whole(row, "seq")
+    gpus, tokens = whole_cell(row, "gpus"), whole_cell(row, "global_batch") * whole_cell(row, "seq")
     flops, peak = tokens * counted_flops(row, model, plan) / gpus, _peak(chip, plan)
     if cell(row, "step_time_s"):
         took_s = number(row, "step_time_s")
-    elif found := TOKENS_PER_S.search(lower(row, "note")):
+    elif found := TOKENS_PER_S.search(lower_cell(row, "note")):
         took_s = tokens / (gpus * float(found[1]))
     elif cell(row, "tflops_per_gpu"):
         took_s = flops / (TERA * number(row, "tflops_per_gpu"))
@@ -181,8 +181,8 @@ def _peak(chip: Chip, plan: Plan) -> float:
 
 def counted_flops(row: Row, model: Model, plan: Plan) -> float:
     """FLOPs of a token as the row's source counts them."""
-    kind = "hardware" if "hardware tflop" in lower(row, "note") else matched("counted_flops", lower(row, "source"))
-    seq, causal = whole(row, "seq"), kind == "causal"
+    kind = "hardware" if "hardware tflop" in lower_cell(row, "note") else first_match("counted_flops", lower_cell(row, "source"))
+    seq, causal = whole_cell(row, "seq"), kind == "causal"
     engine = catalog.engine(engine_of(row))
     again = recomputed_flops(model, plan, TrainStep(1, seq), engine, causal) if kind == "hardware" else 0.0
     return float(step_flops(model, plan, seq, causal) + again)

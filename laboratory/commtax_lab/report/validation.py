@@ -15,8 +15,8 @@ from commtax.report.plots import COLOURS, picture, style
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax_lab.scoring import Report
-from commtax_lab.scoring.comparing import Comparison, Off
-from commtax_lab.scoring.records import Records
+from commtax_lab.scoring.prediction_columns import Records
+from commtax_lab.scoring.rival_comparison import PredictorErrors, RivalComparison
 from commtax_lab.scoring.scoreboard import at_home
 from commtax_lab.scoring.statistics import RATES, Bound, Figures, figures, groups, skipped, verdicts, worst
 
@@ -83,7 +83,7 @@ def _bounds(report: Report) -> Table:
     return _table("Stated bounds, on rows that nothing was fitted on", ("bound", ">limit", ">value", ">rows", ">holds"), rows)
 
 
-def _show_compared(console: Any, c: Comparison) -> None:
+def _show_compared(console: Any, c: RivalComparison) -> None:
     rows = [
         (d.kind, f"{d.by} {d.value}".strip(), f"{d.n:,}", *_off(d.ours), *_off(d.rival), f"{d.wins / d.n:.0%}" if d.n else "-")
         for d in c.duels
@@ -95,7 +95,7 @@ def _show_compared(console: Any, c: Comparison) -> None:
     console.print(f"{told}, {c.unread:,} figures are no number{units}")
 
 
-def _off(o: Off) -> tuple[str, ...]:
+def _off(o: PredictorErrors) -> tuple[str, ...]:
     return tuple("-" if x != x else f"{x:{form}}" for x, form in ((o.median_ape, ".1%"), (o.p90_ape, ".1%"), (o.bias, "+.1%")))
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.files import refuse_overwriting, written
+from commtax.files import refuse_overwriting, replace_when_written
 from commtax.statement import Refusal
-from commtax_lab.published import collectives as curves
-from commtax_lab.published import inference, rivals, steps, sweep, training
-from commtax_lab.published import kernels as kernel_tables
+from commtax_lab.published import collective_rows as curves
+from commtax_lab.published import inference, rivals, step_rows, sweep, training
+from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.rows import read
-from commtax_lab.published.tables import ADDED, KINDS, Table, headers, in_folder, paths, shipped, usual_columns
-from commtax_lab.scoring import apart, kernels, open_loop, predicting, serving
-from commtax_lab.scoring.comparing import Comparison, compared
-from commtax_lab.scoring.records import Records, answers, joined
+from commtax_lab.published.tables import ADDED, KINDS, Table, folder_tables, headers, paths, shipped_tables, usual_columns
+from commtax_lab.scoring import excluded_rows, kernel_scores, open_loop, predicting, serving_scores
+from commtax_lab.scoring.prediction_columns import Records, answers, joined
+from commtax_lab.scoring.rival_comparison import RivalComparison, compared
 from commtax_lab.scoring.statistics import Bound, judge, share_unpriced
 
 APART = ("serving_runs", "steps")
@@ -36,7 +36,7 @@ class Report:
     files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
     bounds: tuple[Bound, ...]
     apart: tuple[tuple[str, int], ...] = ()  # rules by which rows are no test, and how many
-    compared: Comparison | None = None  # with another predictor, on the same rows
+    compared: RivalComparison | None = None  # with another predictor, on the same rows
 
     @property
     def ok(self) -> bool:
@@ -48,7 +48,7 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
 
     ``rival``: a CSV of another predictor's figures for the same rows, by their ids.
     """
-    other = rivals.of_file(rival) if rival else None
+    other = rivals.read_rival(rival) if rival else None
     if only and only not in KINDS:
         raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
     if folder is not None and not folder.is_dir():
@@ -59,13 +59,13 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     known: dict[str, bool] = {}
     rules = Counter[str]()
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
-        for table in in_folder(folder, only) if folder else shipped(only):
-            part = apart.once(ANSWERS[table.kind](table), known)
+        for table in folder_tables(folder, only) if folder else shipped_tables(only):
+            part = excluded_rows.once(ANSWERS[table.kind](table), known)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
             unpriced[table.name] = share_unpriced(part)
-            rules += apart.by_rule(part)
+            rules += excluded_rows.by_rule(part)
             if table.kind in APART:
-                away[table.name] = apart.share(part)
+                away[table.name] = excluded_rows.share(part)
             if write:
                 write(table, part)
             parts.append(part)
@@ -80,13 +80,13 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
 def _kernels(table: Table) -> Records:
     """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
     if not table.ships:
-        files = kernel_tables.of_file(table.name, table.columns, table.rows)
-        return joined([_placed(kernels.answers(part, table.name), index) for index, part in files])
+        files = kernel_tables.tables_of_file(table.name, table.columns, table.rows)
+        return joined([_placed(kernel_scores.answers(part, table.name), index) for index, part in files])
     rows = table.dicts()
     parts = []
-    for index, part in kernel_tables.of_several(rows):
+    for index, part in kernel_tables.tables_of_rows(rows):
         source = np.array([rows[i]["source"] for i in index], dtype=object)
-        parts.append(_placed(kernels.answers(part, source), index))
+        parts.append(_placed(kernel_scores.answers(part, source), index))
     return joined(parts)
 
 
@@ -97,13 +97,15 @@ def _placed(part: Records, index: list[int]) -> Records:
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
     "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predicting.on_curve, same=lambda c: c),
-    "serving_runs": serving.answered,
+    "serving_runs": serving_scores.answered,
     "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
-    "training_runs": lambda table: answers(training.asked(table.dicts()), predicting.trained),
-    "steps": lambda table: apart.impossible(answers(read(table.dicts(), steps.describe, steps.ask), predicting.between_tokens)),
+    "training_runs": lambda table: answers(training.row_questions(table.dicts()), predicting.trained),
+    "steps": lambda table: excluded_rows.impossible(
+        answers(read(table.dicts(), step_rows.describe, step_rows.ask), predicting.between_tokens)
+    ),
     "open_loop_runs": open_loop.answered,
     "kernels": _kernels,
-    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
+    "h200": lambda table: answers(sweep.read([sweep.row_of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
 }
 
 
@@ -121,7 +123,7 @@ def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, R
             lines.writerow([table.name, *(cells[i] for i in copied), *values])
 
     with (
-        written(path, "rows") as place,
+        replace_when_written(path, "rows") as place,
         gzip.open(place, "wt", newline="") if path.suffix == ".gz" else place.open("w", newline="") as file,
     ):
         lines = csv.writer(file)

@@ -6,7 +6,7 @@ from commtax.cost import memory
 from commtax.question import Question
 from commtax.spec import DTYPE_BYTES, Plan
 from commtax.verbs.billing import StepBill
-from commtax_lab.scoring.records import Array
+from commtax_lab.scoring.prediction_columns import Array
 
 
 def least_s(priced: StepBill) -> Array:

@@ -9,56 +9,56 @@ from multiprocessing import current_process
 from commtax import catalog
 from commtax.question import Question
 from commtax.spec import Engine
-from commtax.verbs.asking import settle, unsettled
-from commtax.verbs.requests import Outcome, serve
+from commtax.verbs.requests import RequestsInTime, serve
+from commtax.verbs.settling import resolve_question, settle
 from commtax_lab.published import open_loop
-from commtax_lab.published.open_loop import BEYOND, HOLDS, HOLDS_BEYOND, OVERLOADED, Run, Server
-from commtax_lab.published.rows import Asked, Entry
+from commtax_lab.published.open_loop import BEYOND, HOLDS, HOLDS_BEYOND, OVERLOADED, OpenLoopRun, ReplicaSettings
+from commtax_lab.published.rows import PublishedFigure, RowQuestion
 from commtax_lab.published.tables import Table
-from commtax_lab.scoring.records import NONE, Predicted, Records, answers
+from commtax_lab.scoring.prediction_columns import NONE, Prediction, Records, answers
 
 JUDGED_REQUESTS = 3_000  # enough to see that a rate far beyond the published one is not held
 FEW = 4  # runs that are not worth starting processes for
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunWithRows:
     """A run and all that rows ask of it."""
 
-    run: Run
+    run: OpenLoopRun
     kinds: tuple[str, ...]
 
 
-Scores = Mapping[str, Predicted]
+Scores = Mapping[str, Prediction]
 """Of one run, by kind."""
 
 
 def answered(table: Table) -> Records:
     """Every row of a table with its figures, or with the reason why it has none."""
     asked = open_loop.read(table.dicts(), table.folder)
-    wanted: dict[Run, set[str]] = {}
+    wanted: dict[OpenLoopRun, set[str]] = {}
     for one in asked:
         if one.question is not None:
             wanted.setdefault(one.question, set()).update(entry.kind for entry in one.entries)
-    jobs = [Job(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
+    jobs = [RunWithRows(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
     scores = dict(zip(wanted, scored(jobs), strict=True))
 
-    def predict(run: Run, entries: Sequence[Entry]) -> list[Predicted]:
+    def predict(run: OpenLoopRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
         known = scores[run]
         return [NONE if entry.skipped or isinstance(known, str) else known[entry.kind] for entry in entries]
 
     return answers([_with_reason(one, scores) for one in asked], predict, same=lambda run: run)
 
 
-def _with_reason(one: Asked[Run], scores: Mapping[Run, Scores | str]) -> Asked[Run]:
+def _with_reason(one: RowQuestion[OpenLoopRun], scores: Mapping[OpenLoopRun, Scores | str]) -> RowQuestion[OpenLoopRun]:
     """A run that cannot be simulated gives its reason to all of its figures."""
     reason = "" if one.question is None else scores[one.question]
     if not isinstance(reason, str) or not reason:
         return one
-    return Asked(tuple(replace(entry, skipped=entry.skipped or reason) for entry in one.entries), None)
+    return RowQuestion(tuple(replace(entry, skipped=entry.skipped or reason) for entry in one.entries), None)
 
 
-def scored(jobs: Sequence[Job]) -> list[Scores | str]:
+def scored(jobs: Sequence[RunWithRows]) -> list[Scores | str]:
     """What each run gives, or why it gives nothing; longer runs first, so that no core is left with one of them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(jobs) <= FEW or cores == 1 or current_process().daemon:  # which may have no children
@@ -71,7 +71,7 @@ def scored(jobs: Sequence[Job]) -> list[Scores | str]:
     return results
 
 
-def score(job: Job) -> Scores | str:
+def score(job: RunWithRows) -> Scores | str:
     """A run's figures and verdicts; the refusal where there is none."""
     run = job.run
     try:
@@ -81,7 +81,7 @@ def score(job: Job) -> Scores | str:
         return str(error)
 
 
-def _predicted(kind: str, run: Run, outcome: Outcome) -> Predicted:
+def _predicted(kind: str, run: OpenLoopRun, outcome: RequestsInTime) -> Prediction:
     if kind == OVERLOADED:
         return _verdict(outcome.overloaded)
     if kind == HOLDS:
@@ -89,31 +89,31 @@ def _predicted(kind: str, run: Run, outcome: Outcome) -> Predicted:
     if kind == HOLDS_BEYOND:
         return _verdict(_holds(run, serve(settle(question_of(beyond(run))))))
     low, high = outcome.range_of(kind)
-    return Predicted(outcome.statistic(kind), low, high)
+    return Prediction(outcome.statistic(kind), low, high)
 
 
-def _verdict(yes: bool) -> Predicted:
-    return Predicted(float(yes), float(yes), float(yes))
+def _verdict(yes: bool) -> Prediction:
+    return Prediction(float(yes), float(yes), float(yes))
 
 
-def _holds(run: Run, outcome: Outcome) -> bool:
+def _holds(run: OpenLoopRun, outcome: RequestsInTime) -> bool:
     return outcome.holds(run.slo_ttft_s, run.slo_tpot_s)
 
 
-def beyond(run: Run) -> Run:
+def beyond(run: OpenLoopRun) -> OpenLoopRun:
     """The same at a rate that is out of reach, for as long as it takes to see that."""
     load = run.load
     fewer = min(load.num_requests, JUDGED_REQUESTS)
     return replace(run, load=replace(load, request_rate=load.request_rate * BEYOND, num_requests=fewer, warmup=0))
 
 
-def question_of(run: Run) -> Question:
+def question_of(run: OpenLoopRun) -> Question:
     """What is asked of the simulator."""
     server, load = run.server, run.load
     limits = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_tokens")
     options = {name: getattr(server, name) or None for name in (*limits, "dtype", "kv_dtype")}
     sizes = {name: getattr(server, name) for name in ("tp", "pp", "dp", "ep")}
-    put = unsettled(server.model, server.cluster, {"engine": _engine(server), **options, **sizes})
+    put = resolve_question(server.model, server.cluster, {"engine": _engine(server), **options, **sizes})
     offered = {
         "request_rate": load.request_rate,
         "burstiness": load.burstiness,
@@ -128,7 +128,7 @@ def question_of(run: Run) -> Question:
     return put.but(**offered)
 
 
-def _engine(server: Server) -> Engine:
+def _engine(server: ReplicaSettings) -> Engine:
     """The engine as it was run: with chunks or not, with a front end or not."""
     engine = catalog.engine(server.engine)
     if server.chunked is not None:

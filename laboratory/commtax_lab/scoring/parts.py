@@ -13,23 +13,23 @@ from functools import cache
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog.models import bundled
+from commtax.catalog.models import bundled_model
 from commtax.catalog.quantisation import MXFP4, NVFP4, TILES
 from commtax.cost.attention import decode_attention, prefill_attention
-from commtax.cost.compute import routed
+from commtax.cost.compute import routed_experts
 from commtax.cost.forms.experts import routed_kernels
 from commtax.cost.forms.modules import EAGER
-from commtax.cost.kernel import Kernel, Step, Terms
+from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds import experts, plain
 from commtax_lab.published.kernel_kinds.kind import Sizes, Words
-from commtax_lab.published.kernels import KernelTable
+from commtax_lab.published.kernel_tables import KernelTable
 from commtax_lab.published.spellings import dtype_named, engine_named
-from commtax_lab.scoring.kernels import ENGINE, together
-from commtax_lab.scoring.records import Array
+from commtax_lab.scoring.kernel_scores import ENGINE, together
+from commtax_lab.scoring.prediction_columns import Array
 
 DYNAMIC = Quant("compressed-tensors", "fp8", (1, 0))
 """fp8 whose activations are quantised on the way, as the tables of products time it."""
@@ -63,7 +63,7 @@ Make = Callable[[Words, Sizes, Engine], Sequence[Kernel]]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ShapeGroup:
     """Shapes of one chip, engine, kind, number format and class of size: ln(charged / measured) of each."""
 
     chip: str
@@ -83,7 +83,7 @@ class Group:
         return bool(self.why) or abs(float(np.median(self.errors))) <= math.log(LAWFUL)
 
 
-def groups(tables: Iterable[KernelTable]) -> list[Group]:
+def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
     """All groups of some tables."""
     found: dict[tuple[str, ...], list[Array]] = {}
     for one in tables:
@@ -96,7 +96,7 @@ def groups(tables: Iterable[KernelTable]) -> list[Group]:
                 key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _unlike(one, words))
                 found.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
     whole = {key: np.concatenate(errors) for key, errors in sorted(found.items())}
-    return [Group(*key[:5], errors=errors, why=key[5]) for key, errors in whole.items()]  # type: ignore[misc]
+    return [ShapeGroup(*key[:5], errors=errors, why=key[5]) for key, errors in whole.items()]  # type: ignore[misc]
 
 
 def _classes(tail: str, x: Sizes) -> Array:
@@ -145,7 +145,7 @@ def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Arra
     """Seconds of a step's lines, and rows that show a host's launches instead: no graph held them, and a step never pays those."""
     even = engine.but(popularity=np.inf)
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
-    terms = Terms(_model(Block(None, None), 1), Plan(), cluster, even, catalog.fabric(even.library, cluster), alone)
+    terms = PricingTerms(_model(Block(None, None), 1), Plan(), cluster, even, catalog.fabric(even.library, cluster), alone)
     step = replace(terms, constants=catalog.kernel_constants(even, chip))
     host = sum((x.total_s for x in served_lines([k for k in kernels if k.form in EAGER], terms)), start=0.0)
     device = sum((x.total_s for x in served_lines([k for k in kernels if k.form not in EAGER], step)), start=0.0)
@@ -158,9 +158,9 @@ def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
 
 
 def _product(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
-    step = Step(_model(Block(None, None), 1, PRODUCTS[words["written"]]), Plan(), Workload(), x["m"], engine)
+    step = KernelStep(_model(Block(None, None), 1, PRODUCTS[words["written"]]), Plan(), Workload(), x["m"], engine)
     made = step.gemm("product", "feed-forward", "gate", 1, x["m"], x["n"], x["k"], "mlp.gate_proj")
-    return [plain.in_turn(made, words, x), *plain.launches(words["kernel_source"], x)]
+    return [plain.with_rotating_weights(made, words, x), *plain.launches(words["kernel_source"], x)]
 
 
 def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
@@ -170,7 +170,7 @@ def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     seqs, none = x["batch_size"], np.zeros(len(x["batch_size"]))
     work = Workload(none, none, seqs, seqs * x["isl"], seqs * x["step"])
     step, attention = _attending(words, x, work, seqs * x["isl"], engine)
-    return [plain.written(one, x, DTYPE_BYTES[words["stored"]]) for one in prefill_attention(step, attention, 1)]
+    return [plain.with_cache_write(one, x, DTYPE_BYTES[words["stored"]]) for one in prefill_attention(step, attention, 1)]
 
 
 def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
@@ -181,16 +181,16 @@ def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
         x_of = {name: np.where(rows, sizes, sizes[np.argmax(rows)]) for name, sizes in x.items()}
         work = Workload(x_of["batch_size"], x_of["batch_size"] * x_of["step"])
         step, attention = _attending(words, x_of, work, seqs, engine)
-        kernels = [plain.repeated(one, x_of) for one in decode_attention(step, attention, 1)]
+        kernels = [plain.with_warm_cache(one, x_of) for one in decode_attention(step, attention, 1)]
         made += [replace(one, count=np.where(rows, 1, 0)) for one in kernels] if np.any(rows) else []
     return made
 
 
-def _attending(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engine) -> tuple[Step, Attention]:
+def _attending(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engine) -> tuple[KernelStep, Attention]:
     """A step of one layer of attention whose heads are columns: a step divides and multiplies them and asks no more."""
     dim, window = int(np.max(x["head_dim"])), int(np.max(x["window_size"]))
     attention = Attention(x["num_heads"], x["num_key_value_heads"], dim, dim, window=window)
-    return Step(_model(Block(None, None), 1), Plan(kv_dtype=words["stored"]), work, rows, engine), attention
+    return KernelStep(_model(Block(None, None), 1), Plan(kv_dtype=words["stored"]), work, rows, engine), attention
 
 
 def _experts(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
@@ -206,17 +206,17 @@ def _of_family(architecture: str, rows: Array, words: Words, x: Sizes, engine: E
     plan = Plan(tp=first["moe_tp_size"] * first["moe_ep_size"], ep=first["moe_ep_size"])
     layer = Experts(first["num_experts"], first["topk"], first["inter_size"])
     model = replace(_model(Block(None, layer), first["hidden_size"], EXPERTS[words["moe_dtype"]]), architecture=architecture)
-    step = Step(model, plan, Workload(), first["num_tokens"], engine.but(popularity=np.inf))
-    like = list(routed(step, layer, 1))[-1]
+    step = KernelStep(model, plan, Workload(), first["num_tokens"], engine.but(popularity=np.inf))
+    like = list(routed_experts(step, layer, 1))[-1]
     backend = like.form.removeprefix("experts").removeprefix("_")
-    for one in routed_kernels(experts.timed(words, x), like.dtype, like.stored, like.weight_bytes, backend):
+    for one in routed_kernels(experts.timed_sizes(words, x), like.dtype, like.stored, like.weight_bytes, backend):
         yield replace(one, count=np.where(rows, 1, 0))
 
 
 @cache
 def _architectures() -> dict[tuple[float, float, float], str]:
     """Architectures of bundled models by width, width inside an expert and number of experts, as tables tell them apart."""
-    models = [model for key in catalog.keys("models") if (model := bundled(key)) and model.experts]
+    models = [model for key in catalog.keys("models") if (model := bundled_model(key)) and model.experts]
     sized = ((m, m.experts) for m in models)
     return {(e.latent or m.hidden, e.intermediate, e.num_experts): m.architecture for m, e in sized if e}
 

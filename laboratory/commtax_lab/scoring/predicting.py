@@ -14,76 +14,78 @@ from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
 from commtax.ledger import Bill
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal
-from commtax.verbs.asking import settle, terms_of, unsettled
 from commtax.verbs.billing import bill, price, train_bill
-from commtax.verbs.serving import serve
-from commtax_lab.published import inference, steps, sweep, training
-from commtax_lab.published.collectives import Curve
-from commtax_lab.published.rows import Entry
-from commtax_lab.scoring.apart import UNFIT
+from commtax.verbs.closed_loop import serve
+from commtax.verbs.settling import resolve_question, settle, terms_of
+from commtax_lab.published import inference, step_rows, sweep, training
+from commtax_lab.published.collective_rows import Curve
+from commtax_lab.published.rows import PublishedFigure
+from commtax_lab.scoring.excluded_rows import UNFIT
 from commtax_lab.scoring.floors import holds_weights, least_s
-from commtax_lab.scoring.kernels import swept_kernel
-from commtax_lab.scoring.records import Array, Predicted, around
-from commtax_lab.scoring.serving import FIGURES
+from commtax_lab.scoring.kernel_scores import swept_kernel
+from commtax_lab.scoring.prediction_columns import Array, Prediction, around
+from commtax_lab.scoring.serving_scores import FIGURES
 
 TOTALS = ("step_s", "low_s", "high_s")
 
 
-def timed(run: inference.Run, entries: Sequence[Entry]) -> list[Predicted]:
+def timed(run: inference.InferenceRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of published inference runs."""
     return [_mean(run) if run.served else _steps(run)] * len(entries)
 
 
-def _mean(run: inference.Run) -> Predicted:
+def _mean(run: inference.InferenceRun) -> Prediction:
     """Of a closed loop in which all requests have the same lengths."""
     requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
-    loop = serve(settle(unsettled(run.model, run.cluster, {**requests, **run.options})))
+    loop = serve(settle(resolve_question(run.model, run.cluster, {**requests, **run.options})))
     value, low, high, floor = FIGURES[run.served](loop)
-    return Predicted(float(value), float(low), float(high), float(floor))
+    return Prediction(float(value), float(low), float(high), float(floor))
 
 
-def _steps(run: inference.Run) -> Predicted:
+def _steps(run: inference.InferenceRun) -> Prediction:
     value = low = high = floor = 0.0
     for count, phase, context in ((run.prompts, "prefill", run.input_len), (run.steps, "decode", run.context)):
         if count:
             step = {"phase": phase, "batch": run.batch, "context": context, **run.options}
-            priced = price(settle(unsettled(run.model, run.cluster, step)))
+            priced = price(settle(resolve_question(run.model, run.cluster, step)))
             lines = tuple(x for x in priced.lines if x.kind in run.lines)
             part = Bill(lines, priced.tokens) if run.lines else priced
             value, low, high = (x + count * float(getattr(part, n)) for x, n in zip((value, low, high), TOTALS, strict=True))
             floor += count * float(least_s(priced)) if not run.lines or "compute" in run.lines else 0.0
     if run.per_second:
-        return Predicted(run.batch / value, run.batch / high, run.batch / low, floor)
-    return Predicted(value, low, high, floor)
+        return Prediction(run.batch / value, run.batch / high, run.batch / low, floor)
+    return Prediction(value, low, high, floor)
 
 
-def between_tokens(run: steps.Run, entries: Sequence[Entry]) -> list[Predicted]:
+def between_tokens(run: step_rows.MixedStep, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """The step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
     batch = max(1, round(run.batch / run.dp))
-    asked = settle(unsettled(run.model, run.cluster, {"batch": batch, "context": run.context, "sampling": run.sampling, **sizes}))
+    asked = settle(
+        resolve_question(run.model, run.cluster, {"batch": batch, "context": run.context, "sampling": run.sampling, **sizes})
+    )
     work = replace(asked.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
     priced = inference_bill(terms_of(asked), work, batch)
     unfit = "" if holds_weights(asked) else UNFIT
     value, low, high = (float(getattr(priced, name)) for name in TOTALS)
-    return [Predicted(value, low, high, float(least_s(price(asked))), apart=unfit)] * len(entries)
+    return [Prediction(value, low, high, float(least_s(price(asked))), apart=unfit)] * len(entries)
 
 
-def trained(run: training.Run, entries: Sequence[Entry]) -> list[Predicted]:
+def trained(run: training.TrainBillArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of published training runs."""
     simulated = train_bill(**run)
     floor = float(simulated.model_flops("causal")) / (simulated.num_gpus * simulated.peak_flops_per_s)
-    return [Predicted(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)] * len(entries)
+    return [Prediction(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)] * len(entries)
 
 
-def swept(row: SweepRow, entries: Sequence[Entry]) -> list[Predicted]:
+def swept(row: SweepRow, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """A row of our own sweep: a kernel, or one rank's kernels of a whole step."""
     entry = entries[0]
     kernel_of = row["kind"] != "step"
     return [swept_kernel(row, entry.kind, catalog.chip(entry.system)) if kernel_of else _swept_step(row, entry.system)]
 
 
-def _swept_step(row: SweepRow, chip: str) -> Predicted:
+def _swept_step(row: SweepRow, chip: str) -> Prediction:
     """One rank's kernels of a whole step: no collectives, no host."""
     dtype, engine = "" if row["dtype"] == "bf16" else row["dtype"], row.get("engine") or sweep.ENGINE
     model, phase, batch, context = row["model"], row["phase"], row["batch"], row["length"]
@@ -93,7 +95,7 @@ def _swept_step(row: SweepRow, chip: str) -> Predicted:
     return around(value, float(kernels.high_s) / value, float(least_s(priced)))
 
 
-def on_curve(curve: Curve, entries: Sequence[Entry]) -> list[Predicted]:
+def on_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of one curve of published collectives."""
     sizes = np.array([entry.size for entry in entries])
     predicted, width, floor = curve_seconds(curve, sizes)

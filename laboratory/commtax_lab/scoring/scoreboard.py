@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commtax.files import Json
-from commtax.records import filled
+from commtax.records import record_from
 from commtax_lab import lab_table
-from commtax_lab.scoring.records import Records
+from commtax_lab.scoring.prediction_columns import Records
 from commtax_lab.scoring.statistics import Figures, choose, figures
 
 TRANSFER = "scoring/transfer.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScoreLine:
     """One line at home; None where no row is of it."""
 
     part: str
@@ -38,14 +38,14 @@ class Fold:
     half_width: float
 
 
-def at_home(records: Records) -> list[Line]:
+def at_home(records: Records) -> list[ScoreLine]:
     tested = records.where_true(records.timed & ~records.fitted)
     lines: list[Json] = lab_table("scoring/scoreboard.toml")["line"]
-    return [Line(one["part"], one["name"], figures(choose(tested, one["rows"])[0])) for one in lines]
+    return [ScoreLine(one["part"], one["name"], figures(choose(tested, one["rows"])[0])) for one in lines]
 
 
 def abroad() -> list[Fold]:
     """The folds of ``transfer.toml``, in its order; none where it is not there."""
     if not (Path(__file__).parents[1] / TRANSFER).is_file():
         return []
-    return [filled(Fold, one) for one in lab_table(TRANSFER)["fold"]]
+    return [record_from(Fold, one) for one in lab_table(TRANSFER)["fold"]]

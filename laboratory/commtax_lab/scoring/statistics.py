@@ -11,7 +11,7 @@ from commtax.files import Json
 from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.sweep import SOURCE
-from commtax_lab.scoring.records import Array, Records
+from commtax_lab.scoring.prediction_columns import Array, Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10

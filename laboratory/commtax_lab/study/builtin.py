@@ -10,18 +10,18 @@ from statistics import median
 import torch
 
 from commtax.files import Document
-from commtax.results.bench_record import Bench
+from commtax.results.bench_record import BenchmarkRun
 from commtax.traces.profilers import kineto
 from commtax_lab.measure import launch, machine
-from commtax_lab.measure.engine import Engine
-from commtax_lab.measure.generate import Measured, Turn, generate, measured, prompts, turns
-from commtax_lab.measure.job import Job
+from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.generate import MeasuredJob, RunOfAllRanks, gather_results, generate, prompts, turns
+from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import by_collective, document
-from commtax_lab.measure.tracing import Named, trace
-from commtax_lab.measure.worker import Place, report
-from commtax_lab.study.driving import ALL_REDUCE, Asked, Done, Driver, allreduces, check, served
-from commtax_lab.study.recipe import Recipe, Run, arrivals, lengths
-from commtax_lab.study.serving import Server, requests, result, serve
+from commtax_lab.measure.tracing import NamedStepsEngine, trace
+from commtax_lab.measure.worker import RankPlace, report
+from commtax_lab.study.driving import ALL_REDUCE, Done, Driver, StudyOrder, allreduces, check, served
+from commtax_lab.study.recipe import Recipe, StudyRun, arrivals, lengths
+from commtax_lab.study.small_engine_serving import BatchingEngine, requests, result, serve
 
 TARGET = "commtax_lab.study.builtin:measure_runs"
 SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "profile")
@@ -29,11 +29,11 @@ SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "pr
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DegreeWork:
     """What the ranks of one degree run: ``share`` cores each, results beside ``raw``."""
 
-    job: Job
-    runs: list[Run]
+    job: LiveJob
+    runs: list[StudyRun]
     share: int
     slots: int
     dataset: str
@@ -45,8 +45,8 @@ class Builtin(Driver):
 
     kinds = ("latency", "batch", "profile", "serve")
 
-    def __init__(self, asked: Asked, recipe: Recipe) -> None:
-        self.job = Job(**{name: getattr(asked, name) for name in SHARED}, tp=max(asked.degrees), reference=False).settled()
+    def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
+        self.job = LiveJob(**{name: getattr(asked, name) for name in SHARED}, tp=max(asked.degrees), reference=False).settled()
         self.asked, self.recipe = asked, recipe
         arch = self.job.arch()
         self.model, self.dtype, self.library = arch.model, self.job.dtype, self.job.impl
@@ -67,24 +67,24 @@ class Builtin(Driver):
         text = f"{cores} cores for {ranks} ranks, {self.share} each at every degree"
         return [check("a core for each rank", cores >= ranks, text), *([check("shared memory", None, note)] if note else [])]
 
-    def run(self, todo: Sequence[Run], done: Done) -> None:
+    def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Every run, degree by degree; ``done`` receives each record when it is there."""
         raw = (self.asked.out / "raw").resolve()
         for tp in self.asked.degrees:
             runs = [run for run in todo if run.tp == tp]
-            work = Work(replace(self.job, tp=tp), runs, self.share, self.recipe.slots, self.asked.dataset, raw)
+            work = DegreeWork(replace(self.job, tp=tp), runs, self.share, self.recipe.slots, self.asked.dataset, raw)
 
-            def ended(news: tuple[Run, Measured | Bench]) -> None:
+            def ended(news: tuple[StudyRun, MeasuredJob | BenchmarkRun]) -> None:
                 run, seen = news
                 done(run, self.record(run, seen))
 
             if runs:
                 launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=ended)
 
-    def record(self, run: Run, seen: Measured | Bench) -> Document:
+    def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> Document:
         """What a run left behind, in the study's own terms; the whole of it is kept too."""
         raw = self.asked.out / "raw"
-        if isinstance(seen, Bench):
+        if isinstance(seen, BenchmarkRun):
             (raw / f"{run.name}.json").write_text(json.dumps(asdict(seen)), encoding="utf-8")
             return served(seen)
         job = replace(self.job, tp=run.tp, batch=run.batch, repeats=run.iters)
@@ -107,7 +107,7 @@ class Builtin(Driver):
         return record
 
 
-def _counted(all_turns: Sequence[Turn]) -> Document:
+def _counted(all_turns: Sequence[RunOfAllRanks]) -> Document:
     """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
     reduced = [sent for sent in all_turns[0].runs[0].order if sent.op == ALL_REDUCE]
     wires = by_collective(all_turns)
@@ -125,7 +125,7 @@ def _counted(all_turns: Sequence[Turn]) -> Document:
     }
 
 
-def measure_runs(where: Place, work: Work) -> None:
+def measure_runs(where: RankPlace, work: DegreeWork) -> None:
     """One rank: weights once, then every run; rank 0 tells each result."""
     job, a = work.job, work.job.arch()
     if job.device == "cpu" and len(where.cores) > work.share:  # as many cores as a rank of the largest degree has
@@ -135,18 +135,18 @@ def measure_runs(where: Place, work: Work) -> None:
     for run in work.runs:
         if run.kind == "serve":
             sizes = lengths(run, work.dataset)
-            server = Server(a, weights, group, work.slots, max(map(sum, sizes)) + 1)
+            server = BatchingEngine(a, weights, group, work.slots, max(map(sum, sizes)) + 1)
             serve(server, requests(server, [(n, 3) for n, _ in sizes[:2]], [0.0, 0.0]))  # first touches
             queue = requests(server, sizes, arrivals(run))
             report((run, result(queue, serve(server, queue), run.tp, run.rate_per_s)))
             group.ledger.clear()
             continue
         tracing = run.kind == "profile" and job.device == "cuda"  # as steps are launched, without graphs
-        engine = (Named if tracing else Engine)(a, weights, group, run.batch, run.input_len + run.output_len)
+        engine = (NamedStepsEngine if tracing else LiveEngine)(a, weights, group, run.batch, run.input_len + run.output_len)
         if job.captures and not tracing:
             engine.capture()
         tokens = prompts(a.model.vocab, run.batch, run.input_len, job.seed, engine.device)
         generate(engine, tokens, 2)
         with trace(engine, work.raw / f"{run.name}-rank{where.rank}.json") if tracing else nullcontext():
             answered = [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
-        report((run, measured(where, engine, answered)))
+        report((run, gather_results(where, engine, answered)))

@@ -7,19 +7,19 @@ from pathlib import Path
 from statistics import median
 
 from commtax.files import Document
-from commtax.results.bench_record import METRICS, Bench
+from commtax.results.bench_record import METRICS, BenchmarkRun
 from commtax.spec import Model
 from commtax.traces.meeting import meet
 from commtax.traces.trace import Trace
 from commtax_lab.measure.launch import LOST_S
-from commtax_lab.study.recipe import Run
+from commtax_lab.study.recipe import StudyRun
 
 ALL_REDUCE = "all-reduce"
-Done = Callable[[Run, Document], None]
+Done = Callable[[StudyRun, Document], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StudyOrder:
     """One study, from the command line."""
 
     out: Path
@@ -59,7 +59,7 @@ class Driver(ABC):
     def checks(self) -> list[Document]: ...
 
     @abstractmethod
-    def run(self, todo: Sequence[Run], done: Done) -> None:
+    def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Run all; ``done`` receives each record when it is there."""
 
 
@@ -94,7 +94,7 @@ def allreduces(traces: Sequence[Trace]) -> Document:
     }
 
 
-def served(b: Bench) -> Document:
+def served(b: BenchmarkRun) -> Document:
     """A serving benchmark, whichever engine ran it."""
     stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
     kept = ("requests", "failed", "duration_s", "requests_per_s", "output_tokens_per_s", "input_len", "output_len")

@@ -19,11 +19,11 @@ from commtax import files
 from commtax.catalog import profile as overlay
 from commtax.files import Document
 from commtax.statement import Refusal
-from commtax.verbs.asking import ask
+from commtax.verbs.settling import ask
 from commtax_lab.measure.machine import tool
-from commtax_lab.study.driving import Asked, Driver, check
+from commtax_lab.study.driving import Driver, StudyOrder, check
 from commtax_lab.study.findings import Prices, analyse, answers
-from commtax_lab.study.recipe import Run, dataset_lengths, recipe, runs
+from commtax_lab.study.recipe import StudyRun, dataset_lengths, recipe, runs
 
 ENGINES = {"builtin": "Builtin", "vllm": "Vllm"}  # each a file of its name, and its driver there
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
@@ -36,7 +36,7 @@ Counters = dict[str, float]  # bytes that went over links, by the machine's own 
 Progress = Callable[[str], None]  # receives a line for each thing that begins or ended
 
 
-def experiment(asked: Asked, progress: Progress = lambda _line: None) -> Document:
+def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> Document:
     """Run what is missing, then analyse everything; the document is written to ``out`` too."""
     _check(asked)
     chosen = recipe(asked.recipe, asked.quick)
@@ -108,7 +108,7 @@ def write(path: Path, document: Document) -> None:
     files.write_text(path, json.dumps(document, indent=1) + "\n")
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: StudyOrder) -> None:
     if asked.engine not in ENGINES:
         raise Refusal(f"engine '{asked.engine}': one of {', '.join(ENGINES)}", "engine")
     if not asked.degrees or len(set(asked.degrees)) < len(asked.degrees) or min(asked.degrees) < 1:
@@ -123,30 +123,33 @@ def _check(asked: Asked) -> None:
         overlay.load(asked.profile)
 
 
-def _constants(asked: Asked, driver: Driver, progress: Progress) -> tuple[str, str]:
+def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[str, str]:
     """A profile to predict with, and why no time can be predicted. A CPU that nobody measured is calibrated first, once a study."""
     if asked.profile or asked.cluster or not driver.on_cpu:
         return asked.profile, ""
     if asked.engine != "builtin":
         return "", f"{asked.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
-    from commtax_lab.measure import box
+    from commtax_lab.measure import own_constants
 
     ranks = max(asked.degrees)
     file = asked.out / f"profile-{ranks}-ranks-{driver.dtype}.json"
-    if ranks not in box.RANKS or driver.dtype not in box.DTYPES_HERE:
-        return "", f"calibration knows {' or '.join(map(str, box.RANKS))} ranks in {' or '.join(box.DTYPES_HERE)}"
+    if ranks not in own_constants.RANKS or driver.dtype not in own_constants.DTYPES_HERE:
+        return (
+            "",
+            f"calibration knows {' or '.join(map(str, own_constants.RANKS))} ranks in {' or '.join(own_constants.DTYPES_HERE)}",
+        )
     try:
         overlay.load(file)
     except ValueError:
         progress(f"calibrating this machine, kept in {file}")
         try:
-            write(file, box.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
+            write(file, own_constants.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
         except (ValueError, ArithmeticError) as error:
             return "", f"this machine could not be calibrated ({error})"
     return str(file), ""
 
 
-def _settings(asked: Asked, driver: Driver) -> Document:
+def _settings(asked: StudyOrder, driver: Driver) -> Document:
     """What makes this study this one, kept beside its runs; a folder that holds another study is refused.
     On CPUs the device says a rank's cores, which depend on the largest degree."""
     settings = {
@@ -177,11 +180,11 @@ def _kept(file: Path) -> Document | None:
     return document
 
 
-def _run(todo: Sequence[Run], kept: dict[Run, Path], driver: Driver, progress: Progress) -> None:
+def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, progress: Progress) -> None:
     """Run what is missing; each record is kept with what moved over the links since the one before."""
     before, since, ended = snapshot(), time.monotonic(), len(kept) - len(todo)
 
-    def done(run: Run, record: Document) -> None:
+    def done(run: StudyRun, record: Document) -> None:
         nonlocal before, since, ended
         now, counters, ended = time.monotonic(), snapshot(), ended + 1
         link = {"seconds": now - since, "bytes": moved(before, counters)}
@@ -206,7 +209,7 @@ def _checks(file: Path, driver: Driver, finished: bool) -> list[Document]:
     return checks
 
 
-def _counters(done: Sequence[tuple[Run, Document]]) -> list[Document]:
+def _counters(done: Sequence[tuple[StudyRun, Document]]) -> list[Document]:
     """What moved over the links during the longest run of the largest degree, start-up included."""
     counted = [(r.tp, x["link"], r.name) for r, x in done if x.get("link") and r.kind in ("serve", "latency", "batch")]
     if not counted:

@@ -11,18 +11,18 @@ from commtax.files import Document
 from commtax.results.bench_audit import floor_s
 from commtax.spec import Model
 from commtax.units import format_bytes, format_rate, format_seconds
-from commtax.verbs.asking import settle, unsettled
-from commtax.verbs.billing import StepBill, sent
-from commtax.verbs.serving import serve
+from commtax.verbs.billing import StepBill, question_traffic
+from commtax.verbs.closed_loop import serve
+from commtax.verbs.settling import resolve_question, settle
 from commtax_lab.study.driving import ALL_REDUCE
-from commtax_lab.study.recipe import SPREAD, Run
+from commtax_lab.study.recipe import SPREAD, StudyRun
 
 COUNT, LEVEL = thresholds("results.bench_audit")
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 NEAR = 0.97  # of the ideal gain, or of no gain: nearer than this is the same
 QUEUED = 3.0  # times a prompt alone and a step: a first token that takes longer waited for other requests
-Done = tuple[Run, Document]  # a run and its record
+Done = tuple[StudyRun, Document]  # a run and its record
 ByKind = Mapping[str, Sequence[Done]]
 
 
@@ -47,7 +47,7 @@ class Prices:
 
     def claim(self, tp: int) -> Claim:
         own = {"engine": self.engine, "dtype": self.dtype, "eager": self.eager, "profile": self.profile or None}
-        return Claim(unsettled(self.model, self.cluster, {"tp": tp, **own}))
+        return Claim(resolve_question(self.model, self.cluster, {"tp": tp, **own}))
 
     def step(self, phase: str, tp: int, batch: int, context: int) -> StepBill:
         own = {"library": self.library} if self.library and tp > 1 else {}
@@ -57,17 +57,17 @@ class Prices:
         """Seconds of a step, where times are known."""
         return None if self.why_none else float(self.step(phase, tp, batch, context).step_s)
 
-    def decode_s(self, run: Run) -> float | None:
+    def decode_s(self, run: StudyRun) -> float | None:
         return self.step_s("decode", run.tp, run.batch, middle(run))
 
-    def latency_s(self, run: Run) -> float | None:
+    def latency_s(self, run: StudyRun) -> float | None:
         """A whole batch: one prefill, then output - 1 decode steps at the mean length."""
         prefill = self.step_s("prefill", run.tp, run.batch, run.input_len)
         decode = self.decode_s(run) if run.output_len > 1 else 0.0
         return None if prefill is None or decode is None else prefill + (run.output_len - 1) * decode
 
 
-def middle(run: Run) -> int:
+def middle(run: StudyRun) -> int:
     """The cached tokens half-way through the answer."""
     return run.input_len + run.output_len // 2
 
@@ -156,13 +156,13 @@ def _batches(by_kind: ByKind, prices: Prices) -> list[Document]:
     return rows
 
 
-def _profile(run: Run, x: Document, prices: Prices) -> Document:
+def _profile(run: StudyRun, x: Document, prices: Prices) -> Document:
     """All-reduces of a decode step beside what the plan must send, and the link they use."""
     counted: Document = dict(x["profile"])
     if not prices.cluster:
         return counted
     step = prices.claim(run.tp).question.but(batch=run.batch, context=middle(run))
-    reduced = [i for i in sent(settle(step)).items if i.is_sent and i.op == ALL_REDUCE]
+    reduced = [i for i in question_traffic(settle(step)).items if i.is_sent and i.op == ALL_REDUCE]
     count = float(sum(i.count for i in reduced))
     nbytes = float(sum(i.count * i.nbytes for i in reduced)) / count if count else None
     counted |= {"predicted_allreduces": count, "predicted_bytes": nbytes, "predicted_s": None, "predicted_comm_fraction": None}
@@ -186,7 +186,7 @@ def _link(counted: Document, tp: int, priced: StepBill) -> Document | None:
     return {"name": link.key, "peak_Bps": peak, **rates}
 
 
-def _serving(run: Run, x: Document, prices: Prices) -> Document:
+def _serving(run: StudyRun, x: Document, prices: Prices) -> Document:
     """TTFT, gaps between tokens and rates; predicted for as many requests at once as Little's law says there were."""
     stats = x["stats_s"]
     whole = stats.get("e2el", {}).get("mean")
@@ -205,7 +205,7 @@ def _serving(run: Run, x: Document, prices: Prices) -> Document:
     return served
 
 
-def _served_prediction(run: Run, served: Document, prices: Prices) -> Document:
+def _served_prediction(run: StudyRun, served: Document, prices: Prices) -> Document:
     """A closed loop of that many clients; with a machine's own profile the decode step of that batch and a prompt alone."""
     clients, inputs, outputs = max(1, round(served["concurrency"])), round(served["input_len"]), round(served["output_len"])
     if prices.profile:

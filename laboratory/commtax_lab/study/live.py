@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from commtax.sim.streams import drawn
-from commtax.spec.stream import Lengths, Stream
+from commtax.sim.streams import draw_stream
+from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Refusal
 from commtax_lab.measure import launch
 from commtax_lab.measure.generate import prompts
-from commtax_lab.measure.job import Job
-from commtax_lab.measure.worker import Place, gather, report
-from commtax_lab.study.serving import Made, Request, Server, requests, serve
-from commtax_lab.study.surface import Step, Timings, grid, most_per_s, surface
+from commtax_lab.measure.job import LiveJob
+from commtax_lab.measure.worker import RankPlace, gather, report
+from commtax_lab.study.small_engine_serving import BatchingEngine, Request, TimedStep, requests, serve
+from commtax_lab.study.surface import SurfacePoint, Timings, grid, most_per_s, surface
 
 TARGET = "commtax_lab.study.live:measure_service"
 ROUNDS = 5  # of all steps, in each sweep
@@ -36,7 +36,7 @@ Array = np.ndarray
 class Service:
     """What is to be served, at each of the rates in turn."""
 
-    job: Job
+    job: LiveJob
     inputs: Lengths
     outputs: Lengths
     rates: tuple[float, ...] = ()  # requests a second; none: a light and a busy one
@@ -59,9 +59,9 @@ class Service:
             raise Refusal(f"input_len, output_len: {longest:,} tokens together, the model has {allowed:,} positions", "input_len")
         return settled
 
-    def stream(self, rate_per_s: float) -> Stream:
+    def stream(self, rate_per_s: float) -> RequestStream:
         """The requests: a Poisson process, the same requests from the same seed at any rate."""
-        return drawn(rate=rate_per_s, inputs=self.inputs, outputs=self.outputs, count=self.num_prompts, seed=self.job.seed)
+        return draw_stream(rate=rate_per_s, inputs=self.inputs, outputs=self.outputs, count=self.num_prompts, seed=self.job.seed)
 
     @property
     def longest(self) -> int:
@@ -70,36 +70,36 @@ class Service:
         return int(np.max(lengths.input_len + lengths.output_len))
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SurfacePoint]:
         """Those to time."""
         inputs = self.stream(1.0).input_len
         return grid(int(inputs.min()), int(inputs.max()), self.longest, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRequests:
     """One run, one column a fact of each request."""
 
-    stream: Stream
+    stream: RequestStream
     begun_s: Array
     first_s: Array
     last_s: Array
-    steps: Sequence[Made] = ()  # that were made, where they were looked at
+    steps: Sequence[TimedStep] = ()  # that were made, where they were looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LiveMeasurements:
     """What the ranks saw: runs at their rates, and sweeps of steps before the first and after each."""
 
     rates: tuple[float, ...]
-    runs: list[Served]
+    runs: list[ServedRequests]
     sweeps: list[Timings]
     load: tuple[float, float, float]
 
 
-def run(service: Service, **launching: Any) -> Seen:
+def run(service: Service, **launching: Any) -> LiveMeasurements:
     """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
-    seen: Seen = launch.run(TARGET, service, service.job.tp, device=service.job.device, **launching)
+    seen: LiveMeasurements = launch.run(TARGET, service, service.job.tp, device=service.job.device, **launching)
     return seen
 
 
@@ -108,19 +108,19 @@ def stages(service: Service) -> int:
     return 2 * (len(service.rates) or 2) + 2
 
 
-def measure_service(where: Place, service: Service) -> Seen:
+def measure_service(where: RankPlace, service: Service) -> LiveMeasurements:
     """One rank: weights once, then sweeps of steps and runs in turn."""
     job, a = service.job, service.job.arch()
     weights, group = job.load(a, where, where.device(job.device)), job.group(where)
-    server = Server(a, weights, group, service.slots, service.longest + 1)
+    server = BatchingEngine(a, weights, group, service.slots, service.longest + 1)
     steps, spread = service.steps, round(service.outputs.mean / 2)
     _sweep(server, steps, spread, 1)  # first touches
-    sweeps, runs = [_sweep(server, steps, spread)], list[Served]()
+    sweeps, runs = [_sweep(server, steps, spread)], list[ServedRequests]()
     rates = service.rates or _usual_rates(service, sweeps[0])
     for rate in rates:
         runs.append(_served(server, service.stream(rate), job.seed))
         sweeps.append(_sweep(server, steps, spread))
-    return Seen(rates, runs, sweeps, os.getloadavg())
+    return LiveMeasurements(rates, runs, sweeps, os.getloadavg())
 
 
 def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
@@ -129,9 +129,9 @@ def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
     return LIGHT * most, BUSY * most
 
 
-def _sweep(server: Server, steps: Sequence[Step], spread: int, rounds: int = ROUNDS) -> Timings:
+def _sweep(server: BatchingEngine, steps: Sequence[SurfacePoint], spread: int, rounds: int = ROUNDS) -> Timings:
     """All steps, round by round: a disturbance of a moment spoils one timing of several steps, and not all of one."""
-    timings: dict[Step, list[float]] = {step: [] for step in steps}
+    timings: dict[SurfacePoint, list[float]] = {step: [] for step in steps}
     for _ in range(rounds):
         for step in steps:
             timings[step].append(_timed(server, step, spread))
@@ -141,7 +141,7 @@ def _sweep(server: Server, steps: Sequence[Step], spread: int, rounds: int = ROU
     return by_rank_0
 
 
-def _timed(server: Server, step: Step, spread: int) -> float:
+def _timed(server: BatchingEngine, step: SurfacePoint, spread: int) -> float:
     """Seconds until a step's tokens are on the host; sequences that decode together lie up to ``spread`` tokens to either side."""
     if not step.decoding:
         tokens = prompts(server.arch.model.vocab, 1, step.tokens, 0, server.device)
@@ -155,17 +155,17 @@ def _timed(server: Server, step: Step, spread: int) -> float:
     return time.perf_counter() - begin
 
 
-def _served(server: Server, stream: Stream, seed: int) -> Served:
+def _served(server: BatchingEngine, stream: RequestStream, seed: int) -> ServedRequests:
     sizes = list(zip(stream.input_len.tolist(), stream.output_len.tolist(), strict=True))
     queue = requests(server, sizes, stream.arrival_s.tolist(), seed)
-    steps: list[Made] = []
+    steps: list[TimedStep] = []
     serve(server, queue, steps)
     server.group.ledger.clear()
     report("run")
     return _columns(queue, stream, steps)
 
 
-def _columns(queue: Sequence[Request], stream: Stream, steps: Sequence[Made]) -> Served:
+def _columns(queue: Sequence[Request], stream: RequestStream, steps: Sequence[TimedStep]) -> ServedRequests:
     facts = ((r.begun_s, r.times_s[0], r.times_s[-1]) for r in queue)
     begun, first, last = (np.array(column) for column in zip(*facts, strict=True))
-    return Served(stream, begun, first, last, steps)
+    return ServedRequests(stream, begun, first, last, steps)

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from commtax import files
-from commtax.catalog.loader import plain
+from commtax.catalog.loader import plain_record
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 
@@ -51,11 +51,11 @@ def recipe(name: str, quick: bool) -> Recipe:
     if name not in recipes:
         raise Refusal(f"recipe '{name}': one of {', '.join(recipes)}")
     table = recipes[name]["quick" if quick else "full"]
-    return plain(Recipe, {**table, "latency": tuple(map(tuple, table["latency"]))}, name)
+    return plain_record(Recipe, {**table, "latency": tuple(map(tuple, table["latency"]))}, name)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StudyRun:
     """One run of the study: everything that it depends on, and a name for its files."""
 
     kind: str  # latency | first | batch | profile | serve | throughput
@@ -71,7 +71,7 @@ class Run:
         return f"tp{self.tp}-{self.kind}-b{self.batch}-{self.input_len}x{self.output_len}"
 
 
-def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[Run]:
+def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[StudyRun]:
     """All runs of the kinds that an engine can do, degrees in turn within each, so that they see the same machine.
 
     >>> [run.name for run in runs(recipe("tp-study", quick=True), (1, 2), ("first",))]
@@ -80,18 +80,18 @@ def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[Run]:
     short, output, iters = r.latency[0]
     batches = [b for b in r.batches if (b, *r.batch_shape[:2]) != (1, short, output)]  # that one is the first latency run
     at_one_degree = [
-        *(Run("latency", 1, 1, *shape) for shape in r.latency),
-        Run("first", 1, 1, short, 1, iters),
-        *(Run("batch", 1, batch, *r.batch_shape) for batch in batches),
-        Run("profile", 1, 1, *r.profile),
-        Run("serve", 1, 0, *r.serve_shape, r.num_prompts, r.rate_per_s),
-        Run("throughput", 1, 0, *r.batch_shape[:2], r.throughput_prompts),
+        *(StudyRun("latency", 1, 1, *shape) for shape in r.latency),
+        StudyRun("first", 1, 1, short, 1, iters),
+        *(StudyRun("batch", 1, batch, *r.batch_shape) for batch in batches),
+        StudyRun("profile", 1, 1, *r.profile),
+        StudyRun("serve", 1, 0, *r.serve_shape, r.num_prompts, r.rate_per_s),
+        StudyRun("throughput", 1, 0, *r.batch_shape[:2], r.throughput_prompts),
     ]
     every = (replace(run, tp=tp) for run in at_one_degree for tp in degrees if run.kind != "profile" or tp > 1)
     return [run for run in every if run.kind in kinds]
 
 
-def lengths(run: Run, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
+def lengths(run: StudyRun, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
     """Prompt and output tokens of each request to serve: a ShareGPT-shaped file's, or synthetic ones around the means."""
     chance = random.Random(seed)
     if dataset:
@@ -120,7 +120,7 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     return kept
 
 
-def arrivals(run: Run, seed: int = 0) -> list[float]:
+def arrivals(run: StudyRun, seed: int = 0) -> list[float]:
     """Seconds at which requests come: exponential gaps at the rate (a Poisson process, as serving benchmarks send)."""
     chance = random.Random(seed + 1)
     return list(accumulate((chance.expovariate(run.rate_per_s) for _ in range(run.iters - 1)), initial=0.0))

@@ -16,25 +16,28 @@ Array = np.ndarray
 PROMPTS = 4  # lengths of prompts that are timed, between the shortest and the longest
 
 
-class Step(NamedTuple):
+class SurfacePoint(NamedTuple):
     """One step: ``decoding`` sequences with ``tokens`` cached each get one token more; 0 of them: a prompt of ``tokens``."""
 
     decoding: int
     tokens: int
 
 
-Timings = Mapping[Step, Sequence[float]]
+Timings = Mapping[SurfacePoint, Sequence[float]]
 """Seconds of each step, as often as it was timed."""
 
 
-def grid(shortest: int, longest_prompt: int, longest: int, slots: int) -> list[Step]:
+def grid(shortest: int, longest_prompt: int, longest: int, slots: int) -> list[SurfacePoint]:
     """The steps to time for prompts between two lengths that are answered up to a third: nothing served lies outside.
 
     >>> [tuple(step) for step in grid(8, 32, 40, 3)]
     [(0, 8), (0, 16), (0, 24), (0, 32), (1, 8), (1, 40), (2, 8), (2, 40), (3, 8), (3, 40)]
     """
     prompts = sorted({round(n) for n in np.linspace(shortest, longest_prompt, PROMPTS)})
-    return [*(Step(0, n) for n in prompts), *(Step(n, length) for n in batches(slots) for length in (shortest, longest))]
+    return [
+        *(SurfacePoint(0, n) for n in prompts),
+        *(SurfacePoint(n, length) for n in batches(slots) for length in (shortest, longest)),
+    ]
 
 
 def batches(most: int) -> list[int]:
@@ -73,8 +76,10 @@ def surface(timings: Timings) -> Surface:
     """The table that the simulator looks steps up in: whole steps where a price would have their lines."""
     typical = {step: median(seconds) for step, seconds in timings.items()}
     prompts, known, lengths = _sizes(typical)
-    prompt_s = rising(np.array([typical[Step(0, tokens)] for tokens in prompts]))
-    decode_s = rising(rising(np.array([[typical[Step(n, tokens)] for tokens in lengths] for n in known])).T)  # (lengths, known)
+    prompt_s = rising(np.array([typical[SurfacePoint(0, tokens)] for tokens in prompts]))
+    decode_s = rising(
+        rising(np.array([[typical[SurfacePoint(n, tokens)] for tokens in lengths] for n in known])).T
+    )  # (lengths, known)
     rows, seqs = np.arange(prompts[-1] + 1), np.arange(known[-1] + 1)
     short, long = (np.interp(seqs, known, column) for column in decode_s)
     contexts, further = [0.0, *map(float, lengths), 2.0 * lengths[-1]], lengths[-1] / (lengths[-1] - lengths[0])
@@ -96,7 +101,7 @@ def surface(timings: Timings) -> Surface:
     )
 
 
-def _sizes(steps: Iterable[Step]) -> tuple[list[int], list[int], list[int]]:
+def _sizes(steps: Iterable[SurfacePoint]) -> tuple[list[int], list[int], list[int]]:
     """Prompt lengths, numbers of sequences and cached lengths that were timed."""
     steps = list(steps)
     whole, decoding = [s for s in steps if not s.decoding], [s for s in steps if s.decoding]

@@ -18,9 +18,9 @@ import torch
 from commtax import catalog
 from commtax.files import Document
 from commtax_lab import lab_table
-from commtax_lab.study import fused, steps
-from commtax_lab.study.steps import Shard, shard
-from commtax_lab.study.timing import Card, Pool, Timer
+from commtax_lab.study import fused, rank_steps
+from commtax_lab.study.rank_steps import Shard, shard
+from commtax_lab.study.timing import Card, OperandPool, OperationTimer
 
 GRIDS = lab_table("study/sweeps.toml")
 Call = Callable[[], object]
@@ -32,14 +32,14 @@ GUESS_FLOPS_PER_S, GUESS_BPS, GUESS_S = 5e14, 3e12, 3e-6  # only to choose how m
 
 
 @dataclass(slots=True)
-class Bench:
+class Workbench:
     """What every measurement needs: where, and buffers to take operands from."""
 
     device: str
-    timer: Timer
-    weights: Pool
-    cache: Pool
-    weights8: Pool
+    timer: OperationTimer
+    weights: OperandPool
+    cache: OperandPool
+    weights8: OperandPool
     num_sms: int
     tiny: bool
 
@@ -135,7 +135,7 @@ def _seen(s: Shard, length: int) -> bool:
     return not window or length <= window
 
 
-def measure_gemm(b: Bench, p: Document) -> list[float]:
+def measure_gemm(b: Workbench, p: Document) -> list[float]:
     m, n, k = p["m"], p["n"], p["k"]
     size = 1 if p["dtype"] == "fp8" else 2
     guess = 2.0 * m * n * k / GUESS_FLOPS_PER_S + n * k * size / GUESS_BPS + GUESS_S
@@ -149,7 +149,7 @@ def measure_gemm(b: Bench, p: Document) -> list[float]:
     return b.samples(make, n * k * size, guess)
 
 
-def _product(b: Bench, mode: str, m: int, n: int, k: int) -> Callable[[Any], object]:
+def _product(b: Workbench, mode: str, m: int, n: int, k: int) -> Callable[[Any], object]:
     """By a matrix: plain in bf16; static in fp8 with one given scale; dynamic with a scale a row, found in a launch of its own."""
     x = b.cache.take(m, k)
     if mode == "plain":
@@ -166,7 +166,7 @@ def _product(b: Bench, mode: str, m: int, n: int, k: int) -> Callable[[Any], obj
     return scaled
 
 
-def measure_decode(b: Bench, p: Document) -> list[float]:
+def measure_decode(b: Workbench, p: Document) -> list[float]:
     batch, length, heads, kv_heads, dim = (p[x] for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
     nbytes = 4.0 * batch * length * kv_heads * dim
     guess = nbytes / GUESS_BPS + 2 * GUESS_S
@@ -182,20 +182,20 @@ def measure_decode(b: Bench, p: Document) -> list[float]:
     return b.samples(make, nbytes, guess)
 
 
-def measure_prefill(b: Bench, p: Document) -> list[float]:
+def measure_prefill(b: Workbench, p: Document) -> list[float]:
     batch, length, dim = p["batch"], p["length"], p["head_dim"]
     q, k, v = (b.cache.take(batch, length, h, dim) for h in (p["heads"], p["kv_heads"], p["kv_heads"]))
     guess = _prefill_flops(p) / GUESS_FLOPS_PER_S + GUESS_S
     return b.samples(lambda: lambda: fused.prefill_attention(q, k, v, p["backend"]), 0, guess)
 
 
-def measure_small(b: Bench, p: Document) -> list[float]:
+def measure_small(b: Workbench, p: Document) -> list[float]:
     guess = 6.0 * p["rows"] * p["width"] / GUESS_BPS + GUESS_S
     call = _small_call(b, p)
     return b.samples(lambda: call, 0, guess)
 
 
-def _small_call(b: Bench, p: Document) -> Call:
+def _small_call(b: Workbench, p: Document) -> Call:
     rows, width = p["rows"], p["width"]
     x, y = b.cache.take(rows, width), b.empty(rows, width)
     if p["op"] == "add_norm":
@@ -214,7 +214,7 @@ def _small_call(b: Bench, p: Document) -> Call:
     return lambda: fused.rotary_write(x, q, keys, values, t, None)
 
 
-def measure_copy(b: Bench, p: Document) -> list[float]:
+def measure_copy(b: Workbench, p: Document) -> list[float]:
     """Targets are arrays of their own: what is written must not become an operand of later points (constants draw less power)."""
     elements = p["nbytes"] // (4 if p["op"] in ("copy", "memcpy") else 2)  # of each array; copies have two
     run = COPIES[p["op"]]
@@ -226,19 +226,19 @@ def measure_copy(b: Bench, p: Document) -> list[float]:
     return b.samples(make, p["nbytes"], p["nbytes"] / GUESS_BPS + GUESS_S)
 
 
-def measure_step(b: Bench, p: Document) -> list[float]:
+def measure_step(b: Workbench, p: Document) -> list[float]:
     s = p.pop("shard")
     p.update(model=s.model, tp=s.tp, num_layers=s.num_layers, dtype="bf16")
     tokens = p["batch"] * (p["length"] + 1)
     if not b.weights.holds(s.num_weights() * 1.002) or not b.cache.holds(s.cache_elements(tokens) * 1.002):
         raise MemoryError("does not fit")
-    call = steps.step(s, p["phase"], p["batch"], p["length"], b.weights, b.cache, b.num_sms)
+    call = rank_steps.step(s, p["phase"], p["batch"], p["length"], b.weights, b.cache, b.num_sms)
     rows = p["batch"] * (p["length"] if p["phase"] == "prefill" else 1)
     guess = 2.0 * s.num_weights() * max(1.0 / GUESS_BPS, rows / GUESS_FLOPS_PER_S)
     return b.timer.samples([call], guess, warm_s=0.25)
 
 
-SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Bench, Document], list[float]]]] = {
+SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Workbench, Document], list[float]]]] = {
     "copy": (copy_points, measure_copy),
     "small": (small_points, measure_small),
     "gemm": (gemm_points, measure_gemm),
@@ -248,7 +248,7 @@ SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Bench, Document
 }
 
 
-def sweep(b: Bench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[Document]:
+def sweep(b: Workbench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[Document]:
     """Measure points of one kind in random order until the deadline; what cannot run is named on stderr and left out."""
     points, measure = SWEEPS[kind]
     grid, done = GRIDS["tiny" if b.tiny else "full"], 0
@@ -266,34 +266,34 @@ def sweep(b: Bench, kind: str, deadline: float, most: int, rng: random.Random) -
     sys.stderr.write(f"{kind}: {done} points\n")
 
 
-def bench(device: str) -> Bench:
+def bench(device: str) -> Workbench:
     """Pools: most of a large card for weights and caches, as little as possible on a CPU."""
     if device == "cpu":
-        pools = Pool.make(1 << 25, device, 0.02), Pool.make(1 << 22, device, 1.0)
-        return Bench(device, Timer(device, 2), *pools, pools[0], 1, True)
+        pools = OperandPool.make(1 << 25, device, 0.02), OperandPool.make(1 << 22, device, 1.0)
+        return Workbench(device, OperationTimer(device, 2), *pools, pools[0], 1, True)
     properties = torch.cuda.get_device_properties(0)
     free = torch.cuda.mem_get_info()[0] - 16e9  # activations, workspaces and the fp8 matrices
-    weights = Pool.make(int(free * 0.6 / 2), device, 0.02)
-    cache = Pool.make(int(free * 0.4 / 2), device, 1.0)
-    weights8 = Pool((weights.data[: 2**32] * 50).to(torch.float8_e4m3fn))
+    weights = OperandPool.make(int(free * 0.6 / 2), device, 0.02)
+    cache = OperandPool.make(int(free * 0.4 / 2), device, 1.0)
+    weights8 = OperandPool((weights.data[: 2**32] * 50).to(torch.float8_e4m3fn))
     torch.cuda.empty_cache()
-    return Bench(device, Timer(device, card=Card()), weights, cache, weights8, properties.multi_processor_count, False)
+    return Workbench(device, OperationTimer(device, card=Card()), weights, cache, weights8, properties.multi_processor_count, False)
 
 
 def agreement(device: str) -> dict[str, float]:
     """Whole steps of a small shard on this device against the plain functions on the CPU: |difference| / |logits|."""
-    shape = steps.Shard("check", 1, 2, 512, 8, 2, 64, 768, 1024, True, True)
+    shape = rank_steps.Shard("check", 1, 2, 512, 8, 2, 64, 768, 1024, True, True)
     differences = {}
     for phase, batch, length in (("decode", 3, 700), ("decode", 200, 100), ("prefill", 2, 160)):
         torch.manual_seed(0)
-        weights, cache = Pool.make(1 << 23, "cpu", 0.02), Pool.make(1 << 24, "cpu", 1.0)
-        there = Pool(weights.data.to(device, copy=True)), Pool(cache.data.to(device, copy=True))
-        own, other = (steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
+        weights, cache = OperandPool.make(1 << 23, "cpu", 0.02), OperandPool.make(1 << 24, "cpu", 1.0)
+        there = OperandPool(weights.data.to(device, copy=True)), OperandPool(cache.data.to(device, copy=True))
+        own, other = (rank_steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
         differences[f"{phase}-{batch}x{length}"] = float((own - other).norm() / own.norm())
     return differences
 
 
-def header(b: Bench, command: str, checked: dict[str, float]) -> Document:
+def header(b: Workbench, command: str, checked: dict[str, float]) -> Document:
     """What the rows that follow were measured on, with and how."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"kind": "header", "date": now, "torch": torch.__version__, "command": command, "triton": fused.TRITON_VERSION}

@@ -18,14 +18,14 @@ ALIGN = 256  # elements; keeps every view of the pool on a 512-byte boundary
 
 
 @dataclass(slots=True)
-class Pool:
+class OperandPool:
     """One allocation of random values that all weights and caches are views of, so that nothing is filled twice."""
 
     data: Any
     at: int = 0
 
     @classmethod
-    def make(cls, num_elements: int, device: str, scale: float) -> Pool:
+    def make(cls, num_elements: int, device: str, scale: float) -> OperandPool:
         data = torch.empty(num_elements, dtype=torch.bfloat16, device=device)
         for part in data.split(1 << 30):  # a generator counts in 32 bits
             part.normal_(0, scale)
@@ -45,7 +45,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class Timer:
+class OperationTimer:
     """Seconds of one operation, a list of them captured as one graph and replayed. Without CUDA: the wall clock."""
 
     device: str

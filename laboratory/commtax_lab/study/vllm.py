@@ -25,14 +25,14 @@ from commtax import catalog
 from commtax.files import Document
 from commtax.logs.engine_logs import vllm_log
 from commtax.results import bench
-from commtax.results.bench_record import Bench
+from commtax.results.bench_record import BenchmarkRun
 from commtax.traces.profilers import kineto
 from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
 from commtax_lab.study import vllm_setup
-from commtax_lab.study.driving import Asked, Done, Driver, allreduces, check, served
+from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, served
 from commtax_lab.study.leash import leashed
-from commtax_lab.study.recipe import LONGEST, SPREAD, Recipe, Run
+from commtax_lab.study.recipe import LONGEST, SPREAD, Recipe, StudyRun
 
 START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0
@@ -66,7 +66,7 @@ class Vllm(Driver):
 
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
-    def __init__(self, asked: Asked, recipe: Recipe) -> None:
+    def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
         self.found = vllm_setup.installed(asked.vllm or "vllm", asked.out)
         self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
@@ -78,10 +78,12 @@ class Vllm(Driver):
         self.eager = eager in self.args
         # quantised weights keep their own type
         self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
-        self.ended = launch.Ended()
+        self.ended = launch.EndedBySignal()
         ranks = max(asked.degrees)
         self.share = machine.share(ranks)
-        self.kv = vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.Chosen()
+        self.kv = (
+            vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
+        )
         query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
         self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
         known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
@@ -99,7 +101,7 @@ class Vllm(Driver):
         text = f"{cores} cores, {self.share} per rank at every degree"
         return [*found, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
 
-    def run(self, todo: Sequence[Run], done: Done) -> None:
+    def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
         failures: list[tuple[int, FailedRunError]] = []
         special = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}
@@ -118,7 +120,7 @@ class Vllm(Driver):
                         failures.append((run.tp, error))
                 done(run, record)
 
-    def _model_args(self, run: Run) -> list[str]:
+    def _model_args(self, run: StudyRun) -> list[str]:
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
         needed = max(self.recipe.longest, 2 * LONGEST if self.asked.dataset else 0)
         room = min(self.model.max_len, needed)
@@ -133,27 +135,27 @@ class Vllm(Driver):
             *self.args,
         ]
 
-    def _file(self, run: Run, ending: str) -> Path:
+    def _file(self, run: StudyRun, ending: str) -> Path:
         return self.raw / f"{run.name}{ending}"
 
-    def _log(self, run: Run, ending: str = ".log") -> str:
+    def _log(self, run: StudyRun, ending: str = ".log") -> str:
         return self._file(run, ending).read_text(encoding="utf-8", errors="replace")
 
-    def _result(self, run: Run) -> Bench:
+    def _result(self, run: StudyRun) -> BenchmarkRun:
         return bench.parse(self._file(run, ".json").read_text(encoding="utf-8"), run.name)[0]
 
-    def _command(self, name: str, run: Run, **more: str | int) -> list[str]:
+    def _command(self, name: str, run: StudyRun, **more: str | int) -> list[str]:
         """A command of the table, with this run's figures put in."""
         figures = {"model": self.weights.name, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
         figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
-    def _latency(self, run: Run) -> Document:
+    def _latency(self, run: StudyRun) -> Document:
         self._call([*self._command("latency", run), *self._model_args(run), *self._command("output", run)], run)
         result = self._result(run)
         return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
 
-    def _throughput(self, run: Run) -> Document:
+    def _throughput(self, run: StudyRun) -> Document:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
         rest = [*self._model_args(run), *self._command("output", run)]
         new, old = ([*self._command("throughput", run, prefix=prefix), *rest] for prefix in ("--random-", "--"))
@@ -161,7 +163,7 @@ class Vllm(Driver):
         result = self._result(run)
         return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
 
-    def _either(self, new: list[str], old: list[str], run: Run, **extra: str) -> None:
+    def _either(self, new: list[str], old: list[str], run: StudyRun, **extra: str) -> None:
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
             self._call(new, run)
@@ -170,7 +172,7 @@ class Vllm(Driver):
                 raise
             self._call(old, run, **extra)
 
-    def _profile(self, run: Run) -> Document:
+    def _profile(self, run: StudyRun) -> Document:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
         folder = self.raw / run.name
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,7 +190,7 @@ class Vllm(Driver):
             raise FailedRunError(f"{run.name}: no collective in any of {len(files)} traces")
         return {"profile": allreduces(list(traces.values()))}
 
-    def _serve(self, run: Run) -> Document:
+    def _serve(self, run: StudyRun) -> Document:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
@@ -210,7 +212,7 @@ class Vllm(Driver):
         usual |= vllm_setup.NOT_COMPILED if self.eager else {}
         return {**usual, **os.environ, **self.found.environment}
 
-    def _call(self, command: list[str], run: Run, ending: str = ".log", **extra: str) -> None:
+    def _call(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> None:
         with self._process(command, run, ending, **extra) as process:
             try:
                 code = process.wait(RUN_S)
@@ -219,7 +221,7 @@ class Vllm(Driver):
         if code:
             raise failure(f"vllm {command[0]} {command[1]}", code, self._log(run, ending), self.dtype)
 
-    def _wait_healthy(self, process: Any, port: int, run: Run) -> None:
+    def _wait_healthy(self, process: Any, port: int, run: StudyRun) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if process.poll() is not None:
@@ -230,7 +232,7 @@ class Vllm(Driver):
             time.sleep(0.5)
         raise FailedRunError(f"vllm serve was not ready after {START_S:.0f} s", "not ready")
 
-    def _warm(self, port: int, run: Run) -> None:
+    def _warm(self, port: int, run: StudyRun) -> None:
         """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
         body = {"model": self.weights.name, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
         as_json = {"Content-Type": "application/json"}
@@ -240,17 +242,17 @@ class Vllm(Driver):
                 answer.read()
 
     @contextmanager
-    def _process(self, command: list[str], run: Run, ending: str = ".log", **extra: str) -> Iterator[Any]:
+    def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[Any]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
-        process = launch.started(leashed([self.found.path, *command]), self._file(run, ending), environment)
+        process = launch.start_process(leashed([self.found.path, *command]), self._file(run, ending), environment)
         try:
             yield process
         finally:
             launch.end([process], GRACE_S, self.ended)
 
 
-def _applied(run: Run, log: str) -> Document:
+def _applied(run: StudyRun, log: str) -> Document:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
     said = vllm_log.parse(log)
     ranks, tp = max(len(said.ranks), said.world_size), said.tp

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commtax import catalog
-from commtax.cost.tensors import held
+from commtax.cost.tensors import held_tensors
 from commtax.files import Document, write_text
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
@@ -35,7 +35,7 @@ _PROVIDER = "from importlib import metadata as m; name = m.packages_distribution
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledVllm:
     """The program, its version, what its processes need in their environment, and what was found about it."""
 
     path: str
@@ -44,21 +44,21 @@ class Installed:
     checks: tuple[Document, ...] = ()
 
 
-def installed(name: str, out: Path) -> Installed:
+def installed(name: str, out: Path) -> InstalledVllm:
     """Find the program and ask it; metadata that it lacks is made in ``out``, other faults are refused with their remedy."""
     program = shutil.which(name)
     if not program:
         raise Refusal(f"vllm '{name}': no such program; install vLLM, or say where it is with --vllm PATH", "vllm")
     done = _version(program, {})
     if not done.returncode and done.stdout.split():
-        return Installed(program, done.stdout.split()[-1])
+        return InstalledVllm(program, done.stdout.split()[-1])
     if not _NAMELESS.search(done.stderr):
         raise Refusal(f"vllm '{program}': it does not run ({told(done.stderr, _interpreter(program))})", "vllm")
     named, text = _named(program, out)
     done = _version(program, named)
     if done.returncode or not done.stdout.split():
         raise Refusal(f"vllm '{program}': it does not run ({told(done.stderr, _interpreter(program))})", "vllm")
-    return Installed(program, done.stdout.split()[-1], named, (check("metadata of vLLM", None, text),))
+    return InstalledVllm(program, done.stdout.split()[-1], named, (check("metadata of vLLM", None, text),))
 
 
 def _version(program: str, more: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -102,7 +102,7 @@ def _named(program: str, out: Path) -> tuple[dict[str, str], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class VllmModel:
     """What vLLM is given as the model: its name, further options, and what is said of it."""
 
     name: str
@@ -111,23 +111,23 @@ class Weights:
     checks: tuple[Document, ...] = ()
 
 
-def weights(name: str, model: Model, out: Path) -> Weights:
+def weights(name: str, model: Model, out: Path) -> VllmModel:
     """A name as it is; of a folder what lacks is random weights and a tokenizer of one word a token."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        return Weights(name)
+        return VllmModel(name)
     full = str(folder.resolve())  # such as tests/fixtures would else be looked for on the Hub
     absent = not _any(folder, WEIGHTS)
     args = ("--load-format", "dummy") if absent else ()
     checks = [check("weights", None, f"none in {folder.name}: random ones (--load-format dummy)")] if absent else []
     if _any(folder, TOKENIZERS):
-        return Weights(full, args, (), tuple(checks))
+        return VllmModel(full, args, (), tuple(checks))
     made = out.resolve() / "tokenizer"
     made.mkdir(parents=True, exist_ok=True)
     for file, document in tokenizer(model.vocab).items():
         write_text(made / file, json.dumps(document), "out")
     said = check("tokenizer", None, f"none in {folder.name}: one of {model.vocab:,} made-up words")
-    return Weights(full, args, ("--tokenizer", str(made)), (*checks, said))
+    return VllmModel(full, args, ("--tokenizer", str(made)), (*checks, said))
 
 
 def _any(folder: Path, patterns: tuple[str, ...]) -> bool:
@@ -143,25 +143,25 @@ def tokenizer(vocab: int) -> dict[str, Document]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenEnvironment:
     """Variables for the engine's processes, and what is said of them."""
 
     environment: dict[str, str] = field(default_factory=dict)
     checks: tuple[Document, ...] = ()
 
 
-def kv_space(model: Model, dtype: str, workers: int, args: str) -> Chosen:
+def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnvironment:
     """KV cache of a worker from what is free, the same at every degree; whoever chose it already is left alone."""
     by = next((word for word in KV_OPTIONS if word in args), KV_SPACE if os.environ.get(KV_SPACE) else "")
     if by:
-        return Chosen(checks=(check("KV cache space", None, f"as {by} says"),))
-    parts = held(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
+        return ChosenEnvironment(checks=(check("KV cache space", None, f"as {by} says"),))
+    parts = held_tensors(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
     free, own = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
     gib = kv_gib(free, own, workers)
     text = (
         f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {format_bytes(free)} are free, weights take {format_bytes(own)}"
     )
-    return Chosen({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - own, text),))
+    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - own, text),))
 
 
 def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from commtax.audit.formats import BY_RECORD
-from commtax.audit.reading import Read, read_all
+from commtax.audit.read_files import ReadFiles, read_all
 from commtax.evidence.finding import Audit, Claim, Section
 from commtax.files import LOG_BYTES, read_text
 from commtax.logs.nccl_log import NcclLog
@@ -19,7 +19,7 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
     return audit_read(read_all(files, nsys), claim, baseline)
 
 
-def audit_read(read: Read, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
+def audit_read(read: ReadFiles, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
     """All that was read; what the ranks of a job left of one kind is told together, and several jobs one after the other."""
     sections = [_section(name, said, claim, baseline) for name, said in read.left if not BY_RECORD[type(said)].together]
     logs = [(name, said) for name, said in read.left if isinstance(said, NcclLog)]

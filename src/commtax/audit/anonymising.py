@@ -15,10 +15,10 @@ from pathlib import Path
 
 from commtax.evidence.collective_names import UNNAMED
 from commtax.evidence.thresholds import counts
-from commtax.files import Document, check_writable, table, written
+from commtax.files import Document, check_writable, replace_when_written, table
 from commtax.statement import Refusal
 from commtax.traces.profilers.columns import WAIT_KERNELS
-from commtax.traces.trace import Collective, Step, Trace
+from commtax.traces.trace import Collective, Trace, TraceStep
 
 COUNT = counts(__name__)
 BEFORE_S = 1e-6  # what no step launched is launched so long before the first
@@ -46,7 +46,7 @@ def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
     for file, document in zip(files, anonymous(ordered), strict=True):
         check_writable(file, "anonymise")
         text = json.dumps(document, separators=(",", ":")).encode()
-        with written(file, "anonymise") as part:  # without a time and a name in its head
+        with replace_when_written(file, "anonymise") as part:  # without a time and a name in its head
             part.write_bytes(gzip.compress(text, mtime=0) if file.suffix == ".gz" else text)
     return files
 
@@ -67,7 +67,7 @@ def anonymous(traces: Sequence[Trace]) -> list[Document]:
 class _Window:
     """What of a trace is written."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     begin_s: float
     end_s: float
 
@@ -165,7 +165,7 @@ class _Rank:
             yield from self._interval(lane + 1, start, max(start, end), line.kinds[kind], name, collective, steps)
 
     def _interval(
-        self, lane: int, start: float, end: float, kind: str, name: str, sent: Collective | None, steps: dict[int, Step]
+        self, lane: int, start: float, end: float, kind: str, name: str, sent: Collective | None, steps: dict[int, TraceStep]
     ) -> Iterator[Document]:
         if sent is None:
             label = f"{LABELS.get(kind, kind)} {self.numbers.of(kind, name)}"

@@ -14,7 +14,7 @@ from commtax.audit import unknown
 from commtax.evidence import prefixes
 from commtax.evidence.finding import Section
 from commtax.evidence.thresholds import counts
-from commtax.files import LOG_BYTES, Stream, Watch, decoded, opened
+from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream
 from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
 from commtax.logs.engine_logs import ENGINE_LOGS, tgi_log
 from commtax.logs.flight_audit import audit_analysis, audit_flight
@@ -37,10 +37,10 @@ from commtax.traces.trace_audit import audit_traces
 COUNT = counts(__name__)
 
 
-class Source:
+class FileToRead:
     """A file that somebody handed over: its beginning, and all of it when it is asked for."""
 
-    def __init__(self, stream: Stream, nsys: str = "nsys") -> None:
+    def __init__(self, stream: FileStream, nsys: str = "nsys") -> None:
         self.stream, self.path = stream, stream.path
         self.nsys = nsys  # the program that opens reports of Nsight Systems
 
@@ -51,23 +51,23 @@ class Source:
     @cached_property
     def is_json(self) -> bool:
         """Whether its text begins as JSON does, behind whatever a launcher wrote; the bracket of a log's line is none."""
-        text = prefixes.plain(prefixes.unpacked(decoded(self.head[:8192]))).lstrip()
+        text = prefixes.strip_prefixes(prefixes.unpack_docker(decode_text(self.head[:8192]))).lstrip()
         return text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[", "]", ""))
 
     @cached_property
     def raw(self) -> str:
         """All of its text, with what launchers wrote before its lines."""
-        return prefixes.unpacked(decoded(self.stream.whole(LOG_BYTES)))
+        return prefixes.unpack_docker(decode_text(self.stream.whole(LOG_BYTES)))
 
     @cached_property
     def text(self) -> str:
         """All of it as its program wrote it."""
-        return prefixes.plain(self.raw)
+        return prefixes.strip_prefixes(self.raw)
 
     @cached_property
     def crash(self) -> crashes.Crash | None:
         """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
-        if not crashes.may(self.raw) or any(engine.looks_like(self.text) for engine in ENGINE_LOGS):
+        if not crashes.may_hold_error(self.raw) or any(engine.looks_like(self.text) for engine in ENGINE_LOGS):
             return None
         return crashes.find(lines(self.raw))
 
@@ -83,21 +83,21 @@ class Format:
     described: str
     record: type
     audit: Callable[..., Section]
-    fits: Callable[[Source], bool]
-    read: Callable[[Source], object]
+    fits: Callable[[FileToRead], bool]
+    read: Callable[[FileToRead], object]
     together: bool = False
     by_place: bool = False
 
 
-class Reader(Protocol):
+class TextReader(Protocol):
     """A module that reads one kind of text."""
 
     def looks_like(self, text: str, /) -> bool: ...
     def parse(self, text: str, /) -> object: ...
 
 
-Fits = Callable[[Source], bool]
-Reads = Callable[[Source], object]
+Fits = Callable[[FileToRead], bool]
+Reads = Callable[[FileToRead], object]
 
 
 def _trace(described: str, fits: Fits, read: Reads) -> Format:
@@ -115,14 +115,14 @@ def _bench(described: str, fits: Fits, read: Reads) -> Format:
 def _on_text(looks_like: Callable[[str], bool], parse: Callable[[str], object], raw: bool = False) -> tuple[Fits, Reads]:
     """How a text is known and read: as its program wrote it, or ``raw``, with what launchers wrote before its lines."""
 
-    def text(source: Source) -> str:
+    def text(source: FileToRead) -> str:
         return source.raw if raw else source.text
 
     return lambda s: looks_like(text(s)), lambda s: parse(text(s))
 
 
-def _told(
-    kind: str, described: str, record: type, audit: Callable[..., Section], reader: Reader, raw: bool = False, **more: bool
+def _text_format(
+    kind: str, described: str, record: type, audit: Callable[..., Section], reader: TextReader, raw: bool = False, **more: bool
 ) -> Format:
     """A format of texts that has a module of its own."""
     fits, read = _on_text(reader.looks_like, reader.parse, raw)
@@ -149,13 +149,13 @@ DATA = (
     _collectives(
         "the JSON of nccl-tests or rccl-tests",
         lambda s: s.is_json and collective_json.looks_like(s.head),
-        lambda s: collective_tests.parse(collective_json.as_text(s.text, s.path.name), s.path.name),
+        lambda s: collective_tests.parse(collective_json.text_of_json(s.text, s.path.name), s.path.name),
     ),
     _bench("a benchmark result", lambda s: s.is_json and bench.looks_like_data(s.head), lambda s: bench.parse(s.text, str(s.path))),
 )
 """Of which a file has one, the first that fits."""
 TEXTS = (
-    *(_told("log", log.described, StartupLog, audit_log, log) for log in ENGINE_LOGS),
+    *(_text_format("log", log.described, StartupLog, audit_log, log) for log in ENGINE_LOGS),
     Format(
         "log",
         tgi_log.described,
@@ -164,11 +164,11 @@ TEXTS = (
         lambda s: tgi_log.looks_like(s.text) and s.crash is None,
         lambda s: tgi_log.parse(s.text),
     ),
-    _told("log", "a log of llama.cpp", llamacpp_log.Timings, llamacpp_log.audit_timings, llamacpp_log, raw=True),
-    _told("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
-    _told("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
+    _text_format("log", "a log of llama.cpp", llamacpp_log.Timings, llamacpp_log.audit_timings, llamacpp_log, raw=True),
+    _text_format("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
+    _text_format("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
     _bench("a printed benchmark result", lambda s: bench.looks_like_text(s.raw), lambda s: bench.parse_text(s.raw, str(s.path))),
-    _told("training", "a training log", training_log.TrainingLog, audit_training, training_log),
+    _text_format("training", "a training log", training_log.TrainingLog, audit_training, training_log),
     _collectives(
         "nccl-tests or rccl-tests output",
         lambda s: collective_tests.looks_like(s.text),
@@ -192,35 +192,35 @@ TEXTS = (
         lambda s: s.crash,
         by_place=True,
     ),
-    _told("state", "states of GPUs", smi_query.States, audit_states, smi_query, by_place=True),
-    _told("topology", "a matrix of GPUs", matrices.Matrices, audit_topology, matrices, by_place=True),
+    _text_format("state", "states of GPUs", smi_query.States, audit_states, smi_query, by_place=True),
+    _text_format("topology", "a matrix of GPUs", matrices.Matrices, audit_topology, matrices, by_place=True),
 )
 """Of which a text has all that fit."""
 BY_RECORD = {one.record: one for one in (*DATA, *TEXTS)}
 
 
-def formats_of(source: Source) -> list[Format]:
+def formats_of(source: FileToRead) -> list[Format]:
     """The format of a file's data, or all those of its text."""
     texts = TEXTS if unknown.is_text(source.head) else ()
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
-        found, hint = unknown.found(source.head), unknown.hint(source.head)
+        found, hint = unknown.beginning(source.head), unknown.hint(source.head)
         raise Refusal(f"'{source.path}' is not recognised: {found}; {unknown.LOOKED_FOR}{hint}")
     return fitting
 
 
 def kinds(path: Path) -> list[str]:
     """What a file is."""
-    with opened(path) as stream:
-        return [f.kind for f in formats_of(Source(stream))]
+    with open_stream(path) as stream:
+        return [f.kind for f in formats_of(FileToRead(stream))]
 
 
 def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[object]:
     """What a file says, unpacked where it is packed; of a text all that any format can read."""
     said: list[object] = []
     refused: list[Refusal] = []
-    with opened(path, watch=watch) as stream:
-        source = Source(stream, program)
+    with open_stream(path, watch=watch) as stream:
+        source = FileToRead(stream, program)
         for fitting in formats_of(source):
             try:
                 found = fitting.read(source)

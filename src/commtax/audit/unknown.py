@@ -3,7 +3,7 @@
 import re
 
 from commtax.evidence.thresholds import counts
-from commtax.files import decoded, table
+from commtax.files import decode_text, table
 
 COUNT = counts(__name__)
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
@@ -19,18 +19,18 @@ def hint(head: bytes) -> str:
     >>> hint(b"<!DOCTYPE html><html>"), hint(b"hello")
     ('; it seems to be a web page: save the file itself', '')
     """
-    text = decoded(head)
+    text = decode_text(head)
     likely = next((row["is"] for row in table("audit/hints.toml")["hint"] if all(sign in text for sign in row["signs"])), "")
     return f"; it seems to be {likely}" if likely else ""
 
 
-def found(head: bytes) -> str:
+def beginning(head: bytes) -> str:
     """In words, from a file's beginning.
 
     >>> found(b'{"a": {"b": 1}, "c": 2}'), found(b"\\n hello\\n"), found(b"")
     ('found JSON with the keys a, c', "found a text that begins with 'hello'", 'found nothing: it is empty')
     """
-    text = decoded(head).lstrip()
+    text = decode_text(head).lstrip()
     if not text:
         return "found nothing: it is empty"
     if b"\0" in head:
@@ -38,7 +38,7 @@ def found(head: bytes) -> str:
     keys = top_keys(text) if text[0] in "{[" else []
     if keys or text[0] == "{":
         return f"found JSON with the keys {', '.join(keys)}" if keys else "found JSON without keys"
-    return f"found a text that begins with '{_in_a_line(text.splitlines()[0].strip())}'"
+    return f"found a text that begins with '{_printable(text.splitlines()[0].strip())}'"
 
 
 def is_text(head: bytes) -> bool:
@@ -50,7 +50,7 @@ def is_text(head: bytes) -> bool:
     return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) * COUNT.most_zeros <= len(head)
 
 
-def _in_a_line(text: str) -> str:
+def _printable(text: str) -> str:
     """As much as is shown, without signs that end a line or steer a terminal."""
     return "".join(sign if sign.isprintable() else " " for sign in text[: COUNT.most_signs])
 
@@ -70,5 +70,5 @@ def top_keys(text: str) -> list[str]:
         elif sign != ":":
             last = match[1]
         elif depth == 1 and len(keys) < COUNT.most_keys:
-            keys.append(_in_a_line(last))
+            keys.append(_printable(last))
     return keys

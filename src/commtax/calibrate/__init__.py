@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.calibrate.collectives import document, fit_inside
+from commtax.calibrate.collective_fits import document, fit_inside
 from commtax.calibrate.engines import fit_engine
-from commtax.calibrate.kernels import fit_tables
+from commtax.calibrate.kernel_fits import fit_tables
+from commtax.calibrate.measurement_files import read
+from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
-from commtax.calibrate.reading import read
-from commtax.calibrate.records import Calibration, Files, Part, Place, TooFewError
 from commtax.catalog.profile import VERSION, parse
 from commtax.files import Document
 from commtax.question import PHASES
@@ -44,8 +44,8 @@ def calibrate(
         raise Refusal("file: at least one file of measurements is needed")
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     key, runs = catalog.library(library).key, catalog.engine(engine or PHASES["decode"].engine)
-    place = Place(where, runs, model, tp, key, name, batch, input_len, output_len)
-    rows = Files()
+    place = MeasuredMachine(where, runs, model, tp, key, name, batch, input_len, output_len)
+    rows = MeasurementFiles()
     for file in files:
         rows += read(File(file), place)
     unused = [name for name in ("model", "tp", "batch", "input_len", "output_len") if getattr(place, name) and not rows.runs]
@@ -54,9 +54,9 @@ def calibrate(
     return _fit(rows, place, [File(f).name for f in files])
 
 
-def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
+def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Calibration:
     profile = Profile(place.name, chip={"key": place.cluster.chip.key})
-    parts: list[Part] = []
+    parts: list[ProfilePart] = []
     refused = list(rows.refused)
     for fit in (fit_inside, fit_tables, fit_network, fit_engine):
         try:
@@ -74,7 +74,7 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
     return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
 
 
-def _check_readable(grown: Profile, parts: list[Part]) -> None:
+def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
     """What is written can be read: the same rules hold for both, and what breaks one is left out with its reason."""
     try:
         parse(json.loads(json.dumps(_document(grown))))

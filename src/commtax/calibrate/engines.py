@@ -10,14 +10,23 @@ from functools import partial
 import numpy as np
 
 from commtax import catalog
-from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Files, Part, Place, Served, Step, TooFewError, Wish
-from commtax.calibrate.robust import Array, Fitted
+from commtax.calibrate import robust_fit
+from commtax.calibrate.measurements import (
+    ConstantChange,
+    EngineBenchmark,
+    MeasuredMachine,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    TooFewError,
+    Wish,
+)
+from commtax.calibrate.robust_fit import Array, RobustFit
 from commtax.catalog.physics import HOST as RANGES
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import bill
-from commtax.verbs.serving import Simulation, simulate
+from commtax.verbs.closed_loop import ClosedLoop, simulate
 
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98
@@ -25,14 +34,14 @@ SIGMA_RUNS = 4  # fewer runs than this do not tell how far runs scatter
 HOST = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}  # how large they may be where no run tells them
 FITTED = {"tpot": "host times", "ttft": "time to the first token"}
 CLIENTS = (1, 8, 32, 128, 256)
-Price = Callable[[Served, Engine], float]
+Price = Callable[[EngineBenchmark, Engine], float]
 
 
-def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
+def fit_engine(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
     """The host's times that the runs tell, and the runs that no machine can have had."""
     if not rows.runs:
         return own, [], []
-    checked = [(run, _impossible(run, place, own)) for run in rows.runs]
+    checked = [(run, _reason_impossible(run, place, own)) for run in rows.runs]
     refused = [why for _, why in checked if why]
     runs = [run for run, why in checked if not why]
     if not runs:
@@ -42,16 +51,16 @@ def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
     names += ["host_s_per_seq"] if len({r.clients for r in runs}) > 1 else []
     times, latency = np.array([r.latency_s for r in runs]), partial(_latency, place, own)
     host, fitted, part = _fit("tpot", names, runs, times, place, place.engine, latency)
-    if why := _beyond(host, part):
+    if why := _reason_out_of_range(host, part):
         raise TooFewError(why)
     parts = [part.with_remarks(_notes(runs, names, fitted), _wishes(runs, names, fitted, place.engine, latency))]
     waiting = [r for r in runs if r.kind == "serve" and r.ttft_s]
     if waiting:
         # A request's way through the server is what TTFT has beside its steps and its waiting.
         times, engine = np.array([r.ttft_s for r in waiting], float), place.engine.but(**host)
-        simulated = partial(_simulated, place, own)
+        simulated = partial(_simulate_run, place, own)
         more, _, part = _fit("ttft", ["request_s"], waiting, times, place, engine, lambda run, e: float(simulated(run, e).ttft_s))
-        if why := _beyond(more, part):
+        if why := _reason_out_of_range(more, part):
             refused.append(why)
         else:
             host |= more
@@ -59,7 +68,7 @@ def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
     return replace(own, host=host, engine=place.engine.key), parts, refused
 
 
-def _beyond(host: dict[str, float], part: Part) -> str:
+def _reason_out_of_range(host: dict[str, float], part: ProfilePart) -> str:
     """Why a fit is left out: a constant that no profile may hold, for runs of one machine do not make it."""
     try:
         for name, value in host.items():
@@ -69,7 +78,7 @@ def _beyond(host: dict[str, float], part: Part) -> str:
     return ""
 
 
-def _impossible(run: Served, place: Place, own: Profile) -> str:
+def _reason_impossible(run: EngineBenchmark, place: MeasuredMachine, own: Profile) -> str:
     """No decode step is faster than one read of the weights that a token needs."""
     priced = bill(run.model, place.cluster, tp=run.tp, engine=place.engine, batch=1, context=1, profile=own)
     nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
@@ -82,46 +91,48 @@ def _impossible(run: Served, place: Place, own: Profile) -> str:
 
 
 def _fit(
-    metric: str, names: list[str], runs: list[Served], times: Array, place: Place, engine: Engine, price: Price
-) -> tuple[dict[str, float], Fitted, Part]:
+    metric: str, names: list[str], runs: list[EngineBenchmark], times: Array, place: MeasuredMachine, engine: Engine, price: Price
+) -> tuple[dict[str, float], RobustFit, ProfilePart]:
     """Host times ``names`` from one latency of each run, over the other times of ``engine``.
 
     Their range is the runs' own where there are enough of them, else at least the catalogue's. The scatter is kept for the kind
     of model that ran: dense, a mixture, or both.
     """
     bare = engine.but(**dict.fromkeys(names, 0.0))
-    base = _each(runs, price, bare)
-    columns = [(_each(runs, price, bare.but(**{n: STEP_S})) - base) / STEP_S for n in names]
-    fitted = robust.linear(np.stack(columns, axis=1), times, base)
+    base = _price_runs(runs, price, bare)
+    columns = [(_price_runs(runs, price, bare.but(**{n: STEP_S})) - base) / STEP_S for n in names]
+    fitted = robust_fit.linear(np.stack(columns, axis=1), times, base)
     constants = dict(zip(names, (float(v) for v in fitted.values), strict=True))
     least = getattr(place.engine.host, f"sigma_{metric}") if len(runs) < SIGMA_RUNS else 0.0
-    sigma = max(robust.sigma_of(robust.half_width(fitted.residuals, len(names))), least)
-    changes = (Change(name, getattr(place.engine.host, name), value, "s") for name, value in constants.items())
-    before = np.log(times / _each(runs, price, place.engine))
-    spread = float(np.expm1(robust.Z80 * sigma))
-    part = Part.of(f"{place.engine.key} {FITTED[metric]}", [r.label for r in runs], before, fitted.residuals, spread, changes)
+    sigma = max(robust_fit.sigma_of(robust_fit.half_width(fitted.residuals, len(names))), least)
+    changes = (ConstantChange(name, getattr(place.engine.host, name), value, "s") for name, value in constants.items())
+    before = np.log(times / _price_runs(runs, price, place.engine))
+    spread = float(np.expm1(robust_fit.Z80 * sigma))
+    part = ProfilePart.of(
+        f"{place.engine.key} {FITTED[metric]}", [r.label for r in runs], before, fitted.residuals, spread, changes
+    )
     kinds = {"_moe" if catalog.model(r.model).experts else "" for r in runs}
     return {**constants, **{f"sigma_{metric}{kind}": sigma for kind in sorted(kinds)}}, fitted, part
 
 
-def _each(runs: list[Served], price: Price, engine: Engine) -> Array:
+def _price_runs(runs: list[EngineBenchmark], price: Price, engine: Engine) -> Array:
     """A price for each run; runs that asked the same are priced once."""
     asked = [replace(run, latency_s=0.0, ttft_s=None, label="") for run in runs]
     known = {question: price(question, engine) for question in dict.fromkeys(asked)}
     return np.array([known[question] for question in asked], float)
 
 
-def _latency(place: Place, own: Profile, run: Served, engine: Engine) -> float:
+def _latency(place: MeasuredMachine, own: Profile, run: EngineBenchmark, engine: Engine) -> float:
     """TPOT of a closed loop, the whole latency of a batch."""
     if run.kind == "serve":
-        return float(_simulated(place, own, run, engine).tpot_s)
+        return float(_simulate_run(place, own, run, engine).tpot_s)
     step = partial(bill, run.model, place.cluster, batch=run.clients, tp=run.tp, engine=engine, profile=own)
     prefill = step(phase="prefill", context=run.input_len)
     decode = step(phase="decode", context=run.input_len + run.output_len // 2)
     return float(prefill.step_s) + (run.output_len - 1) * float(decode.step_s)
 
 
-def _simulated(place: Place, own: Profile, run: Served, engine: Engine) -> Simulation:
+def _simulate_run(place: MeasuredMachine, own: Profile, run: EngineBenchmark, engine: Engine) -> ClosedLoop:
     return simulate(
         run.model,
         place.cluster,
@@ -136,7 +147,7 @@ def _simulated(place: Place, own: Profile, run: Served, engine: Engine) -> Simul
     )
 
 
-def _notes(runs: list[Served], names: list[str], fitted: Fitted) -> Iterator[str]:
+def _notes(runs: list[EngineBenchmark], names: list[str], fitted: RobustFit) -> Iterator[str]:
     if "host_s_per_seq" not in names:
         yield f"one concurrency, {runs[0].clients}: host_s_per_seq stays the catalogue's"
     if len(runs) < SIGMA_RUNS:
@@ -145,13 +156,13 @@ def _notes(runs: list[Served], names: list[str], fitted: Fitted) -> Iterator[str
         yield "faster than its kernels without any host time: calibrate kernels too, or say another --engine version"
 
 
-def _wishes(runs: list[Served], names: list[str], fitted: Fitted, usual: Engine, price: Price) -> Iterator[Wish]:
+def _wishes(runs: list[EngineBenchmark], names: list[str], fitted: RobustFit, usual: Engine, price: Price) -> Iterator[Wish]:
     """The range that is left at other numbers of clients: from the covariance of the host's times."""
     wide = [*names, *(n for n in ("host_s_per_seq",) if n not in names)]
     scale = np.array([HOST[n] for n in wide])
     information = np.zeros((len(wide), len(wide)))
     information[: len(names), : len(names)] = fitted.information
-    covariance = robust.covariance(information, scale)
+    covariance = robust_fit.covariance(information, scale)
     engine = usual.but(**dict(zip(names, fitted.values, strict=True)))
     for clients in CLIENTS:
         run = replace(runs[0], kind="serve", clients=clients, num_prompts=10 * clients)

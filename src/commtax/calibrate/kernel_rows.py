@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from commtax.cost.kernel import Kernel, Seen
+from commtax.cost.kernel import Kernel, KernelContext
 from commtax.spec import DTYPE_BYTES, Number
 
 Sizes = Mapping[str, Any]
@@ -66,7 +66,7 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
     """Queries over keys and values of ``stored`` bytes an element: 4 FLOPs for each pair of query and key, and element."""
     batch, heads, kv_heads, dim = x["batch_size"], x["num_heads"], x["num_key_value_heads"], float(np.max(x["head_dim"]))
     if form == "decode":  # one query a sequence
-        length = keys_seen(x)
+        length = visible_keys(x)
         flops, nbytes = 4.0 * batch * heads * length * dim, 2.0 * batch * length * kv_heads * dim * stored
         plain = Kernel("decode attention", "decode", 1, flops, nbytes, weight_bytes=stored, batch=batch, heads=heads)
         return replace(plain, kv_heads=kv_heads, head_dim=int(dim), length=length)
@@ -74,10 +74,10 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
     moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
     flops, nbytes = 4.0 * batch * heads * _pairs(x) * dim, batch * dim * moved
     plain = Kernel("prefill attention", "prefill", 1, flops, nbytes, dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads)
-    return replace(plain, head_dim=int(dim), length=length, past=past, shape=Seen(int(np.max(x["window_size"]))))
+    return replace(plain, head_dim=int(dim), length=length, past=past, shape=KernelContext(int(np.max(x["window_size"]))))
 
 
-def keys_seen(x: Sizes) -> Any:
+def visible_keys(x: Sizes) -> Any:
     """Keys that a decode step's query sees."""
     return np.where(x["window_size"] > 0, np.minimum(x["step"] + 1, x["window_size"]), x["step"] + 1)
 

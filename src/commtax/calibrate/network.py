@@ -5,9 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Files, Part, Place, Step, Timed, TooFewError, Wish, check_sizes, expected
-from commtax.calibrate.robust import Array, Fitted
+from commtax.calibrate import robust_fit
+from commtax.calibrate.measurements import (
+    ConstantChange,
+    MeasuredMachine,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    TimedCollective,
+    TooFewError,
+    Wish,
+    check_sizes,
+    expected_seconds,
+)
+from commtax.calibrate.robust_fit import Array, RobustFit
 from commtax.spec import Profile
 from commtax.units import format_bytes
 from commtax.verbs.expecting import expect
@@ -21,7 +32,7 @@ UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 
-def fit_network(files: Files, place: Place, own: Profile) -> Step:
+def fit_network(files: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
     """Constants across hosts; ``own`` holds what was fitted inside them."""
     rows = [r for r in files.collectives if r.ranks > place.cluster.domain]
     if not rows:
@@ -31,33 +42,37 @@ def fit_network(files: Files, place: Place, own: Profile) -> Step:
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
     before = tuple(getattr(usual.network, name) for name in CONSTANTS)
     fitted, known = _fit(rows, place, own, np.array(before), times)
-    spread = robust.half_width(fitted.residuals, len(CONSTANTS))
+    spread = robust_fit.half_width(fitted.residuals, len(CONSTANTS))
     constants: dict[str, float] = dict(zip(CONSTANTS, np.where(known, fitted.values, before).tolist(), strict=True))
     ranks = {r.ranks for r in rows}
     constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
     if not known[CONSTANTS.index("hops")]:
         constants["least_bytes"] = min(r.nbytes for r in rows)  # below, latency decides, and nobody measured it
-    changes = (Change(f"network {n}", b, constants[n]) for n, b, t in zip(CONSTANTS, before, known, strict=True) if t)
-    usual_errors = np.log(times / expected(rows, place, None))
+    changes = (ConstantChange(f"network {n}", b, constants[n]) for n, b, t in zip(CONSTANTS, before, known, strict=True) if t)
+    usual_errors = np.log(times / expected_seconds(rows, place, None))
     name, labels = f"{rows[0].library} across hosts", [r.label for r in rows]
-    part = Part.of(name, labels, usual_errors, fitted.residuals, spread, changes)
+    part = ProfilePart.of(name, labels, usual_errors, fitted.residuals, spread, changes)
     part = part.with_remarks(_notes(rows, constants, place, known), _wishes(rows, place, own, fitted))
     return replace(own, network=constants, links={**own.links, "inter": place.cluster.inter.key}), [part], []
 
 
-def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
+def _fit(
+    rows: Sequence[TimedCollective], place: MeasuredMachine, own: Profile, start: Array, times: Array
+) -> tuple[RobustFit, Array]:
     """The constants that the rows tell to a factor of 1.5 or so; the others stay where they were."""
     known = np.ones(len(start), bool)
     while known.any():
         fitted = _fit_some(rows, place, own, np.maximum(start, np.where(known, TRIED, NOTHING)), known, times)
-        sure = np.sqrt(np.diag(robust.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
+        sure = np.sqrt(np.diag(robust_fit.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
         if np.all(sure[known]):
             return fitted, known
         known = known & sure
     raise TooFewError("across hosts: these sizes tell neither latency nor bandwidth; measure from 1 KiB to 1 GiB")
 
 
-def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, known: Array, times: Array) -> Fitted:
+def _fit_some(
+    rows: Sequence[TimedCollective], place: MeasuredMachine, own: Profile, start: Array, known: Array, times: Array
+) -> RobustFit:
     """Some constants fitted, the others held; what the rows tell is reckoned for all."""
 
     def every(values: Array) -> Array:
@@ -66,19 +81,19 @@ def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, k
         return constants
 
     def predict(values: Array) -> Array:
-        return expected(rows, place, _with(own, values))
+        return expected_seconds(rows, place, _with_network(own, values))
 
-    some = robust.curve(lambda values: predict(every(values)), start[known], times, np.array(MOST)[known])
+    some = robust_fit.curve(lambda values: predict(every(values)), start[known], times, np.array(MOST)[known])
     values = every(some.values)
-    slope = robust.slopes(predict, values)
+    slope = robust_fit.slopes(predict, values)
     return replace(some, values=values, information=slope.T @ (slope * some.weights[:, None]) / some.sigma**2)
 
 
-def _with(own: Profile, values: Array) -> Profile:
+def _with_network(own: Profile, values: Array) -> Profile:
     return replace(own, network=dict(zip(CONSTANTS, (float(v) for v in values), strict=True)))
 
 
-def _notes(rows: Sequence[Timed], constants: dict[str, float], place: Place, known: Array) -> Iterator[str]:
+def _notes(rows: Sequence[TimedCollective], constants: dict[str, float], place: MeasuredMachine, known: Array) -> Iterator[str]:
     cluster = place.cluster
     hosts = sorted({-(-r.ranks // cluster.domain) for r in rows})
     yield f"measured over {', '.join(map(str, hosts))} hosts: latency grows with the logarithm of hosts"
@@ -90,14 +105,14 @@ def _notes(rows: Sequence[Timed], constants: dict[str, float], place: Place, kno
         yield f"{nics}: more than they carry; say --inter and --nics, or the switches add (SHARP)"
 
 
-def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -> Iterator[Wish]:
+def _wishes(rows: Sequence[TimedCollective], place: MeasuredMachine, own: Profile, fitted: RobustFit) -> Iterator[Wish]:
     """The range left at other sizes and numbers of hosts."""
-    spread = robust.covariance(fitted.information, np.maximum(fitted.values, TRIED))
+    spread = robust_fit.covariance(fitted.information, np.maximum(fitted.values, TRIED))
     op, domain = rows[0].op, place.cluster.domain
     seen = {r.ranks for r in rows}
     groups = sorted(seen | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
-    asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for ranks in groups for size in ASKED]
-    slope = robust.slopes(lambda values: expected(asked, place, _with(own, values)), fitted.values)
+    asked = [TimedCollective(rows[0].library, op, ranks, size, 1.0, "") for ranks in groups for size in ASKED]
+    slope = robust_fit.slopes(lambda values: expected_seconds(asked, place, _with_network(own, values)), fitted.values)
     variance = np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2
     for row, one in zip(asked, variance, strict=True):
         doublings = min(abs(np.log2(row.ranks / ranks)) for ranks in seen)

@@ -8,8 +8,8 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.loader import FACTS, Table, aliases, normal, plain, stems
-from commtax.catalog.quantisation import stored
+from commtax.catalog.loader import FACTS, Table, aliases, normal, plain_record, stems
+from commtax.catalog.quantisation import quantisation_of_config
 from commtax.files import table as kept
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
@@ -20,7 +20,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StorageRule:
     """How checkpoints with these names are stored: those of ``ids``, or with these ``endings``, ``by`` these organisations."""
 
     config: Table
@@ -58,9 +58,9 @@ def _file() -> Table:
 
 
 @lru_cache(maxsize=1)
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[StorageRule, ...]:
     """All of them, in the order in which they are tried."""
-    return tuple(plain(Rule, table, f"checkpoints {number}") for number, table in enumerate(_file()["rule"], start=1))
+    return tuple(plain_record(StorageRule, table, f"checkpoints {number}") for number, table in enumerate(_file()["rule"], start=1))
 
 
 @lru_cache(maxsize=1)
@@ -69,7 +69,7 @@ def _endings() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class KnownModel:
     """The bundled model that a name means, how many tokens it takes where that is known to differ (0: as many), and by what."""
 
     key: str
@@ -78,34 +78,34 @@ class Meaning:
 
 
 @lru_cache(maxsize=1)
-def _releases() -> dict[str, Meaning]:
+def _releases() -> dict[str, KnownModel]:
     """Ids whose configs are known, or assumed, to have a bundled model's layers."""
     every: list[Table] = _file()["releases"]
     kinds = {True: "ending", False: "release"}
-    means = ((Meaning(one["of"], one.get("longest", 0), kinds[bool(one.get("assumed"))]), one["ids"]) for one in every)
+    means = ((KnownModel(one["of"], one.get("longest", 0), kinds[bool(one.get("assumed"))]), one["ids"]) for one in every)
     return {normal(name): meaning for meaning, ids in means for name in ids}
 
 
 @lru_cache(maxsize=1)
-def _known() -> dict[str, Meaning]:
+def _models_by_ending() -> dict[str, KnownModel]:
     """Bundled models and their releases by what their names end in, with and without the type that it says."""
     names = {**{alias.rpartition("/")[2]: key for alias, key in aliases("models").items()}, **{key: key for key in stems("models")}}
     usual = {**{name.removesuffix("-bf16"): key for name, key in names.items()}, **names}
     released = {name.rpartition("/")[2]: known for name, known in _releases().items()}
-    return {**released, **{name: Meaning(key) for name, key in usual.items()}}
+    return {**released, **{name: KnownModel(key) for name, key in usual.items()}}
 
 
 @lru_cache(maxsize=1)
 def _roots() -> dict[str, frozenset[str]]:
     """Models that names mean, by each name and by what is left of it as endings are taken off."""
     found: dict[str, set[str]] = {}
-    for name, meaning in _known().items():
-        for root in _shorter(name):
+    for name, meaning in _models_by_ending().items():
+        for root in _shortened_names(name):
             found.setdefault(root, set()).add(meaning.key)
     return {root: frozenset(keys) for root, keys in found.items()}
 
 
-def _shorter(name: str) -> list[str]:
+def _shortened_names(name: str) -> list[str]:
     """A name, and what is left of it as endings are taken off one by one."""
     names, ending = [name], f"{_file()['endings']}$"
     while (found := re.search(ending, names[-1])) and found.start() > 0:
@@ -114,14 +114,14 @@ def _shorter(name: str) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def meaning(name: str) -> Meaning | None:
+def meaning(name: str) -> KnownModel | None:
     """What a name without organisation and format means; None where it is no bundled model's, or might be one of several.
 
     >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
     (Meaning(key='qwen3-4b', longest=262144, by='release'), None, None)
     """
-    for short in _shorter(name) if len(name) <= LONGEST_NAME else ():
-        if (known := _known().get(short)) and short == name:
+    for short in _shortened_names(name) if len(name) <= LONGEST_NAME else ():
+        if (known := _models_by_ending().get(short)) and short == name:
             return known
         if known:
             return replace(known, by="ending") if len(_roots()[short]) == 1 else None
@@ -130,18 +130,18 @@ def meaning(name: str) -> Meaning | None:
 
 def base_key(name: str) -> str:
     """The bundled model whose name this is, without organisation; "" where it is none's."""
-    known = _known().get(name)
+    known = _models_by_ending().get(name)
     return known.key if known and known.by == "name" else ""
 
 
-def made_of(name: str) -> list[tuple[Rule, Meaning]]:
+def made_of(name: str) -> list[tuple[StorageRule, KnownModel]]:
     """Rules that a checkpoint's name keeps to, each with the bundled model that it is made of."""
     wanted = normal(name.rstrip("/"))
     found = [(rule, meaning(base)) for rule in rules() if (base := rule.base(wanted))]
     return [(rule, known) for rule, known in found if known]
 
 
-def released(name: str) -> Meaning | None:
+def release_of(name: str) -> KnownModel | None:
     """The bundled model that a name means whose format is not told: it is stored as that one.
 
     A copy that somebody else keeps has a release's name, and a config that is not known.
@@ -153,23 +153,25 @@ def released(name: str) -> Meaning | None:
     return replace(known, by="name") if known and known.by == "release" else known
 
 
-def taken_as(name: str, base: Model, known: Meaning, rule: Rule | None = None) -> Model:
+def taken_as(name: str, base: Model, known: KnownModel, rule: StorageRule | None = None) -> Model:
     """The base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
     quant = None if rule else base.quant
     if rule and rule.config:
-        quant = stored({"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}, base.architecture, base.key)
+        quant = quantisation_of_config(
+            {"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}, base.architecture, base.key
+        )
     sure = bool(rule and rule.knows(name))
     longest = (rule.longest if rule and sure else 0) or known.longest or base.max_len
     how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
     length = f", {longest:,} tokens long" if longest != base.max_len else ""
-    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_why(known, rule, sure)}")
+    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_reason_taken(known, rule, sure)}")
     source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")
     key = normal(name.rstrip("/")).rpartition("/")[2]
     own = replace(base, key=key, quant=quant, max_len=longest, aliases=(name,), source=source, stored_bytes=0)
     return replace(own, notes=(*base.notes, note))
 
 
-def _why(known: Meaning, rule: Rule | None, sure: bool) -> str:
+def _reason_taken(known: KnownModel, rule: StorageRule | None, sure: bool) -> str:
     """By what it was taken for that, and what may differ."""
     if known.by == "ending" and not sure:
         return ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"

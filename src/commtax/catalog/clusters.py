@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 from commtax.catalog.hardware import link
-from commtax.catalog.hosts import MAX_GPUS, counted, named, unit_hosts, with_between, with_inside
+from commtax.catalog.hosts import MAX_GPUS, catalogued_hosts, parse_counts, unit_hosts, with_between, with_inside_link
 from commtax.catalog.loader import find, normal
 from commtax.spec import Cluster
 from commtax.statement import Refusal
@@ -33,11 +33,11 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     (2, 8, 'nvlink4', 'ib-ndr', 8)
     """
     if is_file(text):
-        from commtax.catalog.described import described  # not for those whose cluster has a name
+        from commtax.catalog.described_clusters import read_cluster  # not for those whose cluster has a name
 
-        place = described(text)
+        place = read_cluster(text)
     else:
-        place = named(text) or counted(text)
+        place = catalogued_hosts(text) or parse_counts(text)
     if place.num_gpus > MAX_GPUS:
         raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
     if intra:
@@ -45,7 +45,7 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
         if inside.scope != "intra":
             instead = f"8x1x{place.chip.key} --inter {inside.key}"
             raise Refusal(f"intra '{intra}': runs between hosts; write one GPU per host, such as {instead}", "intra")
-        place = with_inside(place, inside)
+        place = with_inside_link(place, inside)
     if inter:
         between = link(inter)
         if between.scope != "inter":
@@ -58,13 +58,13 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     return place
 
 
-def more_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
+def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
     """``hosts`` of the same kind under the name that a user would type; of a chip in counts, with ``gpus`` each.
 
     Of racks so many as have these hosts, where those are whole racks.
     """
     if is_file(place.key):
-        from commtax.catalog.described import path_of
+        from commtax.catalog.described_clusters import path_of
 
         path = path_of(place.key)
         return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)

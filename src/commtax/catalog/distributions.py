@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from commtax.catalog.loader import did_you_mean, find, plain, stems, suggest, table
-from commtax.files import TABLE_BYTES, Json, local, read_text
+from commtax.catalog.loader import did_you_mean, find, plain_record, stems, suggest, table
+from commtax.files import TABLE_BYTES, Json, expand_home, read_text
 from commtax.records import dataclass
-from commtax.spec.stream import MOST_TOKENS, Array, Lengths, between, through
+from commtax.spec.stream import MOST_TOKENS, Array, Lengths, lognormal_of_quantiles, lognormal_with_mean
 from commtax.statement import Refusal
 from commtax.units import parse_count
 
@@ -44,7 +44,7 @@ class DataSet:
 @lru_cache(maxsize=64)
 def data_set(stem: str) -> DataSet:
     """A data set by its key."""
-    return plain(DataSet, table("lengths", stem), f"lengths/{stem}")
+    return plain_record(DataSet, table("lengths", stem), f"lengths/{stem}")
 
 
 def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths") -> Lengths:
@@ -65,7 +65,7 @@ def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths")
         return _uniform(rest, argument)
     if kind.lower() == "lognormal":
         return _lognormal(rest, argument)
-    return _named(word, side, argument)
+    return _data_set_lengths(word, side, argument)
 
 
 def _tokens(text: str, argument: str) -> float:
@@ -126,9 +126,9 @@ def _lognormal(rest: str, argument: str) -> Lengths:
         mean = shape.get("mean") or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2))
         fitted = Lengths("lognormal", mean, sigma=shape["sigma"])
     elif "mean" in shape:
-        fitted = through(**shape)
+        fitted = lognormal_with_mean(**shape)
     else:
-        fitted = between(**shape)
+        fitted = lognormal_of_quantiles(**shape)
     return replace(fitted, high=given["max"]) if "max" in given else fitted
 
 
@@ -147,7 +147,7 @@ def _check_shape(shape: Mapping[str, float], rest: str, argument: str) -> None:
         raise Refusal(f"{where}: p90 of a lognormal is 1 to {_ROOMIEST:.3g} means; nearest valid: p90={nearest:.4g}", argument)
 
 
-def _named(word: str, side: Side, argument: str) -> Lengths:
+def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
     """A data set that ships here, as it is, times a factor, or scaled to a mean."""
     match = re.fullmatch(rf"([^*:]+)(?:\*({_NUMBER}))?(?::(.*))?", word)
     stem = find("lengths", match[1]) if match else ""
@@ -183,21 +183,21 @@ def _from_file(path: str, side: Side, argument: str) -> Lengths:
     names = [cell.strip() for cell in rows[0][1]]
     if not any(name in names for name in COLUMNS.values()):
         headed = len(names) == 1 and not re.fullmatch(_NUMBER, names[0])
-        return tabulated(_column(rows[headed:], 0, path, argument), FILE_POINTS)
+        return quantile_lengths(_column(rows[headed:], 0, path, argument), FILE_POINTS)
     if COLUMNS[side] not in names:
         raise Refusal(f"{argument} 'file:{path}': no column {COLUMNS[side]}; it has {', '.join(names)[:80]}", argument)
     column = _column(rows[1:], names.index(COLUMNS[side]), path, argument)
     both = all(name in names for name in COLUMNS.values())
     pair = [_column(rows[1:], names.index(name), path, argument) for name in COLUMNS.values()] if both else []
     linked = rank_correlation(*pair) if pair else 0.0
-    return replace(tabulated(column, FILE_POINTS), source=f"file:{path}", correlation=linked)
+    return replace(quantile_lengths(column, FILE_POINTS), source=f"file:{path}", correlation=linked)
 
 
 def _rows(path: str, argument: str) -> list[tuple[int, list[str]]]:
     """Lines that hold something, with their numbers."""
     import csv
 
-    lines = csv.reader(StringIO(read_text(local(path), argument, most=TABLE_BYTES), newline=""))
+    lines = csv.reader(StringIO(read_text(expand_home(path), argument, most=TABLE_BYTES), newline=""))
     try:
         rows = [(lines.line_num, cells) for cells in lines if any(cell.strip() for cell in cells)]
     except csv.Error as error:
@@ -220,7 +220,7 @@ def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: 
     return np.array(values)
 
 
-def tabulated(values: Array, points: int = POINTS) -> Lengths:
+def quantile_lengths(values: Array, points: int = POINTS) -> Lengths:
     """A sample as evenly spaced quantiles, the highest of which are moved so that the mean of what is drawn stays the sample's.
 
     A straight line from the last but one to the longest of all would draw far too many long ones: a data set's longest request

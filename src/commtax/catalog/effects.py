@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from commtax.catalog.loader import plain, stems
+from commtax.catalog.loader import plain_record, stems
 from commtax.catalog.loader import table as facts
 from commtax.catalog.versions import nearest
 from commtax.files import table
@@ -34,20 +34,20 @@ UNKNOWN = Mechanism("", "", "")
 
 @lru_cache(maxsize=1)
 def mechanisms() -> Mapping[str, Mechanism]:
-    return {name: plain(Mechanism, row, f"effects.{name}") for name, row in table("catalog/effects.toml").items()}
+    return {name: plain_record(Mechanism, row, f"effects.{name}") for name, row in table("catalog/effects.toml").items()}
 
 
 def mechanism(name: str) -> Mechanism:
     return mechanisms().get(name, UNKNOWN)
 
 
-def held(engine: Engine, name: str) -> float | None:
+def engine_number(engine: Engine, name: str) -> float | None:
     """An engine's number of that name, whichever part it belongs to; None where it has none."""
     holders = (getattr(engine, part) for part in ENGINE_PARTS)
     return next((float(getattr(one, name)) for one in holders if hasattr(one, name)), None)
 
 
-def cited(engine: Engine, name: str) -> str:
+def citation_of(engine: Engine, name: str) -> str:
     """Where an engine's file has a number from."""
     newest = [str(facts("engines", engine.key)["version"])] if engine.key in stems("engines") else []
     known = [*engine.versions, *newest]

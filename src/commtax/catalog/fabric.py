@@ -12,8 +12,8 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.hardware import link as link_of
-from commtax.catalog.loader import Table, find, plain, stems, suggest, table
-from commtax.catalog.versions import nearest, parts, same
+from commtax.catalog.loader import Table, find, plain_record, stems, suggest, table
+from commtax.catalog.versions import is_same_version, nearest, parts
 from commtax.records import dataclass
 from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
@@ -145,17 +145,17 @@ def read_library(kind: str, key: str) -> Library:
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
     facts["hosts"] = [{**row, "contention": _by_world(row["contention"])} for row in facts.get("hosts", ())]
     for name, cls in (("spread", Spread), ("fitted", FittedTable), ("hosts", Hosts)):
-        facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
+        facts[name] = [plain_record(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
     facts["network"] = _network(facts.get("network", {}), f"{where}.network")
     facts["networks"] = {who: _network(one, f"{where}.networks.{who}") for who, one in facts.get("networks", {}).items()}
-    return plain(Library, facts, where)
+    return plain_record(Library, facts, where)
 
 
 def _network(row: Table, where: str) -> Network:
-    facts: Table = {**row, "protocols": [plain(Protocol, one, f"{where}.protocols") for one in row.get("protocols", ())]}
+    facts: Table = {**row, "protocols": [plain_record(Protocol, one, f"{where}.protocols") for one in row.get("protocols", ())]}
     if kind := facts.pop("kind", ""):
         facts["label"] = Source(kind, facts["label"], facts["label"])
-    return plain(Network, facts, where)
+    return plain_record(Network, facts, where)
 
 
 def _path_row(row: Table, where: str) -> PathRow:
@@ -164,7 +164,7 @@ def _path_row(row: Table, where: str) -> PathRow:
     facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
     facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
     facts["source"] = Source("assumed" if row.get("transferred") else "measured", facts["source"], facts["source"])
-    return plain(PathRow, {"path": plain(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
+    return plain_record(PathRow, {"path": plain_record(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
 
 
 def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
@@ -189,7 +189,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     return _MADE[key]
 
 
-def cited(name: str, source: str) -> str:
+def source_title(name: str, source: str) -> str:
     """What a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
     key = name.partition("@")[0]
     files = (read_library("exchanges", key),) if key in stems("exchanges") else library(key).chain
@@ -222,20 +222,20 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     last = asked.chain[-1]
     own = _all_paths(asked, cluster, measured, version)
     missing = [op for op in asked.ops if not any(p.op == op for p in own)]
-    made = tuple(_bounded(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
+    made = tuple(_bound_latencies(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
     inside = _paths(last, cluster, measured, version if last is asked else "") + made  # an engine's own kernels do not leave a host
     chip = cluster.chip
     network = last.networks.get(chip.family, last.network)
-    network = replace(network, label=_between(last.key, network, cluster.inter))
+    network = replace(network, label=_source_between(last.key, network, cluster.inter))
     spreads = tuple(s for one in (asked, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    never = _never(last, asked.key, cluster)
+    never = _reason_assumed(last, asked.key, cluster)
     never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
         name=f"{asked.key}@{asked.version}",
-        label=_inside(asked, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
+        label=_source_inside(asked, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
         paths={op: tuple(p for p in (*own, *made) if p.op == op) for op in asked.ops},
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
@@ -247,7 +247,7 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     )
 
 
-def _never(last: Library, key: str, cluster: Cluster) -> str:
+def _reason_assumed(last: Library, key: str, cluster: Cluster) -> str:
     """Why a price is assumed."""
     chip, link = cluster.chip.key, cluster.intra
     if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
@@ -264,18 +264,18 @@ def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
     return moved + usual if chip.key in one.elsewhere else usual
 
 
-def _inside(asked: Library, cluster: Cluster, version: str) -> Source:
+def _source_inside(asked: Library, cluster: Cluster, version: str) -> Source:
     """Calibrated with the version that is asked for, or transferred from the nearest that was measured."""
     known = {r.version for r in asked.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
     if cluster.chip.key in asked.elsewhere:
         chip = cluster.chip
         return Source("transferred", f"transferred from {asked.key} on {chip.family} in other hosts", f"{asked.key} {chip.key}")
-    if not version or not known or any(same(version, one) for one in known):
+    if not version or not known or any(is_same_version(version, one) for one in known):
         return CALIBRATED
     return Source("transferred", f"transferred from {asked.key} {max(known, key=parts)} to {version}", f"{asked.key} {version}")
 
 
-def _between(key: str, network: Network, link: Link) -> Source:
+def _source_between(key: str, network: Network, link: Link) -> Source:
     """What a library's price across hosts rests on: networks that were not measured have the constants of those that were."""
     if not network.links or link.key in network.links:
         return network.label
@@ -318,7 +318,7 @@ def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ..
     rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
     hosts = next((h.contention for h in one.chain[-1].hosts if h.serves(cluster.intra)), ())
     paths = ((_path(row, op, cluster, hosts), family in row.families) for row in rows for op in row.ops)
-    return tuple(path if own else _bounded(path, one, cluster) for path, own in paths)
+    return tuple(path if own else _bound_latencies(path, one, cluster) for path, own in paths)
 
 
 def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:
@@ -334,7 +334,7 @@ def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float
     )
 
 
-def _bounded(path: Path, one: Library, cluster: Cluster) -> Path:
+def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
     """Constants of other chips, held to what this generation has on the link that it was measured on.
 
     Starting a collective is the chip's work: its latencies are not less on a slower link, nor more on a faster one.

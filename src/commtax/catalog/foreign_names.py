@@ -12,7 +12,7 @@ from typing import Any
 from commtax.catalog import keys
 from commtax.catalog.hardware import chip
 from commtax.catalog.loader import stems
-from commtax.kept import table
+from commtax.shipped_tables import table
 
 COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")
 """How many there are: ``8xH100``, ``h100x8``."""
@@ -22,7 +22,7 @@ BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|
 
 
 @lru_cache(maxsize=4096)
-def chip_named(text: str) -> str:
+def find_chip_name(text: str) -> str:
     """The catalogue's key of the chip that a text names; "" where none is.
 
     >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
@@ -36,10 +36,10 @@ def chip_named(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def device_named(text: str) -> str:
+def find_device_chip(text: str) -> str:
     """The catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
 
-    Tables are read more freely (``chip_named``), and let a chip stand for another of its generation.
+    Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
 
     >>> [device_named(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
     ['a100-80-sxm', '', '', 'l40s']
@@ -63,7 +63,7 @@ def _without_socket(word: str) -> str:
 def _by_words(text: str) -> str:
     """The chip of whose names most words stand in a text."""
     words = _words(text)
-    if spelled := _squeezed_chips().get(squeezed(COUNT.sub("", text.lower()))):
+    if spelled := _squeezed_chips().get(letters_and_digits(COUNT.sub("", text.lower()))):
         return spelled
     found = [(name, key) for name, key in _chips_by_words() if set(name) <= set(words)]
     # The name of most words is the nearest one; of two chips the one that is told first.
@@ -89,10 +89,10 @@ def _chips_by_words() -> tuple[tuple[tuple[str, ...], str], ...]:
 
 @lru_cache(maxsize=1)
 def _squeezed_chips() -> dict[str, str]:
-    return {squeezed(name.lower()): key for name, key in _chip_names()}
+    return {letters_and_digits(name.lower()): key for name, key in _chip_names()}
 
 
-def squeezed(name: str) -> str:
+def letters_and_digits(name: str) -> str:
     """Letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name)
 
@@ -104,8 +104,8 @@ def model_key(name: str) -> str:
     >>> [model_key(name) for name in ("LLAMA3_70B", "DeepSeekV3 (w/o MTP)", "Qwen3_30B_a3B", "GPT OSS 120B", "Nemotron_3_Nano")]
     ['llama-3.1-70b', 'deepseek-v3', 'qwen3-30b-a3b', 'gpt-oss-120b', 'nemotron-3-nano-30b-a3b']
     """
-    plain = squeezed(re.sub(r"\(.*?\)", "", name.lower()))
-    known = {squeezed(key): key for key in keys("models")}
+    plain = letters_and_digits(re.sub(r"\(.*?\)", "", name.lower()))
+    known = {letters_and_digits(key): key for key in keys("models")}
     if key := _spellings()["models"].get(plain) or known.get(plain):
         return str(key)
     begun = [key for letters, key in known.items() if letters.startswith(plain)]

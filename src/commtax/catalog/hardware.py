@@ -30,7 +30,7 @@ def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ..
     (('a100-40-pcie', 'a100-40-sxm'), ('mi300x',))
     """
     known = (chip(key) for key in stems("chips"))
-    found = {c.key: _words(c) for c in known if is_like(c, memory_bytes, num_sms) and _is_named(c, name)}
+    found = {c.key: _words(c) for c in known if is_like(c, memory_bytes, num_sms) and _has_words_of(c, name)}
     return tuple(sorted(key for key, words in found.items() if not name or not any(words < other for other in found.values())))
 
 
@@ -46,7 +46,7 @@ def _words(known: Chip) -> frozenset[str]:
     return frozenset(part for part in parts if not (part.isdigit() and len(part) < 4))
 
 
-def _is_named(known: Chip, name: str) -> bool:
+def _has_words_of(known: Chip, name: str) -> bool:
     """Whether the driver's name has the chip's words, and no other form factor. Of cards in bridged sets it always says ``NVL``."""
     parts_of_name = re.findall(r"[a-z0-9]+", name[:200].lower())
     if not parts_of_name:

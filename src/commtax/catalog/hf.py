@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from commtax.catalog.completing import completed, text_section
+from commtax.catalog.config_completion import complete_config, text_section
 from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.fields import Fields
 from commtax.catalog.loader import suggest
-from commtax.catalog.quantisation import stored
+from commtax.catalog.quantisation import quantisation_of_config
 from commtax.files import Json
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
@@ -37,10 +37,10 @@ def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Mode
     """
     names = config.get("architectures")
     own = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    name = family_named(read_as, config) if read_as else own
+    name = find_family(read_as, config) if read_as else own
     if not _is_registered(name):
         raise Refusal(f"model {key}: architecture {own or 'missing'} is not supported{_nearest(config, own)}", "model")
-    whole, notes = completed(config, ARCHITECTURES[name].shared)
+    whole, notes = complete_config(config, ARCHITECTURES[name].shared)
     model, fields = _read(name, whole)
     if fields.bad:
         raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
@@ -48,14 +48,16 @@ def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Mode
         notes.append(Note("no-tower", f"the vision tower is left out: {name} is read without one"))
     if read_as:
         notes.append(
-            Note("read-as", f"assumed: {own or 'a config without an architecture'} is read as {name}{_ignored(config, fields)}")
+            Note(
+                "read-as", f"assumed: {own or 'a config without an architecture'} is read as {name}{_unused_fields(config, fields)}"
+            )
         )
     return replace(
         model,
         key=key,
         architecture=name,
         dtype=_dtype(fields, key),
-        quant=stored(config, name, key),
+        quant=quantisation_of_config(config, name, key),
         residual_stream=not ARCHITECTURES[name].plain_residual,
         moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
         notes=(*notes, *dict.fromkeys(fields.notes)),
@@ -77,12 +79,12 @@ def _read(name: str, config: Mapping[str, Json]) -> tuple[Model, Fields]:
     return model, fields
 
 
-def family_named(name: str, config: Mapping[str, Json]) -> str:
+def find_family(name: str, config: Mapping[str, Json]) -> str:
     """The architecture that ``--as`` names: itself, or by its family's name; with a vision tower where the config has sections."""
-    wanted = _plain(name)
-    known = [a for a in architectures() if wanted in (_plain(a), _plain(short(a)))]
+    wanted = _letters_and_digits(name)
+    known = [a for a in architectures() if wanted in (_letters_and_digits(a), _letters_and_digits(family_name(a)))]
     if not known:
-        families = sorted({short(a) for a in architectures()})
+        families = sorted({family_name(a) for a in architectures()})
         raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
     nested = isinstance(config.get("text_config"), Mapping)
     return max(known, key=lambda a: a.endswith("ForConditionalGeneration") == nested)
@@ -103,12 +105,12 @@ def architectures() -> list[str]:
     return sorted(ARCHITECTURES, key=lambda name: ARCHITECTURES[name].read.__module__)
 
 
-def short(architecture: str) -> str:
+def family_name(architecture: str) -> str:
     """The name that one types for a family."""
     return re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$", "", architecture).lower()
 
 
-def _plain(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -120,21 +122,21 @@ def _nearest(config: Mapping[str, Json], own: str) -> str:
     """The family that can read the config and knows most of its fields; of equals one of a similar name, else Llama."""
 
     def fit(name: str) -> tuple[int, float, bool]:
-        whole, _ = completed(config, ARCHITECTURES[name].shared)
+        whole, _ = complete_config(config, ARCHITECTURES[name].shared)
         fields = _read(name, whole)[1]
         used = len(fields.asked & {*config, *text_section(config)})
         import difflib
 
-        alike = difflib.SequenceMatcher(None, short(own), short(name)).ratio()
+        alike = difflib.SequenceMatcher(None, family_name(own), family_name(name)).ratio()
         return (-1 if fields.bad else used), alike if alike > SIMILAR else 0.0, name == USUAL
 
     name = max(architectures(), key=fit)
     if fit(name)[0] < 0:
-        return f", and no family has the fields that it needs; the nearest by name is {short(name)}"
-    return f"; nearest family: {short(name)} (--as {short(name)} reads it so, labelled as assumed)"
+        return f", and no family has the fields that it needs; the nearest by name is {family_name(name)}"
+    return f"; nearest family: {family_name(name)} (--as {family_name(name)} reads it so, labelled as assumed)"
 
 
-def _ignored(config: Mapping[str, Json], fields: Fields) -> str:
+def _unused_fields(config: Mapping[str, Json], fields: Fields) -> str:
     """What that family has no use for, but for what never changes a size or a cost."""
     names = dict.fromkeys((*config, *text_section(config)))
     left = [name for name in names if name not in fields.asked and not NEUTRAL.search(name)]

@@ -24,7 +24,7 @@ def _usual_nics(between: Link, place: Cluster) -> int:
     return place.gpus_per_host if between.nic_per_gpu else 1
 
 
-def with_inside(place: Cluster, inside: Link) -> Cluster:
+def with_inside_link(place: Cluster, inside: Link) -> Cluster:
     """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
     maker = _MAKERS.get(inside.kind, place.chip.vendor)
     if place.chip.vendor not in (maker, "generic"):
@@ -39,7 +39,7 @@ def with_between(place: Cluster, between: Link) -> Cluster:
     return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
 
 
-def named(text: str) -> Cluster | None:
+def catalogued_hosts(text: str) -> Cluster | None:
     """A catalogued host, or ``Nx`` of them; a rack is so many hosts as its file says."""
     match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
@@ -59,7 +59,7 @@ def unit_hosts(stem: str) -> int:
     return int(table("clusters", stem).get("num_hosts", [1])[0])
 
 
-def counted(text: str) -> Cluster:
+def parse_counts(text: str) -> Cluster:
     """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU.
 
     Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
@@ -79,13 +79,13 @@ def counted(text: str) -> Cluster:
         raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
     remark = ""
     if not second or (kind.nvlink_domain and gpus > _largest_host(kind)):
-        hosts, gpus, remark = _in_hosts(hosts * gpus, kind)
+        hosts, gpus, remark = _split_into_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
-    return replace(usual(kind, hosts, gpus), remark=remark)
+    return replace(usual_hosts(kind, hosts, gpus), remark=remark)
 
 
-def usual(kind: Chip, hosts: int, gpus: int) -> Cluster:
+def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
     """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
     if "bridge" in kind.intra and gpus > 2:  # a bridge joins two cards
@@ -115,7 +115,7 @@ def _largest_host(kind: Chip) -> int:
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 
-def _in_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
+def _split_into_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
     """A number of GPUs as hosts of equal size, and what to say of it: 16 of a chip whose hosts hold 8 are two hosts."""
     if gpus <= _largest_host(kind) or gpus > MAX_GPUS:
         return 1, gpus, ""

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from commtax.files import CONFIG_BYTES, read_bytes, written
+from commtax.files import CONFIG_BYTES, read_bytes, replace_when_written
 
 READ_SECONDS = 5.0  # to find the Hub, and between two pieces of its answer
 FETCH_SECONDS = 20.0  # for all of a small file
@@ -36,10 +36,10 @@ def contents(name: str, file_name: str = "config.json") -> bytes:
     """A file of a repository; ``LookupError`` says why there is none, and what to do."""
     if not ID.fullmatch(name):
         raise LookupError("not an id of the Hub, which is OWNER/NAME")
-    return _once(f"{name}/{file_name}", LookupError, lambda: _found(name, file_name))
+    return _remember_failure(f"{name}/{file_name}", LookupError, lambda: _fetch_file(name, file_name))
 
 
-def optional(name: str, file_name: str) -> bytes:
+def optional_file(name: str, file_name: str) -> bytes:
     """A file that a repository may have; nothing where it has none."""
     try:
         return contents(name, file_name)
@@ -47,12 +47,12 @@ def optional(name: str, file_name: str) -> bytes:
         return b""
 
 
-def cached(name: str) -> bool:
+def is_cached(name: str) -> bool:
     """Whether a repository's config is kept on this machine; never a look at the network."""
-    return bool(ID.fullmatch(name)) and _kept(name, "config.json") is not None
+    return bool(ID.fullmatch(name)) and _cached_file(name, "config.json") is not None
 
 
-def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
+def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
     """What failed once fails again, and is tried again when it is old."""
     if what not in _failed or time.monotonic() - _failed[what][0] > FORGET_SECONDS:
         try:
@@ -68,8 +68,8 @@ def _reason(error: Exception) -> str:
     return said.splitlines()[0] if said else type(error).__name__
 
 
-def _found(name: str, file_name: str) -> bytes:
-    if path := _kept(name, file_name):
+def _fetch_file(name: str, file_name: str) -> bytes:
+    if path := _cached_file(name, file_name):
         return read_bytes(path, "model", most=CONFIG_BYTES)
     place = endpoint()
     by_hand = f"save {place}/{name}/raw/main/{file_name} in a folder and name that, as in ./{name.partition('/')[2]}"
@@ -78,7 +78,9 @@ def _found(name: str, file_name: str) -> bytes:
     if not ADDRESS.fullmatch(place):
         raise LookupError("HF_ENDPOINT is no address: write https://HOST")
     try:
-        body, commit = _once(place, OSError, lambda: _within(FETCH_SECONDS, lambda: _get(place, name, file_name)))
+        body, commit = _remember_failure(
+            place, OSError, lambda: _run_with_timeout(FETCH_SECONDS, lambda: _get(place, name, file_name))
+        )
     except OSError as error:
         raise LookupError(f"{place} cannot be reached ({_reason(error)}): {by_hand}") from None
     _keep(name, file_name, body, commit)
@@ -119,7 +121,7 @@ def _repository(name: str) -> Path:
     return _cache() / f"models--{name.replace('/', '--')}"
 
 
-def _kept(name: str, file_name: str) -> Path | None:
+def _cached_file(name: str, file_name: str) -> Path | None:
     """A file in the client's cache: of the commit that its ``main`` is."""
     with suppress(OSError, ValueError):
         commit = (_repository(name) / "refs" / "main").read_text(encoding="ascii").strip()
@@ -138,7 +140,7 @@ def _keep(name: str, file_name: str, body: bytes, commit: str) -> None:
             return
         for path, content in ((folder / "snapshots" / commit / file_name, body), (main, commit.encode())):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with written(path) as part:
+            with replace_when_written(path) as part:
                 part.write_bytes(content)
 
 
@@ -178,7 +180,7 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
             body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
         with error:
-            raise LookupError(_refused(place, file_name, error.code, bool(token))) from None
+            raise LookupError(_refusal_text(place, file_name, error.code, bool(token))) from None
     except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:
@@ -186,7 +188,7 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     return body, commit
 
 
-def _refused(place: str, file_name: str, code: int, had_token: bool) -> str:
+def _refusal_text(place: str, file_name: str, code: int, had_token: bool) -> str:
     if code in DENIED:
         which = "this HF_TOKEN may not read it" if had_token else "set HF_TOKEN to one that may read it"
         return f"{place} refuses it with {code}: {DENIED[code]}; {which}"
@@ -195,7 +197,7 @@ def _refused(place: str, file_name: str, code: int, had_token: bool) -> str:
     )
 
 
-def _within(seconds: float, work: Callable[[], T]) -> T:
+def _run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
     """Do it in so many seconds or give it up: names are resolved, and slow answers come, without a limit of their own."""
     answers: list[T] = []
     faults: list[Exception] = []

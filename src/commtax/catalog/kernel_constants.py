@@ -57,13 +57,13 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
     family = wanted if wanted in stems("kernels") else "generic"
     file = table("kernels", family)
     # Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's.
-    layers = [*([table("kernels", file["like"])] if "like" in file else []), file, *_of_chip(chip)]
+    layers = [*([table("kernels", file["like"])] if "like" in file else []), file, *_chip_tables(chip)]
     others = _other_forms(layers[0], engine, pace)
     tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
-        ratio = _slower(layer, chip, pace)
+        ratio = _pace_ratio(layer, chip, pace)
         of_engine = (layer.get(kind, {}).get(engine, {}) for kind in ("engine", "timed"))
-        usual, own, alone = (_paced(_tables(part), ratio) for part in (layer, *of_engine))
+        usual, own, alone = (_rescale_tables(_tables(part), ratio) for part in (layer, *of_engine))
         # An engine with attention of its own runs no other's for other number formats.
         attending = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
         tables = {name: c for name, c in (tables | usual).items() if not name.startswith(attending)} | own
@@ -71,11 +71,13 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
     borrowed = family == "generic" or "like" in file
-    tables |= {name: _wide(name, tables[name]) for name in (tables if borrowed else assumed)}
-    return KernelConstants(family, _kernel_label(wanted, chip, engine, layers), tables, _moved(chip, layers, tables) | assumed)
+    tables |= {name: _widen_spread(name, tables[name]) for name in (tables if borrowed else assumed)}
+    return KernelConstants(
+        family, _kernel_label(wanted, chip, engine, layers), tables, _transfer_sources(chip, layers, tables) | assumed
+    )
 
 
-def _wide(name: str, c: Mapping[str, float]) -> Mapping[str, float]:
+def _widen_spread(name: str, c: Mapping[str, float]) -> Mapping[str, float]:
     """Constants of other families, as far off as they were where whole families were left out."""
     form, _, kind = name.partition(".")
     first = form.partition("-")[0]  # latent-decode: of latent attention; experts_triton: of experts
@@ -88,7 +90,7 @@ def _pace(chip: Chip) -> Pace:
     return chip.clock_Hz, chip.num_sms
 
 
-def _slower(layer: Table, chip: str, pace: Pace) -> Ratio:
+def _pace_ratio(layer: Table, chip: str, pace: Pace) -> Ratio:
     """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors.
 
     1 on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither.
@@ -106,7 +108,7 @@ def _ratio(there: Pace, here: Pace) -> Ratio:
     return cycle, cycle * (there[1] / here[1] if there[1] and here[1] else 1.0)
 
 
-def measured_on(family: str) -> tuple[str, ...]:
+def measured_chips(family: str) -> tuple[str, ...]:
     """Chips that a family's constants were measured on."""
     return tuple(table("kernels", family).get("measured_on", ()))
 
@@ -116,9 +118,9 @@ def reference() -> Chip:
     return chip_of(table("kernels", "generic")["paced_as"])
 
 
-def at_pace(constants: Mapping[str, float], home: Chip, chip: Chip) -> dict[str, float]:
+def rescale_to_chip(constants: Mapping[str, float], home: Chip, chip: Chip) -> dict[str, float]:
     """Constants of one table that were fitted on a chip, on another one."""
-    return dict(_at(constants, _ratio(_pace(home), _pace(chip))))
+    return dict(_rescale_table(constants, _ratio(_pace(home), _pace(chip))))
 
 
 @lru_cache(maxsize=1)
@@ -128,12 +130,12 @@ def _sisters() -> tuple[str, ...]:
     return tuple(sister for name in stems("kernels") for sister in table("kernels", name).get("sisters", ()))
 
 
-def _paced(tables: Tables, ratio: Ratio) -> Tables:
+def _rescale_tables(tables: Tables, ratio: Ratio) -> Tables:
     """Tables with their seconds at another chip's pace."""
-    return {name: c if OF_THE_HOST.match(name) else _at(c, ratio) for name, c in tables.items()}
+    return {name: c if OF_THE_HOST.match(name) else _rescale_table(c, ratio) for name, c in tables.items()}
 
 
-def _at(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
+def _rescale_table(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
     """The same object where nothing moves."""
     if ratio == (1.0, 1.0):
         return c
@@ -151,7 +153,7 @@ def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> S
     if not home:
         kin = "" if layers[0]["key"] in ("generic", wanted) else f", these are {layers[0]['key']}'s at its datasheet"
         return Source("assumed", f"assumed: no kernels were measured on {wanted} chips{kin}", f"kernels of {wanted}")
-    return _transferred(layers[0]["key"], home, chip)
+    return _transfer_source(layers[0]["key"], home, chip)
 
 
 def _home(layers: list[Table]) -> list[str]:
@@ -160,12 +162,12 @@ def _home(layers: list[Table]) -> list[str]:
     return home
 
 
-def _transferred(family: str, home: list[str], chip: str) -> Source:
+def _transfer_source(family: str, home: list[str], chip: str) -> Source:
     from_where = f"transferred from {family} kernels measured on {', '.join(home[:-1])}{' and ' * (len(home) > 1)}{home[-1]}"
     return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
 
 
-def _moved(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
+def _transfer_sources(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
     """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
 
     ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
@@ -175,11 +177,11 @@ def _moved(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, flo
         return {}
     own = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
     names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in own)
-    return dict.fromkeys(names, _transferred(layers[0]["key"], home, chip))
+    return dict.fromkeys(names, _transfer_source(layers[0]["key"], home, chip))
 
 
 @lru_cache(maxsize=256)
-def _of_chip(chip: str) -> list[Table]:
+def _chip_tables(chip: str) -> list[Table]:
     """Constants of one chip, or of a sister that has the same multiprocessors."""
     files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
     return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
@@ -195,7 +197,7 @@ def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
         tables = {name: c for name, c in tables.items() if not name.startswith(replaced)} | instead
     known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
     unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
-    return _paced(unknown, _slower(other, "", pace))
+    return _rescale_tables(unknown, _pace_ratio(other, "", pace))
 
 
 def _tables(layer: Table) -> Tables:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from commtax.catalog.rows import Row, expanded, rows
+from commtax.catalog.hub_rows import Row, expand_row, rows
 from commtax.files import Json
 from commtax.files import table as kept
 from commtax.spec import Citation
@@ -39,7 +39,7 @@ def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[s
     return cls(**values)
 
 
-def plain(cls: type[T], table: Mapping[str, Json], where: str) -> T:
+def plain_record(cls: type[T], table: Mapping[str, Json], where: str) -> T:
     """Build a record from a table that names one source for all of its numbers, or none."""
     _check_keys(table, {f.name: f for f in _fields(cls)}, where)
     return cls(**{key: tuple(entry) if isinstance(entry, list) else entry for key, entry in table.items()})
@@ -90,7 +90,7 @@ def table(kind: str, stem: str) -> Table:
     if kind != "models":
         return kept(str(FACTS / kind / f"{stem}.toml"))
     if row := _rows().get(stem):
-        return expanded(row)
+        return expand_row(row)
     contents: Table = json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8"))
     return contents
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from commtax.catalog.checkpoints import Meaning, Rule, made_of, released, taken_as
+from commtax.catalog.checkpoints import KnownModel, StorageRule, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
-from commtax.catalog.loader import did_you_mean, find, plain, table
-from commtax.files import Json, local, parse_json, read_json
+from commtax.catalog.loader import did_you_mean, find, plain_record, table
+from commtax.files import Json, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
 from commtax.statement import Note, Refusal
@@ -22,7 +22,7 @@ Config = dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedCount:
     """A parameter count as somebody else printed it, and what it counts beyond our inventory."""
 
     params: int
@@ -47,20 +47,20 @@ class ModelFile:
 
 @lru_cache(maxsize=256)
 def _file(key: str) -> ModelFile:
-    file = plain(ModelFile, table("models", key), f"models/{key}")
+    file = plain_record(ModelFile, table("models", key), f"models/{key}")
     if file.key != key:
         raise Refusal(f"models/{key}: wrong key {file.key!r}")
     return file
 
 
-def published(key: str) -> list[Published]:
+def published_counts(key: str) -> list[PublishedCount]:
     """The published parameter counts of a bundled model."""
-    return [Published(**{**row, "source": Citation(**row["source"])}) for row in _file(key).published]
+    return [PublishedCount(**{**row, "source": Citation(**row["source"])}) for row in _file(key).published]
 
 
-def bundled(name: str) -> Model | None:
+def bundled_model(name: str) -> Model | None:
     """A bundled model by key or alias; never a look at the disk or the network."""
-    return _bundled(key) if (key := find("models", name)) else None
+    return _load_bundled(key) if (key := find("models", name)) else None
 
 
 def model(name: str, read_as: str = "") -> Model:
@@ -71,14 +71,14 @@ def model(name: str, read_as: str = "") -> Model:
     """
     if not name.strip():
         raise Refusal("model: the name is empty (see commtax catalog models)", "model")
-    decoder = bundled(name)
+    decoder = bundled_model(name)
     if decoder:
         if read_as:
             raise Refusal(f"as '{read_as}': {decoder.key} is in the catalogue as {decoder.architecture}; leave it out", "as")
         return decoder
-    path = local(name)
+    path = expand_home(name)
     if os.path.exists(path):
-        return _local(path, read_as)
+        return _load_folder(path, read_as)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise Refusal(f"model '{name}': no such folder or file", "model")
     if decoder := variant(name):
@@ -102,43 +102,43 @@ def variant(name: str) -> Model | None:
     >>> str(variant("nvidia/Llama-3.1-8B-Instruct-FP8").notes[0])
     'nvidia/Llama-3.1-8B-Instruct-FP8 is taken as llama-3.1-8b with modelopt fp8: its config is not at hand'
     """
-    told = _told(name)
+    told = _read_name(name)
     if told is None:
         return None
     rule, known = told
     if known.by != "release" and not (rule and rule.knows(name)):
         from commtax.catalog import hub
 
-        if hub.cached(name):
+        if hub.is_cached(name):
             return _from_hub(name, "")
-    return taken_as(name, _bundled(known.key), known, rule)
+    return taken_as(name, _load_bundled(known.key), known, rule)
 
 
-def named(name: str) -> Model | None:
+def known_model(name: str) -> Model | None:
     """A bundled model by key or alias, or as a checkpoint's name alone tells; never a look at the disk or the network."""
-    told = _told(name)
-    return taken_as(name, _bundled(told[1].key), told[1], told[0]) if told else bundled(name)
+    told = _read_name(name)
+    return taken_as(name, _load_bundled(told[1].key), told[1], told[0]) if told else bundled_model(name)
 
 
-def _told(name: str) -> tuple[Rule | None, Meaning] | None:
+def _read_name(name: str) -> tuple[StorageRule | None, KnownModel] | None:
     """What a name that is not in the catalogue tells: a format's rule, where it ends in one, and the model."""
     if find("models", name):
         return None
     for rule, known in made_of(name):
-        if rule.suits(_bundled(known.key)):
+        if rule.suits(_load_bundled(known.key)):
             return rule, known
-    plain = released(name)
+    plain = release_of(name)
     return (None, plain) if plain else None
 
 
 def origin(name: str) -> str:
     """The bundled model that a name means, as it is or stored in another way; "" where it means none."""
-    told = _told(name)
+    told = _read_name(name)
     return told[1].key if told else find("models", name)
 
 
 @lru_cache(maxsize=128)
-def _bundled(key: str) -> Model:
+def _load_bundled(key: str) -> Model:
     file = _file(key)
     made = from_config(file.config, key)
     said = f"{key}: its longest context, {made.max_len:,} tokens, is assumed: no public copy of its config was found"
@@ -146,7 +146,7 @@ def _bundled(key: str) -> Model:
     return replace(made, aliases=file.aliases, source=Citation(**file.source), notes=notes)
 
 
-def _local(path: Path, read_as: str) -> Model:
+def _load_folder(path: Path, read_as: str) -> Model:
     """A folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
@@ -179,14 +179,14 @@ def _stored_bytes(decoder: Model, shards: list[Path]) -> int:
     total = 0
     for shard in shards:
         for name, entry in safetensors_header(shard)[0].items():
-            if name == "__metadata__" or _beyond(name, decoder.num_layers):
+            if name == "__metadata__" or _is_prediction_layer(name, decoder.num_layers):
                 continue
             start, end = entry["data_offsets"]
             total += end - start
     return total
 
 
-def _beyond(name: str, num_layers: int) -> bool:
+def _is_prediction_layer(name: str, num_layers: int) -> bool:
     parts = name.split(".")
     if "mtp" in parts:
         return True
@@ -198,7 +198,7 @@ def config(name: str) -> Config:
     """The raw ``config.json`` of a bundled model or a local folder."""
     if key := find("models", name):
         return dict(_file(key).config)
-    path = local(name)
+    path = expand_home(name)
     file = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
         raise Refusal(f"model '{name}': no such folder, and not in the catalogue{did_you_mean(name, 'models')}", "model")
@@ -233,7 +233,7 @@ def _from_hub(name: str, read_as: str) -> Model:
     from commtax.catalog import hub  # sockets and threads: for those who name a model of the Hub
 
     config = _object(parse_json(hub.contents(name), f"model '{name}'"), name)
-    if "quantization_config" not in config and (beside := hub.optional(name, "hf_quant_config.json")):
+    if "quantization_config" not in config and (beside := hub.optional_file(name, "hf_quant_config.json")):
         config["hf_quant_config"] = _object(parse_json(beside, f"model '{name}'"), name)
     decoder = from_config(config, name.split("/")[1].lower(), read_as)
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")

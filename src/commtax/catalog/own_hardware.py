@@ -13,7 +13,7 @@ from dataclasses import replace
 from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import Table, find, stems, suggest
-from commtax.catalog.part import Part
+from commtax.catalog.table_view import TableView
 from commtax.spec import Chip, Citation, Link
 from commtax.statement import Refusal
 
@@ -31,22 +31,22 @@ LONGEST = 200  # signs of a name or a note that are kept
 Sources = dict[str, Citation]
 
 
-def own_chip(part: Part, links: Mapping[str, str], cited: Sources, name: str) -> Chip:
+def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> Chip:
     """A chip of a table; ``links`` are its usual ones by the catalogue's names, ``name`` its own where the table has none."""
     part.check_known(CHIP_FIELDS)
     texts = {key: line(part, key) for key in CHIP_TEXTS}
     makers = {"generic": "generic"} | {known.family: known.vendor for known in map(chip, stems("chips"))}
-    family = one_of(texts["family"] or "generic", makers, part.named("family"))
-    vendor = one_of(texts["vendor"] or makers[family], set(makers.values()), part.named("vendor"))
+    family = check_one_of(texts["family"] or "generic", makers, part.named("family"))
+    vendor = check_one_of(texts["vendor"] or makers[family], set(makers.values()), part.named("vendor"))
     facts, sources = numbers(part, physics.DESCRIBED_CHIP, cited, needed=("memory_bytes", "memory_Bps"))
     peaks, their = _peaks(part.part("flops_per_s"), cited)
     said: Table = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
     said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources | their}
     said |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
-    return _under_own_name(Chip(**said), name)
+    return _named_chip(Chip(**said), name)
 
 
-def _peaks(part: Part, cited: Sources) -> tuple[dict[str, float], Sources]:
+def _peaks(part: TableView, cited: Sources) -> tuple[dict[str, float], Sources]:
     """FLOP/s by type of arithmetic: models are computed in 16 bits, so one such peak is needed."""
     part.check_known(PEAKS)
     peaks, sources = numbers(part, dict.fromkeys(PEAKS, physics.FLOPS), cited)
@@ -55,7 +55,7 @@ def _peaks(part: Part, cited: Sources) -> tuple[dict[str, float], Sources]:
     return peaks, {f"flops_per_s.{name}": source for name, source in sources.items()}
 
 
-def _under_own_name(made: Chip, name: str) -> Chip:
+def _named_chip(made: Chip, name: str) -> Chip:
     """The chip under the name that it has; under another one where that is another chip's, or a family's."""
     if made.key in stems("chips") and all(getattr(chip(made.key), fact) == getattr(made, fact) for fact in RATES):
         return made
@@ -63,7 +63,7 @@ def _under_own_name(made: Chip, name: str) -> Chip:
     return replace(made, key=f"{made.key} of {name}") if taken else made
 
 
-def own_link(part: Part, scope: str, cited: Sources, name: str) -> Link:
+def own_link(part: TableView, scope: str, cited: Sources, name: str) -> Link:
     """A link of a table: what it does not say is as in the catalogued link of its kind whose rate is nearest."""
     part.check_known(LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
@@ -83,13 +83,13 @@ def own_link(part: Part, scope: str, cited: Sources, name: str) -> Link:
 def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:
     """Catalogued links of a kind, the nearest rate first; of equal ones that which joins all, before a bridge."""
     inside = [known for known in map(link, stems("links")) if known.scope == scope]
-    one_of(kind, {known.kind for known in inside}, name)
+    check_one_of(kind, {known.kind for known in inside}, name)
     alike = [known for known in inside if known.kind == kind]
     return sorted(alike, key=lambda known: (abs(math.log(known.bandwidth_Bps / bandwidth_Bps)), not known.switched))
 
 
 def numbers(
-    part: Part, ranges: Mapping[str, physics.Range], cited: Sources, needed: Collection[str] = ()
+    part: TableView, ranges: Mapping[str, physics.PhysicalRange], cited: Sources, needed: Collection[str] = ()
 ) -> tuple[dict[str, float], Sources]:
     """The numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
     missing = [key for key in needed if key not in part.table]
@@ -107,7 +107,7 @@ def numbers(
     return values, sources
 
 
-def citations(part: Part) -> Sources:
+def citations(part: TableView) -> Sources:
     """Sources that a table names, each with a title, an address and a date as far as it has them."""
     named = part.part("sources")
     told = {key: named.part(key) for key in named.table}
@@ -116,20 +116,20 @@ def citations(part: Part) -> Sources:
     return {key: Citation(*(line(source, fact) for fact in ("title", "url", "date"))) for key, source in told.items()}
 
 
-def line(part: Part, key: str) -> str:
+def line(part: TableView, key: str) -> str:
     """A text in one line, short enough to be shown."""
     return "".join(sign if sign.isprintable() else " " for sign in part.text(key)[:LONGEST]).strip()
 
 
-def one_of(text: str, known: Collection[str], name: str) -> str:
+def check_one_of(text: str, known: Collection[str], name: str) -> str:
     """A word of a few; another one is refused with them."""
     if text not in known:
         raise Refusal(f"{name}='{text}': one of {', '.join(sorted(known))}{suggest(text, known)}", name)
     return text
 
 
-def _flag(part: Part, key: str) -> bool:
+def _flag(part: TableView, key: str) -> bool:
     value = part.table[key]
     if not isinstance(value, bool):
-        raise Refusal(f"{part.named(key)}={physics.shown(value)}: true or false is needed", part.named(key))
+        raise Refusal(f"{part.named(key)}={physics.short_repr(value)}: true or false is needed", part.named(key))
     return value

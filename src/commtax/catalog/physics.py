@@ -13,7 +13,7 @@ from commtax.units import format_bytes, format_rate, format_si
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PhysicalRange:
     """From ``low`` to ``high``, both included."""
 
     low: float
@@ -24,7 +24,7 @@ class Range:
     def read(self, value: Json, name: str) -> float:
         """The value as a number of the range; anything else is refused with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            raise Refusal(f"{name}={shown(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
+            raise Refusal(f"{name}={short_repr(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
         if not self.low <= value <= self.high:
             near = self.low if value < self.low else self.high
             given = f"{value:g}" if abs(value) < 1e300 else str(value)[:12]
@@ -34,18 +34,18 @@ class Range:
         return float(value)
 
 
-def shown(value: Json) -> str:
+def short_repr(value: Json) -> str:
     """A short piece of what was given."""
     return repr(value)[:40]
 
 
 _TABLE = table("catalog/physics.toml")
 CHIP, KERNEL, PATH, BY_SIZE, NETWORK, HOST, _OTHER = (
-    {key: Range(**entry) for key, entry in _TABLE[part].items()}
+    {key: PhysicalRange(**entry) for key, entry in _TABLE[part].items()}
     for part in ("chip", "kernel", "path", "by_size", "network", "host", "other")
 )
 DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
-    {key: Range(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
+    {key: PhysicalRange(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
 )
 FLOPS, RANKS = _OTHER["flops_per_s"], _OTHER["ranks"]
 GROUPS = ("worlds", "ranks")
@@ -61,13 +61,15 @@ def check_chip(given: ChipFacts, chip: Chip) -> None:
     if chip.family == "cpu":
         return
     holds = max(chip.memory_bytes, chip.visible_bytes)
-    _at_most("chip.memory_Bps", given.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps")
+    _check_at_most(
+        "chip.memory_Bps", given.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps"
+    )
     for key, size in (("memory_bytes", given.get("memory_bytes")), ("visible_bytes", given.get("visible_bytes"))):
-        _at_most(f"chip.{key}", size or 0.0, holds, format_bytes(holds), chip, key)
+        _check_at_most(f"chip.{key}", size or 0.0, holds, format_bytes(holds), chip, key)
     for dtype, rate in given.get("flops_per_s", {}).items():
         known = dtype if dtype in chip.flops_per_s else max(chip.flops_per_s, key=lambda d: chip.flops_per_s[d])
         most = chip.flops_per_s[known]
-        _at_most(f"chip.flops_per_s.{dtype}", rate, most, format_si(most, "FLOP/s"), chip, f"flops_per_s.{known}")
+        _check_at_most(f"chip.flops_per_s.{dtype}", rate, most, format_si(most, "FLOP/s"), chip, f"flops_per_s.{known}")
 
 
 def check_path(path: Path, link: Link, name: str) -> None:
@@ -76,7 +78,7 @@ def check_path(path: Path, link: Link, name: str) -> None:
         return
     most = MOST_OF_A_LINK * link.bandwidth_Bps
     ceiling = f"{format_rate(most)}, {MOST_OF_A_LINK:g} times one direction"
-    _at_most(f"{name}.bandwidth_Bps", fastest_Bps(path), most, ceiling, link, "bandwidth_Bps")
+    _check_at_most(f"{name}.bandwidth_Bps", fastest_Bps(path), most, ceiling, link, "bandwidth_Bps")
 
 
 def fastest_Bps(path: Path) -> float:
@@ -84,7 +86,7 @@ def fastest_Bps(path: Path) -> float:
     return path.bandwidth_Bps / min((slower for _, slower in path.contention), default=1.0)
 
 
-def _at_most(name: str, value: float, most: float, ceiling: str, of: Chip | Link, key: str) -> None:
+def _check_at_most(name: str, value: float, most: float, ceiling: str, of: Chip | Link, key: str) -> None:
     if value > most * (1 + 1e-9):
         source = of.sources[key].title if key in of.sources else f"commtax catalog {of.key}"
         raise Refusal(f"{name}={value:g}: more than {of.key} can do ({ceiling}: {source}); nearest valid: {most:g}", name)

@@ -19,8 +19,8 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import OPS, fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import Table, suggest
-from commtax.catalog.part import Part
-from commtax.files import Json, local, read_json
+from commtax.catalog.table_view import TableView
+from commtax.files import Json, expand_home, read_json
 from commtax.spec import (
     DTYPE_BYTES,
     Algorithm,
@@ -45,7 +45,7 @@ _SPREAD = 0.25  # half-width of the range around a machine's own fit that does n
 
 def load(path: str | File) -> Profile:
     """Read a profile; what is not one is refused by file, key and rule."""
-    file = local(path)
+    file = expand_home(path)
     if not os.path.exists(file):
         raise Refusal(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)", "profile")
     table = read_json(file, "profile")
@@ -55,16 +55,16 @@ def load(path: str | File) -> Profile:
         raise Refusal(f"profile '{path}': {error}", "profile") from None
 
 
-def given(profile: str | File | Profile | None) -> Profile | None:
+def load_profile(profile: str | File | Profile | None) -> Profile | None:
     """A profile as Python callers name it: a file, or one that is read already."""
     if profile is None or isinstance(profile, Profile):
         return profile
     if isinstance(profile, (str, File)):
         return load(profile)
-    raise Refusal(f"profile={physics.shown(profile)}: the name of a file is needed, or a Profile", "profile")
+    raise Refusal(f"profile={physics.short_repr(profile)}: the name of a file is needed, or a Profile", "profile")
 
 
-def on_cluster(own: Profile, cluster: Cluster) -> Cluster:
+def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
     """The cluster with its chip as it was measured; a profile of another chip is refused."""
     facts, chip = own.chip, cluster.chip
     key = facts.get("key", chip.key)
@@ -78,7 +78,7 @@ def on_cluster(own: Profile, cluster: Cluster) -> Cluster:
     return replace(cluster, chip=replace(chip, **measured))
 
 
-def on_engine(own: Profile, engine: Engine) -> Engine:
+def measured_engine(own: Profile, engine: Engine) -> Engine:
     """The engine with the host's times as measured, where that engine was measured."""
     if not own.host or not tells_of(own, engine):
         return engine
@@ -122,10 +122,10 @@ def paths(own: Profile, library: str, cluster: Cluster) -> Fabric:
         name: [replace(p, source=own.label, own=True, spread=p.spread or _SPREAD) for p in some] for name, some in here.items()
     }
     made = fabric(library, cluster, {name: tuple(some) for name, some in owned.items()})
-    return _across(own, made) if own.network and same_link(own, "inter", cluster) and not made.flat else made
+    return _with_measured_network(own, made) if own.network and same_link(own, "inter", cluster) and not made.flat else made
 
 
-def _across(own: Profile, made: Fabric) -> Fabric:
+def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
     """The paths with what was measured across hosts."""
     network = dict(own.network)
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
@@ -160,7 +160,7 @@ def parse(document: Json, name: str = "") -> Profile:
     """A profile from its document; what cannot be is refused by key and rule."""
     if not isinstance(document, dict) or document.get("commtax_profile") != VERSION:
         raise Refusal(f"not a commtax profile of version {VERSION}")
-    whole = Part(document)
+    whole = TableView(document)
     whole.check_known({"commtax_profile", *PARTS, *physics.HOST})
     network = whole.part("network").numbers(physics.NETWORK)
     if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
@@ -192,7 +192,7 @@ def check_paths(profile: Profile, link: Link) -> None:
             physics.check_path(path, link, f"{name} {path.op}")
 
 
-def _chip(part: Part) -> ChipFacts:
+def _chip(part: TableView) -> ChipFacts:
     part.check_known({"key", "name", "flops_per_s", *physics.CHIP})
     facts: Table = {key: part.text(key) for key in ("key", "name") if key in part.table} | part.some(physics.CHIP)
     rates = part.part("flops_per_s")
@@ -203,7 +203,7 @@ def _chip(part: Part) -> ChipFacts:
     return cast(ChipFacts, facts)
 
 
-def _tables(part: Part) -> Iterator[tuple[str, dict[str, float]]]:
+def _tables(part: TableView) -> Iterator[tuple[str, dict[str, float]]]:
     """Kernel constants: of known forms, complete, because each table stands in for a whole one."""
     for name in part.table:
         form, constants = name.partition(".")[0], part.part(name)
@@ -215,11 +215,11 @@ def _tables(part: Part) -> Iterator[tuple[str, dict[str, float]]]:
         yield name, constants.numbers(physics.KERNEL)
 
 
-def _libraries(whole: Part) -> Iterator[tuple[str, tuple[Path, ...]]]:
+def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
     one = whole.part("library").table
     entries = _list(whole.table.get("libraries", []), "libraries") or ([one] if one else [])
     for index, entry in enumerate(entries):
-        part = Part.of(entry, f"libraries[{index}]", "a table with a name and paths")
+        part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
         part.check_known({"name", "paths"})
         rows = _list(part.table.get("paths"), part.named("paths"))
         yield part.text("name", "nccl"), tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
@@ -227,19 +227,19 @@ def _libraries(whole: Part) -> Iterator[tuple[str, tuple[Path, ...]]]:
 
 def _list(value: Json, name: str) -> list[Json]:
     if not isinstance(value, list):
-        raise Refusal(f"{name}={physics.shown(value)}: a list is needed", name)
+        raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
     return value
 
 
 def _path(row: Json, where: str) -> Path:
-    part = Part.of(row, where, "a table of a path's constants")
+    part = TableView.of(row, where, "a table of a path's constants")
     part.check_known({f.name for f in fields(Path)} - {"own"})
     facts: Table = {key: part.text(key) for key in ("op", "algorithm", "name") if key in row}
     if "source" in row:
         facts["source"] = Source("calibrated", part.text("source"))
     for key, known in (("op", OPS), ("algorithm", get_args(Algorithm))):
         if facts.get(key) not in known:
-            raise Refusal(f"{where}.{key}={physics.shown(facts.get(key))}: one of {', '.join(known)}", key, known)
+            raise Refusal(f"{where}.{key}={physics.short_repr(facts.get(key))}: one of {', '.join(known)}", key, known)
     physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
     facts |= part.some(physics.PATH)
     facts |= {key: int(facts[key]) for key in ("turn", "min_ranks", "max_ranks") if key in facts}
@@ -254,12 +254,12 @@ def _sizes(value: Json, name: str) -> tuple[int, ...]:
     return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
 
 
-def _by_size(value: Json, rule: physics.Range, name: str) -> tuple[tuple[int, float], ...]:
+def _by_size(value: Json, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
     """Pairs of a group size and its value, smaller groups first."""
     pairs = _list(value, name)
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise Refusal(f"{name}={physics.shown(value)}: pairs of a group size and its value are needed", name)
+        raise Refusal(f"{name}={physics.short_repr(value)}: pairs of a group size and its value are needed", name)
     sizes = _sizes([size for size, _ in pairs], name)
     if list(sizes) != sorted(set(sizes)):
-        raise Refusal(f"{name}={physics.shown(value)}: group sizes rise from pair to pair", name)
+        raise Refusal(f"{name}={physics.short_repr(value)}: group sizes rise from pair to pair", name)
     return tuple(zip(sizes, (rule.read(v, name) for _, v in pairs), strict=True))

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from commtax.catalog.loader import Table, plain, stems, table
+from commtax.catalog.loader import Table, plain_record, stems, table
 from commtax.spec import Engine, Program
 
 APART = ("program", "flags")
@@ -19,7 +19,9 @@ def _program(key: str) -> Program:
     facts = table("engines", key)
     own: Table = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
     emitted_as = own.get("emitted_as", key)
-    return plain(Program, {**own, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}")
+    return plain_record(
+        Program, {**own, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}"
+    )
 
 
 def program(key: str) -> Program:

@@ -37,7 +37,7 @@ def _spellings() -> dict[str, Config]:
     return {name: one for one in tables for name in one["architectures"]}
 
 
-def stored(config: Config, architecture: str, key: str) -> Quant | None:
+def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant | None:
     """How a model's ``config.json`` says that its weights are stored; None: as they are. ``hf_quant_config`` may stand inside."""
     inner, beside = config.get("text_config"), config.get("hf_quant_config")
     places = [place for place in (config, inner) if isinstance(place, Mapping)]
@@ -64,7 +64,7 @@ def quant_from(config: Json, key: str, architecture: str = "") -> Quant:
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
-        return _checked(_finished(_read(config, key), config, _spellings().get(architecture, {})), key)
+        return _check_patterns(_complete_format(_read(config, key), config, _spellings().get(architecture, {})), key)
     except Refusal:
         raise
     except (TypeError, AttributeError, KeyError, IndexError) as error:
@@ -73,7 +73,7 @@ def quant_from(config: Json, key: str, architecture: str = "") -> Quant:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
 
 
-def _checked(quant: Quant, key: str) -> Quant:
+def _check_patterns(quant: Quant, key: str) -> Quant:
     """The format, once all its patterns were read."""
     for names in (names for q in quant.formats for names in (q.ignored, q.only)):
         try:
@@ -83,7 +83,7 @@ def _checked(quant: Quant, key: str) -> Quant:
     return quant
 
 
-def _finished(quant: Quant, config: Config, family: Config) -> Quant:
+def _complete_format(quant: Quant, config: Config, family: Config) -> Quant:
     """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
@@ -93,7 +93,7 @@ def _finished(quant: Quant, config: Config, family: Config) -> Quant:
     return replace(quant, ignored=ignored, counted=counted, spelled=spelled, parts=parts, kv_dtype=_kv_dtype(config))
 
 
-def _listed(value: Json) -> tuple[str, ...]:
+def _module_names(value: Json) -> tuple[str, ...]:
     """Names of modules from a list or from a folded one; of experts, which are stored alike, the first stands for all."""
     names = value[FOLDED] if isinstance(value, Mapping) and FOLDED in value else value or ()
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -123,21 +123,21 @@ def _read(config: Config, key: str) -> Quant:
     return replace(reader(config, key), method="modelopt" if method.startswith("modelopt") else method)
 
 
-def _ignored(config: Config, *names: str) -> tuple[str, ...]:
-    return tuple(x for name in names or IGNORED for x in _listed(config.get(name)))
+def _ignored_modules(config: Config, *names: str) -> tuple[str, ...]:
+    return tuple(x for name in names or IGNORED for x in _module_names(config.get(name)))
 
 
 def _fp8(config: Config, key: str) -> Quant:
     """Without tiles one scale a tensor. Where modules were made narrower afterwards, only that step ignored the others."""
     tile = config.get("weight_block_size")
     block = (int(tile[0]), int(tile[1])) if tile else (0, 0)
-    parts = _layered(config, key) if config.get("quantized_layers") else ()
-    return Quant("fp8", "fp8", block, ignored=_ignored(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
+    parts = _layer_formats(config, key) if config.get("quantized_layers") else ()
+    return Quant("fp8", "fp8", block, ignored=_ignored_modules(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 
 
-def _always(algorithm: str) -> Reader:
+def _fixed_format(algorithm: str) -> Reader:
     """A method that knows one format."""
-    return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored(config))
+    return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
 
 
 def _integer(config: Config, key: str) -> Quant:
@@ -146,7 +146,7 @@ def _integer(config: Config, key: str) -> Quant:
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
     width = max(0, int(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
-    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), ignored=_ignored(config))
+    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), ignored=_ignored_modules(config))
     return replace(plain, group_index=method == "gptq")
 
 
@@ -154,16 +154,16 @@ def _bitsandbytes(config: Config, key: str) -> Quant:  # noqa: ARG001
     if config.get("load_in_4bit"):
         # double quantisation keeps an 8-bit scale for 64 values and an fp32 one for 256 of those
         scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
-        return Quant("", "int4", (1, 64), scale_bytes=scale, ignored=_ignored(config))
-    return Quant("", "int8", (1, 0), scale_bytes=4, ignored=_ignored(config))
+        return Quant("", "int4", (1, 64), scale_bytes=scale, ignored=_ignored_modules(config))
+    return Quant("", "int8", (1, 0), scale_bytes=4, ignored=_ignored_modules(config))
 
 
 def _modelopt(config: Config, key: str) -> Quant:
     if config.get("quantized_layers"):
-        return _mixed(_layered(config, key))
+        return _mix_formats(_layer_formats(config, key))
     if str(config.get("quant_algo")).upper() == "MIXED_PRECISION":
-        return _compressed(config, key)
-    return replace(_algorithm(config, key), ignored=_ignored(config))
+        return _compressed_tensors_format(config, key)
+    return replace(_algorithm(config, key), ignored=_ignored_modules(config))
 
 
 def _algorithm(config: Config, key: str) -> Quant:
@@ -176,7 +176,7 @@ def _algorithm(config: Config, key: str) -> Quant:
     return replace(known, block=(1, group)) if group and known.block[1] and known.block[0] == 1 else known
 
 
-def _layered(config: Config, key: str) -> tuple[Quant, ...]:
+def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
     """The formats of ``quantized_layers``, each with the modules that have it."""
     groups: dict[Quant, dict[str, int]] = {}
     for name, count, settings in _settings(config["quantized_layers"]):
@@ -193,21 +193,21 @@ def _settings(layers: Config) -> list[tuple[str, int, Config]]:
     return [(name, count, json.loads(settings)) for name, _, settings, count in split]
 
 
-def _mixed(parts: tuple[Quant, ...]) -> Quant:
+def _mix_formats(parts: tuple[Quant, ...]) -> Quant:
     """Formats of listed modules alone: the narrowest, which most weights have, with the others as its parts."""
     order = sorted(parts, key=lambda q: (DTYPE_BYTES[q.dtype], -len(q.only)))
     return replace(order[0], parts=tuple(order[1:]))
 
 
-def _compressed(config: Config, key: str) -> Quant:
+def _compressed_tensors_format(config: Config, key: str) -> Quant:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise Refusal(f"model {key}: compressed-tensors without config_groups is not supported", "model")
-    read = [replace(_group(group, key), ignored=_ignored(config)) for group in groups.values()]
+    read = [replace(_group(group, key), ignored=_ignored_modules(config)) for group in groups.values()]
     whole = [q for q in read if not q.only]
     if len(whole) > 1:
         raise Refusal(f"model {key}: {len(whole)} config_groups are for every Linear; at most one is", "model")
-    return replace(whole[0], parts=tuple(q for q in read if q.only)) if whole else _mixed(tuple(read))
+    return replace(whole[0], parts=tuple(q for q in read if q.only)) if whole else _mix_formats(tuple(read))
 
 
 def _group(group: Config, key: str) -> Quant:
@@ -226,7 +226,7 @@ def _group(group: Config, key: str) -> Quant:
         zero = 0 if weights.get("symmetric", True) or dtype != "int4" else 4
         quant = Quant("", dtype, _block(weights, strategy, size, key), scale_bytes=scale, zero_point_bits=zero)
     targets = group.get("targets")
-    only = tuple(t for t in _listed(targets) if t != "Linear")
+    only = tuple(t for t in _module_names(targets) if t != "Linear")
     counted = tuple((str(n), int(c)) for n, c in targets[FOLDED].items()) if isinstance(targets, Mapping) else ()
     alone = dtype == "nvfp4" and quant.dtype == dtype and not group.get("input_activations")
     return replace(quant, only=only, counted=counted, weight_only=alone)
@@ -251,18 +251,18 @@ def _quark(config: Config, key: str) -> Quant:
     known = _TABLE["quark"].get(f"{dtype} {scheme}")
     if known is None:
         raise Refusal(f"model {key}: quark weights of {dtype!r} with {scheme!r} scales are not supported", "model")
-    return replace(ALGORITHMS[known], ignored=_ignored(config))
+    return replace(ALGORITHMS[known], ignored=_ignored_modules(config))
 
 
 READERS: Mapping[str, Reader] = {
     "fp8": _fp8,
-    "fbgemm_fp8": _always("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
-    "mxfp4": _always("MXFP4"),
-    "mxfp8": _always("MXFP8"),
+    "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
+    "mxfp4": _fixed_format("MXFP4"),
+    "mxfp8": _fixed_format("MXFP8"),
     "awq": _integer,
     "gptq": _integer,
     "modelopt": _modelopt,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": _compressed_tensors_format,
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
 }

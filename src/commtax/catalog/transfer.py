@@ -73,7 +73,7 @@ def is_measured(setting: Setting) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def unseen(setting: Setting) -> tuple[str, ...]:
+def unseen_levels(setting: Setting) -> tuple[str, ...]:
     """Of engine, chip, number format, family and publisher those that no run had: with this engine where it ran."""
     runs = fitted_runs()
     own = [run for run in runs if run["engine"] == setting.engine]
@@ -89,7 +89,7 @@ def sigma(setting: Setting, metric: str, mixture: bool) -> float:
     """
     figures: Mapping[str, float] = _transfer()["sigma"][metric]["mixtures" if mixture else "dense"]
     more = 0.0
-    for level in unseen(setting):
+    for level in unseen_levels(setting):
         elsewhere = level != "engine" and any(_shares(run, setting, level) for run in fitted_runs())
         left_out = min(figures[level], figures["engine"]) if elsewhere else figures[level]
         more += max(0.0, left_out**2 - figures["seen"] ** 2)

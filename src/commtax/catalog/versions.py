@@ -20,7 +20,7 @@ def nearest(version: str, known: Iterable[str]) -> str:
     return older[-1] if older else measured[0]
 
 
-def same(version: str, measured: str) -> bool:
+def is_same_version(version: str, measured: str) -> bool:
     """Whether one of them is the other, or says less of it: 0.5 and 0.5.14."""
     one, other = parts(version), parts(measured)
     return one[: len(other)] == other[: len(one)]

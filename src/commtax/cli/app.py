@@ -9,7 +9,7 @@ from typing import TextIO
 import click
 
 from commtax import __version__
-from commtax.spelling import normalise, visible
+from commtax.spelling import escape_controls, normalise
 from commtax.statement import Refusal
 
 BAD_INPUT, FAULT = 2, 70
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
         _forget(sys.stdout)
         sys.exit(141)
     except Exception as error:
-        text, code = in_one_line(error)
+        text, code = error_line(error)
         try:
             if debug:
                 import traceback
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(code)
 
 
-def in_one_line(error: Exception) -> tuple[str, int]:
+def error_line(error: Exception) -> tuple[str, int]:
     """An exception in one line that any terminal bears, and the exit code: 2 for bad input, 70 for a fault of ours."""
     if isinstance(error, click.ClickException):
         text, code = error.format_message(), BAD_INPUT
@@ -108,7 +108,7 @@ def in_one_line(error: Exception) -> tuple[str, int]:
         text, code = str(error), BAD_INPUT
     else:
         text, code = f"internal: {type(error).__name__}: {error}; run with --debug to see where, and please report it", FAULT
-    line = visible(" ".join(text.split()))
+    line = escape_controls(" ".join(text.split()))
     return (line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"), code
 
 

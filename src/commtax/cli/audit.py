@@ -7,32 +7,32 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.reading import Read, model_of, place_of, read_all
-from commtax.cli.options import Given, Verb, taking
+from commtax.audit.read_files import ReadFiles, model_of, place_of, read_all
+from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
-from commtax.cli.progress import reading
+from commtax.cli.progress import watch_reading
 from commtax.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
 from commtax.evidence.thresholds import levels
 from commtax.files import check_writable, refuse_overwriting
 from commtax.report import audit_differences, audit_words, auditing
 from commtax.statement import Refusal
-from commtax.traces.differing import difference
+from commtax.traces.run_differences import difference
 from commtax.traces.trace import Trace
 from commtax.units import format_bytes, plural
-from commtax.verbs.asking import unsettled
+from commtax.verbs.settling import resolve_question
 
 ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "tolerance", "nsys", "help")
 """What an audit without a claim takes."""
 NO_VERDICT = 3  # nothing that was measured could be judged
 SECONDS_TOLERANCE = levels("evidence.finding").seconds_tolerance
-DIFF_TOLERANCE = levels("traces.differing").tolerance
+DIFF_TOLERANCE = levels("traces.run_differences").tolerance
 TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff {DIFF_TOLERANCE}]"
 
 
 @click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path))
-@taking("audit", tolerance={"help": TOLERANCES})
+@add_verb_options("audit", tolerance={"help": TOLERANCES})
 def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content.
 
@@ -47,7 +47,7 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> Non
 
     commtax audit --diff before/ after/
     """
-    output, given = Output(as_json), Given(options)
+    output, given = Output(as_json), GivenOptions(options)
     if given.tolerance is not None and not given.tolerance > 0:
         raise Refusal.of("a fraction above 0 is needed", tolerance=given.tolerance)
     claimed = bool(given.model or given.cluster)
@@ -73,9 +73,9 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> Non
     output.answer(audit_words.audit_document, auditing.show_audit, findings, code=code)
 
 
-def _claim(read: Read, output: Output, given: Given) -> Claim:
+def _claim(read: ReadFiles, output: Output, given: GivenOptions) -> Claim:
     """What the command line says ran, and on what; where it does not say one of them, as the files do."""
-    options = Given({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
+    options = GivenOptions({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
     options["cluster"], most = given.cluster, options.pop("max_error")
     if most is not None and not most > 0:
         raise Refusal.of("a fraction above 0 is needed, such as 15%", max_error=most)
@@ -88,28 +88,28 @@ def _claim(read: Read, output: Output, given: Given) -> Claim:
     said |= {"tolerance": most or given.tolerance or SECONDS_TOLERANCE, "strict": most is not None}
     options |= {"profile": own, "sequence_parallel": options["sequence_parallel"] or None}
     options |= {"phase": phase} if phase == "train" else {}  # which has engines of its own
-    return Claim(unsettled(given.model or model_of(read), place, options).but(phase=phase), **said)
+    return Claim(resolve_question(given.model or model_of(read), place, options).but(phase=phase), **said)
 
 
-def _read(files: tuple[Path, ...], given: Given) -> Read:
+def _read(files: tuple[Path, ...], given: GivenOptions) -> ReadFiles:
     """What the files say, read on all cores and with a bar on a terminal."""
-    with reading(files) as watch:
+    with watch_reading(files) as watch:
         return read_all(files, given.nsys, watch=watch, processes=0)
 
 
-def _one_job(read: Read, option: str) -> Read:
+def _check_one_job(read: ReadFiles, option: str) -> ReadFiles:
     """What was read, if its traces are of one job."""
     if (jobs := sum(isinstance(job[0][1], Trace) for job in read.jobs)) > 1:
         raise Refusal(f"{option}: traces of {jobs} jobs are in it; give those of one", option)
     return read
 
 
-def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
+def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions) -> NoReturn:
     """The second of two runs against the first."""
     if len(files) != 2:
         raise Refusal.about(diff=f"two runs are compared, each a file or a folder; {plural(len(files), 'path')} given")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
-    before, after = (_one_job(_read((path,), given), "diff") for path in files)
+    before, after = (_check_one_job(_read((path,), given), "diff") for path in files)
     claim = _claim(after, output, given) if given.model or given.cluster else None
     found = difference(audit_read(before, claim), audit_read(after, claim), given.tolerance or DIFF_TOLERANCE)
     if given.html:
@@ -120,10 +120,10 @@ def _diff(files: tuple[Path, ...], output: Output, given: Given) -> NoReturn:
     output.answer(audit_differences.difference_document, audit_differences.show_difference, found, code=code)
 
 
-def _share(read: Read, files: tuple[Path, ...], output: Output, out: Path) -> None:
+def _share(read: ReadFiles, files: tuple[Path, ...], output: Output, out: Path) -> None:
     """Traces without names, and where they are."""
     refuse_overwriting(out, files, "anonymise")
-    _one_job(read, "anonymise")
+    _check_one_job(read, "anonymise")
     written = write_anonymous([trace for _, trace in read.traces], out)
     size = format_bytes(sum(path.stat().st_size for path in written))
     output.remarks.append(f"{plural(len(written), 'trace')} without names written to {out} ({size}): it can be shared")

@@ -2,14 +2,14 @@
 
 import click
 
-from commtax.cli.options import About, Verb
-from commtax.cli.order import Order, ordered, refuse
+from commtax.cli.options import Verb, VerbSubject
+from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
-from commtax.verbs.asking import settle
-from commtax.verbs.billing import price, sent
-from commtax.verbs.explained import Explained
+from commtax.verbs.billing import price, question_traffic
+from commtax.verbs.explained_step import ExplainedStep
+from commtax.verbs.settling import settle
 
 ALWAYS = ("slow_rank", "library", "imbalance")
 TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "flops")}
@@ -17,7 +17,7 @@ TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "fl
 
 
 @click.command("bill", cls=Verb)
-@ordered("bill", About.STEP)
+@verb_command("bill", VerbSubject.STEP)
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
@@ -31,8 +31,8 @@ def bill_command(order: Order) -> None:
     if measured is not None and not 0 < measured <= 1:
         raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
     if given.exact:
-        _exact(order)
-    explained = Explained(price(settle(order.question)))
+        _show_exact(order)
+    explained = ExplainedStep(price(settle(order.question)))
     if given.emit:
         order.output.emitted = order.commands(explained.bill)
     if given.html:
@@ -47,9 +47,9 @@ def bill_command(order: Order) -> None:
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 
-def _exact(order: Order) -> None:
+def _show_exact(order: Order) -> None:
     """What is sent, without seconds."""
-    from commtax.report.exact import show_traffic, traffic_document
+    from commtax.report.exact_bytes import show_traffic, traffic_document
 
     given, q = order.given, order.question
     if q.profile or given.html:
@@ -58,5 +58,5 @@ def _exact(order: Order) -> None:
     refuse(given, ["emit"], "comes with a priced step; leave --exact out")
     refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
     refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")
-    traffic = sent(settle(q))
+    traffic = question_traffic(settle(q))
     order.output.answer(traffic_document, show_traffic, traffic)

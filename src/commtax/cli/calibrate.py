@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from commtax.calibrate import calibrate
-from commtax.cli.options import Given, taking
+from commtax.cli.options import GivenOptions, add_verb_options
 from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
 from commtax.files import refuse_overwriting, write_text
@@ -16,7 +16,7 @@ from commtax.report import calibrating
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@taking("calibrate")
+@add_verb_options("calibrate")
 def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: Any) -> None:
     """Your own measurements as a profile: nccl-tests output, vllm bench results, rows of commtax measure.
 
@@ -24,7 +24,7 @@ def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: boo
 
     commtax calibrate allreduce-*.txt serve-*.json --cluster 8xh100-sxm -tp 8 --out my-box.json
     """
-    output, given = Output(as_json), Given(options)
+    output, given = Output(as_json), GivenOptions(options)
     place = output.read(cluster_of(given, "say where this was measured"))
     refuse_overwriting(out, files)
     fitted = calibrate(files, place, name=name or Path(out).stem, **given)

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from commtax import catalog
-from commtax.catalog.models import published
-from commtax.cli.options import taking
+from commtax.catalog.models import published_counts
+from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.cost.memory import check_stored
 from commtax.statement import Refusal
@@ -24,7 +24,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
 @click.command("catalog")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@taking("catalog")
+@add_verb_options("catalog")
 def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: bool) -> None:
     """Chips, links, clusters, models and engines, each number with its source; constants: every number that was fitted.
 
@@ -46,5 +46,5 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
         output.answer(report.thing_document, report.show_thing, KINDS[kind](name))
     model = catalog.model(name, read_as)
     check_stored(model)
-    counts = published(model.key) if model.key in catalog.keys("models") else []
+    counts = published_counts(model.key) if model.key in catalog.keys("models") else []
     output.answer(report.model_document, report.show_model, model, counts)

@@ -6,17 +6,17 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import About, Verb
-from commtax.cli.order import Order, ordered, refuse
-from commtax.cli.pasting import placing
+from commtax.cli.options import Verb, VerbSubject
+from commtax.cli.order import Order, refuse, verb_command
+from commtax.cli.pasting import placement_by_topology
 from commtax.spec import SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.comparing import PlanRow, compared, compared_plans
+from commtax.verbs.comparing import PlanRow, compare_question, compared_plans
 
 
 @click.command("compare", cls=Verb)
-@ordered("compare", About.STEPS)
+@verb_command("compare", VerbSubject.STEPS)
 def compare_command(order: Order) -> None:
     """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 
@@ -33,14 +33,14 @@ def compare_command(order: Order) -> None:
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
     if given.plans:
         _plans(order)
-    _over(order)
+    _compare_over(order)
 
 
-def _over(order: Order) -> NoReturn:
+def _compare_over(order: Order) -> NoReturn:
     from commtax.report import comparisons
 
     given, q = order.given, order.question
-    comparison = compared(q, list(given.over), global_batch=given.global_batch)
+    comparison = compare_question(q, list(given.over), global_batch=given.global_batch)
     if all(row.bill is None for row in comparison.rows):
         raise Refusal.about(over=f"nothing on this range is legal; first: {comparison.rows[0].refused}")
     if given.plot:
@@ -62,7 +62,7 @@ def _plans(order: Order) -> NoReturn:
     usual = [int(given.global_batch or given.batch or 1)]
     batches = [parse_count(b, "batches") for b in given.batches.split(",")] if given.batches else usual
     remarks: list[str] = []
-    placed = placing(given.topo, q.cluster, remarks) if given.topo else None
+    placed = placement_by_topology(given.topo, q.cluster, remarks) if given.topo else None
     where = (lambda sizes: placed(sizes).cluster) if placed else None
     links = [name for name in given.links.split(",") if name]
     table = compared_plans(q, given.plans.split(","), links, batches, where)
@@ -81,4 +81,4 @@ def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
 
     shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
     told = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code in ("assumed-links", "imbalance")]
-    return [shared, *dict.fromkeys(told), *comparisons.drafted(row.bill for row in rows)]
+    return [shared, *dict.fromkeys(told), *comparisons.draft_remarks(row.bill for row in rows)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from commtax.cli.options import Given, Verb, taking
+from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.files import OUTPUT_BYTES, read_text
@@ -22,7 +22,7 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
 
 @click.command("expect", cls=Verb)
 @click.argument("op", metavar="COLLECTIVE")
-@taking("expect")
+@add_verb_options("expect")
 def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
     """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
 
@@ -32,7 +32,7 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     """
     from commtax.report import bills
 
-    given, output = Given(options), Output(as_json)
+    given, output = GivenOptions(options), Output(as_json)
     own = profile_of(given)
     place = output.read(cluster_of(given))
     if measured and os.path.exists(measured):

@@ -2,42 +2,42 @@
 
 import click
 
-from commtax.cli.options import About, Verb
-from commtax.cli.order import Order, ordered, refuse
+from commtax.cli.options import Verb, VerbSubject
+from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import prompt_sizes
 from commtax.statement import Refusal
-from commtax.verbs.apart import prompter
-from commtax.verbs.asking import settle
-from commtax.verbs.fitting import Fit, advised, holds
+from commtax.verbs.disaggregation import prompter
+from commtax.verbs.fitting import Fit, add_advice, holds
+from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import TrainFit, train_holds
 
 
 @click.command("fit", cls=Verb)
-@ordered("fit", About.SERVER)
+@verb_command("fit", VerbSubject.SERVER)
 def fit_command(order: Order) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 
     commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
     """
-    from commtax.report.exact import fit_document, show_fit
+    from commtax.report.exact_bytes import fit_document, show_fit
 
     if order.given.phase not in ("serve", "train"):
         raise Refusal.of("serve or train", ("serve", "train"), phase=order.given.phase)
-    judged = train_holds(settle(order.question)) if order.question.trains else _served(order)
+    judged = train_holds(settle(order.question)) if order.question.trains else _serving_fit(order)
     order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 
 
-def _served(order: Order) -> Fit | TrainFit:
+def _serving_fit(order: Order) -> Fit | TrainFit:
     given, q = order.given, order.question
     refuse(given, ["batch"], "belongs to --phase train; serving takes --max-num-seqs")
     refuse(given, ["context"], "belongs to --phase train; serving takes --max-model-len")
     refuse(given, ["sequence_parallel"], "changes nothing that is held while serving")
-    judged = advised(holds(q, chosen=given.tp is not None, stages=given.pp))
+    judged = add_advice(holds(q, chosen=given.tp is not None, stages=given.pp))
     servers = order.launch.servers if order.launch else None
     if not servers or not servers.prefill_workers or not judged.fits:
         return judged
     asked = q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, max_num_seqs=0)
-    theirs = advised(holds(prompter(asked)))
+    theirs = add_advice(holds(prompter(asked)))
     verdict = "fit too" if theirs.fits else "these do not fit, and theirs is the answer"
     order.output.remarks.append(f"servers for prompts, {prompt_sizes(servers)}: {verdict}")
     return judged if theirs.fits else theirs

@@ -12,15 +12,15 @@ from commtax import options as table
 from commtax.options import Entry, Option
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
-from commtax.verbs.asking import AUTO_EP
 from commtax.verbs.confidence import confidence_of, margin_of
+from commtax.verbs.settling import AUTO_EP
 
 Command = Callable[..., None]
 MAX_VALUES = 1_024
 """Values of one option that are shown."""
 
 
-class Given(dict[str, Any]):
+class GivenOptions(dict[str, Any]):
     """Options of a command line by name, as click has read them; each is an attribute too."""
 
     def __getattr__(self, name: str) -> Any:
@@ -34,7 +34,7 @@ class Given(dict[str, Any]):
         self[name] = value
 
 
-class About(Enum):
+class VerbSubject(Enum):
     """What a verb's orders ask about."""
 
     STEP = "one step"
@@ -46,12 +46,12 @@ class About(Enum):
     @property
     def whole(self) -> bool:
         """Serving as a whole, and not a step of it."""
-        return self in (About.SERVER, About.SEARCH)
+        return self in (VerbSubject.SERVER, VerbSubject.SEARCH)
 
     @property
     def several(self) -> bool:
         """All servers that share the requests, and not one of them."""
-        return self in (About.LOOP, About.SEARCH)
+        return self in (VerbSubject.LOOP, VerbSubject.SEARCH)
 
 
 class Kind(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -64,7 +64,7 @@ class Kind(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return self.read(value, param.name if param and param.name else "value")
 
 
-def _at_least_1(value: Any, name: str, other: str = "") -> int:
+def _positive_count(value: Any, name: str, other: str = "") -> int:
     """A whole number that is at least 1 where somebody gives it."""
     count = parse_count(value, name)
     if count < 1 and isinstance(value, str):
@@ -74,7 +74,7 @@ def _at_least_1(value: Any, name: str, other: str = "") -> int:
 
 def _ep(value: Any, name: str) -> int:
     """With ``auto`` the engine's own choice."""
-    return AUTO_EP if value == "auto" else _at_least_1(value, name, ", or auto")
+    return AUTO_EP if value == "auto" else _positive_count(value, name, ", or auto")
 
 
 def _binary(value: Any, name: str) -> float:
@@ -94,7 +94,7 @@ def _rates(value: Any, name: str) -> tuple[float, ...]:
         raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
 
 
-def _shown(value: Any, name: str) -> Any:
+def _count_or_counts(value: Any, name: str) -> Any:
     """A whole number, or several: ``1,8,64``."""
     num_values = str(value).count(",") + 1
     if num_values > MAX_VALUES:
@@ -133,8 +133,8 @@ GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", 
 KINDS: Entry = {
     "count": Kind("N", parse_count),
     "counts": Kind("N,N", _counts),
-    "several": Kind("N[,N…]", _shown),
-    "some": Kind("N", _at_least_1),
+    "several": Kind("N[,N…]", _count_or_counts),
+    "some": Kind("N", _positive_count),
     "experts": Kind("N", _ep),
     "length": Kind("N|DIST", _length),
     "integer": int,
@@ -170,12 +170,12 @@ class Verb(click.Command):
                     formatter.write_dl(records)
 
 
-def taking(verb: str, **others: Entry) -> Callable[[Command], Command]:
+def add_verb_options(verb: str, **others: Entry) -> Callable[[Command], Command]:
     """The flags of a verb, and those that it refuses with a reason; ``others`` says what only code knows of some of them."""
 
     def add(command: Command) -> Command:
         for name, reason in table.refused_by(verb).items():
-            command = _refusing(table.options()[name], reason)(command)
+            command = _refused_option(table.options()[name], reason)(command)
         for name, option in reversed(list(table.taken_by(verb).items())):
             command = _flag(option.but(others.get(name, {})))(command)
         return command
@@ -190,7 +190,7 @@ def _flag(option: Option) -> Callable[[Command], Command]:
         return click.option(*_spellings(option), option.name, is_flag=True, default=shown, help=option.help)
     kind = KINDS.get(option.kind)
     metavar = option.metavar if kind else option.kind
-    given = Given(required=True) if option.required else Given(default=option.default, multiple=option.multiple)
+    given = GivenOptions(required=True) if option.required else GivenOptions(default=option.default, multiple=option.multiple)
     return click.option(*_spellings(option), option.name, type=kind, metavar=metavar, help=option.help, **given)
 
 
@@ -198,12 +198,12 @@ def _spellings(option: Option) -> tuple[str, ...]:
     return option.flags or (f"--{option.name.replace('_', '-')}",)
 
 
-def _refusing(option: Option, reason: str) -> Callable[[Command], Command]:
+def _refused_option(option: Option, reason: str) -> Callable[[Command], Command]:
     """A flag that help does not list and that is refused with its reason."""
 
     def refuse(_context: click.Context, _param: click.Parameter, value: object) -> None:
         if value:
             raise Refusal(f"{option.name}: {reason}", option.name)
 
-    how = Given(is_flag=True) if option.kind == "flag" else Given(type=str)
+    how = GivenOptions(is_flag=True) if option.kind == "flag" else GivenOptions(type=str)
     return click.option(*_spellings(option), option.name, hidden=True, expose_value=False, callback=refuse, **how)

@@ -10,21 +10,21 @@ import click
 
 from commtax import catalog
 from commtax.catalog.profile import load as load_profile
-from commtax.cli.options import About, Command, Given, taking
+from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
-from commtax.cli.pasting import filled, laid_out
+from commtax.cli.pasting import apply_topology, fill_from_command
 from commtax.options import asked_of_all, taken_by
 from commtax.question import Limits, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, record_from
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
 from commtax.verbs.loads import offered_options, split
+from commtax.verbs.settling import resolve_question
 
 if TYPE_CHECKING:
-    from commtax.launch.launched import Launch
+    from commtax.launch.launch_record import Launch
 
 LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
@@ -37,7 +37,7 @@ class Order:
     model: str  # as it was named
     question: Question
     output: Output
-    given: Given  # the whole command line, what was pasted filled in
+    given: GivenOptions  # the whole command line, what was pasted filled in
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
     others: tuple[Cluster, ...] = ()  # clusters beside the question's own
@@ -45,12 +45,11 @@ class Order:
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine that ``--emit`` names."""
         from commtax.launch.writing import benchmark_command, launch_command, nccl_command
-        from commtax.records import filled
 
         q, engine = priced.question, self.given.emit
         if q.trains:
             return {"launch": launch_command(q, engine)}
-        limits = filled(Limits, self.launch.options) if self.launch else q.limits
+        limits = record_from(Limits, self.launch.options) if self.launch else q.limits
         batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
         q = q.vary(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
         launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)
@@ -58,34 +57,34 @@ class Order:
         return {name: text for name, text in commands.items() if text}
 
 
-def ordered(verb: str, about: About) -> Callable[[Callable[[Order], None]], Command]:
+def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], None]], Command]:
     """A command with the flags of a verb, run with its order instead of the options that make one."""
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
         def run(model: str | None = None, **options: Any) -> None:
-            body(read(model or "", Given(options), verb, about))
+            body(read(model or "", GivenOptions(options), verb, about))
 
-        return click.argument("model", required=False)(taking(verb)(run))
+        return click.argument("model", required=False)(add_verb_options(verb)(run))
 
     return decorate
 
 
-def read(model: str, given: Given, verb: str, about: About) -> Order:
+def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
     _pools(given)
-    others = _others(given)
+    others = _other_clusters(given)
     text = given.pop("pasted", "")
-    launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
+    launch, name = fill_from_command(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal("MODEL: name one, or paste a launch command with --from")
-    devices = "" if given.plans else laid_out(given, output.remarks)
+    devices = "" if given.plans else apply_topology(given, output.remarks)
     own = profile_of(given)
     place = cluster_of(given, "name where decoding runs" if given.prefill_cluster else "name one")
     family = given.pop("read_as", "")
     phase = given.phase or "decode"
-    if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
+    if launch and about is VerbSubject.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal.of(f"the pasted command is one to {launch.phase}", phase=phase)
     taken = taken_by(verb)
     if phase == "train":
@@ -93,16 +92,18 @@ def read(model: str, given: Given, verb: str, about: About) -> Order:
         refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
         trained = [name for name, option in taken.items() if option.group == "Training"]
-        refuse(given, trained, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
-    return Order(name, asked(catalog.model(name, family), place, own, given, about), output, given, launch, devices, others)
+        refuse(given, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
+    return Order(
+        name, question_from_options(catalog.model(name, family), place, own, given, about), output, given, launch, devices, others
+    )
 
 
-def beside(verb: str, what: str) -> list[str]:
+def options_beside(verb: str, what: str) -> list[str]:
     """Options of a verb that belong to a kind of question alone."""
     return [name for name, option in taken_by(verb).items() if option.beside == what]
 
 
-def _pools(given: Given) -> None:
+def _pools(given: GivenOptions) -> None:
     """Where prompts run, with the links that were given; where decoding runs is the cluster, in either spelling."""
     here = given.cluster
     own, named = given.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
@@ -117,7 +118,7 @@ def _pools(given: Given) -> None:
         given.prefill_cluster = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
 
 
-def _others(given: Given) -> tuple[Cluster, ...]:
+def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
     """Where several clusters are named: all but the first, which the question is about."""
     if not isinstance(given.cluster, tuple):
         return ()
@@ -126,36 +127,38 @@ def _others(given: Given) -> tuple[Cluster, ...]:
     return tuple(catalog.cluster(name, **links) for name in names[1:])
 
 
-def asked(model: Model, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:
+def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
     """The question of the options that make one."""
-    options = Given({name: given[name] for name in asked_of_all() if name in given})
+    options = GivenOptions({name: given[name] for name in asked_of_all() if name in given})
     options |= {"profile": own, "sequence_parallel": given.sequence_parallel or None}
     options["phase"] = "decode" if about.whole and given.phase != "train" else given.get("phase", "decode")
-    if about is About.SEARCH:  # which may try several types
+    if about is VerbSubject.SEARCH:  # which may try several types
         options["dtype"] = given.dtype.split(",")[0]
-        options = Given({name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)})
+        options = GivenOptions(
+            {name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)}
+        )
     if isinstance(axes := given.async_axes, str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
     each, over_all = given.batch, options.pop("global_batch", None)
     if each is not None and over_all is not None:
         raise Refusal.about(global_batch="give it or batch, not both")
-    if about in (About.STEP, About.SERVER):
+    if about in (VerbSubject.STEP, VerbSubject.SERVER):
         options["batch"] = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
-    if about is About.LOOP:
-        return _offered(model, place, options, given)
-    return unsettled(model, place, options)
+    if about is VerbSubject.LOOP:
+        return _requests_question(model, place, options, given)
+    return resolve_question(model, place, options)
 
 
-def _offered(model: Model, place: Cluster, options: Given, given: Given) -> Question:
+def _requests_question(model: Model, place: Cluster, options: GivenOptions, given: GivenOptions) -> Question:
     """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
     options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
     if "concurrency" in options and (given.request_rate is not None or given.trace is not None):
         options["max_concurrency"] = options.pop("concurrency")
     plain, offered = split(options)
-    return unsettled(model, place, plain).but(offered=offered)
+    return resolve_question(model, place, plain).but(offered=offered)
 
 
-def profile_of(given: Given) -> Profile | None:
+def profile_of(given: GivenOptions) -> Profile | None:
     """A profile; it also says which chip, where no cluster is named."""
     name = given.pop("profile", "")
     if not name:
@@ -166,7 +169,7 @@ def profile_of(given: Given) -> Profile | None:
     return own
 
 
-def cluster_of(given: Given, wish: str = "name one") -> Cluster:
+def cluster_of(given: GivenOptions, wish: str = "name one") -> Cluster:
     """The cluster with the links that were given for it."""
     name, links = given.pop("cluster"), {key: given.pop(key) for key in ("intra", "inter", "nics")}
     if not name:
@@ -174,7 +177,7 @@ def cluster_of(given: Given, wish: str = "name one") -> Cluster:
     return catalog.cluster(name, **links)
 
 
-def refuse(given: Given, names: Sequence[str], why: str) -> None:
+def refuse(given: GivenOptions, names: Sequence[str], why: str) -> None:
     """Options are honoured or refused, never ignored: these must be what they are when nobody gives them."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
     for name in names:

@@ -13,7 +13,7 @@ import click
 from commtax.files import write_text
 from commtax.records import dataclass
 from commtax.spec import Cluster
-from commtax.spelling import visible
+from commtax.spelling import escape_controls
 
 EMITTED = {"launch": "launch", "benchmark": "check the prediction", "collective": "check the collective that costs most"}
 """Titles of the commands that stand below an answer, to be copied."""
@@ -68,9 +68,9 @@ class Output:
 
     def _print_json(self, document: object) -> None:
         """A document of plain values, or of records that become such."""
-        from commtax.report.documents import plain
+        from commtax.report.documents import to_json
 
-        answer = plain(document) | ({} if self.emitted is None else {"emit": self.emitted})
+        answer = to_json(document) | ({} if self.emitted is None else {"emit": self.emitted})
         if self.remarks:
             answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *self.remarks]))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
@@ -97,7 +97,7 @@ def terminal() -> Any:
     columns = os.environ.get("COLUMNS", "160")
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()
-    from commtax.report.drawn import Pipe
+    from commtax.report.drawing import Pipe
 
     return Pipe(max(100, int(columns)), _rich)
 
@@ -112,7 +112,7 @@ def _rich() -> Any:
 
         def render(self, *args: Any, **options: Any) -> Iterator[Any]:
             for piece in super().render(*args, **options):
-                yield piece if piece.control else Segment(visible(piece.text), piece.style)
+                yield piece if piece.control else Segment(escape_controls(piece.text), piece.style)
 
     console = Terminal(highlight=False, markup=False, emoji=False)  # names and files hold brackets and colons of their own
     piped = not console.is_terminal and "COLUMNS" not in os.environ

@@ -12,24 +12,24 @@ from click.core import ParameterSource
 from commtax import catalog
 from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
-from commtax.catalog.models import bundled, origin, variant
+from commtax.catalog.models import bundled_model, origin, variant
 from commtax.catalog.programs import program
-from commtax.cli.options import About, Given
-from commtax.files import ELSEWHERE, local, read_text
+from commtax.cli.options import GivenOptions, VerbSubject
+from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
-from commtax.verbs.asking import AUTO_EP
+from commtax.verbs.settling import AUTO_EP
 
 if TYPE_CHECKING:
-    from commtax.launch.launched import Launch, Servers
-    from commtax.machines.topology import Placed
+    from commtax.launch.launch_record import Launch, Servers
+    from commtax.machines.topology import PlacedCluster
 
 
-def filled(text: str, model: str, given: Given, remarks: list[str], about: About) -> tuple[Launch, str]:
+def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
     launch = _launch(text, model)
     options = _options(launch)
-    model = _agreed(model, launch, remarks) if model else _model(launch, remarks)
+    model = _agree_on_model(model, launch, remarks) if model else _model(launch, remarks)
     _shares(launch, model, options, remarks, about)
     if given.plans:
         _join_plans(options, given, remarks)
@@ -42,14 +42,14 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
     remarks += launch.notes
     if launch.unread:
         remarks.append(f"not understood, and not in the answer: {', '.join(launch.unread)}")
-    if unused and about is not About.SEARCH:  # which has a use for the pasted plan itself
+    if unused and about is not VerbSubject.SEARCH:  # which has a use for the pasted plan itself
         remarks.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     return launch, model
 
 
 def _launch(text: str, model: str) -> Launch:
     """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
-    from commtax.launch.reading import parse
+    from commtax.launch.read_command import parse
 
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
@@ -68,14 +68,14 @@ def prompt_sizes(servers: Servers) -> str:
     return f"{ranks}tp {servers.prefill_tp}"
 
 
-def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[str]:
+def _fill(options: GivenOptions, launch: Launch, given: GivenOptions, about: VerbSubject) -> list[str]:
     """Options that nobody gave take what was pasted; returns those that the command has no option for."""
     context, unused = click.get_current_context(), []
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
-    if launch.phase == "serve" and about not in (About.STEP, About.STEPS):  # a batch and a length are of training there
+    if launch.phase == "serve" and about not in (VerbSubject.STEP, VerbSubject.STEPS):  # a batch and a length are of training there
         other = {}
-    if about is About.SERVER and launch.phase == "serve":  # no search: what a command leaves out is 1
-        options = Given({"tp": 1, "pp": 1, **options})
+    if about is VerbSubject.SERVER and launch.phase == "serve":  # no search: what a command leaves out is 1
+        options = GivenOptions({"tp": 1, "pp": 1, **options})
     if not about.several:  # one step has one length
         options.pop("spread", None)
     for name, value in options.items():
@@ -87,9 +87,9 @@ def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[st
     return unused
 
 
-def _shares(launch: Launch, model: str, options: Given, remarks: list[str], about: About) -> None:
+def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str], about: VerbSubject) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
-    known, servers = bundled(model) or variant(model), launch.servers
+    known, servers = bundled_model(model) or variant(model), launch.servers
     if launch.stage_layers and known:
         options["chunks"] = launch.chunks_of(known.num_layers)
     if launch.slots:
@@ -109,18 +109,18 @@ def _shares(launch: Launch, model: str, options: Given, remarks: list[str], abou
         remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
 
 
-def _copies(slots: int, model: Model | None, remarks: list[str]) -> Given:
+def _copies(slots: int, model: Model | None, remarks: list[str]) -> GivenOptions:
     """Copies of popular experts, told by the experts of all ranks."""
     if model is None or model.experts is None:
         remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
-        return Given()
+        return GivenOptions()
     if slots < model.experts.num_experts:
         rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
         raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
-    return Given(redundant_experts=slots - model.experts.num_experts)
+    return GivenOptions(redundant_experts=slots - model.experts.num_experts)
 
 
-def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
+def _join_plans(options: GivenOptions, given: GivenOptions, remarks: list[str]) -> None:
     """The command's own plan stands beside those that are compared."""
     sizes = {axis: options.pop(axis) for axis in (*SIZES, "replicas") if axis in options}
     spelled = {"replicas": "r"}
@@ -130,9 +130,9 @@ def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
         remarks.append(f"{own} is the command's own plan")
 
 
-def _options(launch: Launch) -> Given:
+def _options(launch: Launch) -> GivenOptions:
     """Options by name, those that the command says something about."""
-    options = Given({name: value for name, value in launch.options.items() if name != "dp"})
+    options = GivenOptions({name: value for name, value in launch.options.items() if name != "dp"})
     servers = launch.servers
     if servers.prefill_workers:
         options |= {"disaggregated": True, "decode_workers": servers.count}
@@ -143,18 +143,18 @@ def _options(launch: Launch) -> Given:
         options["dp"] = launch.axes["dp"]
     if launch.phase == "train":
         options["phase"] = "train"
-    return Given({**options, "engine": f"{launch.engine}@{launch.version}" if launch.version else launch.engine})
+    return GivenOptions({**options, "engine": f"{launch.engine}@{launch.version}" if launch.version else launch.engine})
 
 
 def _model(launch: Launch, remarks: list[str]) -> str:
     """The command's model: by its name, by the last part of its path, or by its sizes."""
     if launch.model:
-        name = _named(launch.model, remarks)
-        return _named(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
+        name = _usual_model_name(launch.model, remarks)
+        return _usual_model_name(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
     if not launch.shape:
         return ""
 
-    from commtax.launch.shapes import model_with
+    from commtax.launch.model_sizes import model_with
 
     if key := model_with(launch.shape):
         remarks.append(f"the command's sizes are those of {key}")
@@ -163,14 +163,14 @@ def _model(launch: Launch, remarks: list[str]) -> str:
     raise Refusal(f"from: no model of the catalogue has {listed}; name one (a folder with config.json will do)", "from")
 
 
-def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
+def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
     """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
-    known = bundled(model)
-    if known is None and os.path.exists(local(model)):
+    known = bundled_model(model)
+    if known is None and os.path.exists(expand_home(model)):
         return model
     if launch.model:
-        name = _named(launch.model, remarks)
-        theirs = bundled(name)
+        name = _usual_model_name(launch.model, remarks)
+        theirs = bundled_model(name)
         if not theirs and name.startswith(ELSEWHERE):
             remarks.append(f"{launch.model} is taken for {model}")
             return model
@@ -179,7 +179,7 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
         if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
-        from commtax.launch.shapes import sizes_of
+        from commtax.launch.model_sizes import sizes_of
 
         sizes = sizes_of(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]
@@ -188,9 +188,9 @@ def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
     return model
 
 
-def _named(name: str, remarks: list[str]) -> str:
+def _usual_model_name(name: str, remarks: list[str]) -> str:
     """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
-    if bundled(name) or os.path.exists(local(name)):
+    if bundled_model(name) or os.path.exists(expand_home(name)):
         return name
     last = name.rstrip("/").rsplit("/", 1)[-1]
     if key := base_key(normal(last)):
@@ -201,7 +201,7 @@ def _named(name: str, remarks: list[str]) -> str:
     return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name
 
 
-def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:
+def _hosts(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
     """A chip's name alone becomes as many hosts of it as the command needs."""
     text = str(given.cluster)
     if not text or launch.num_gpus == 1:
@@ -216,7 +216,7 @@ def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:
     remarks.append(f"cluster: {given.cluster}, as the command needs it")
 
 
-def laid_out(given: Given, remarks: list[str]) -> str:
+def apply_topology(given: GivenOptions, remarks: list[str]) -> str:
     """GPUs chosen from a topology: the inside link becomes the one that the tensor-parallel groups have. Returns their numbers."""
     file = given.pop("topo", "")
     if not file:
@@ -226,20 +226,20 @@ def laid_out(given: Given, remarks: list[str]) -> str:
     if not given.cluster:
         raise Refusal.about(topo="says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090")
     sizes = {axis: given.get(axis) or 1 for axis in ("tp", "dp", "pp")}
-    laid = placing(file, catalog.cluster(given.cluster), remarks)(sizes)
+    laid = placement_by_topology(file, catalog.cluster(given.cluster), remarks)(sizes)
     if sizes["tp"] == 1:
         return ""
     given.intra = laid.cluster.intra.key
     return laid.devices
 
 
-def placing(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Mapping[str, int]], Placed]:
+def placement_by_topology(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Mapping[str, int]], PlacedCluster]:
     """Where a topology lets plans lie, by their sizes: on the GPUs that suit each best."""
     from commtax.machines import topology
 
     seen = topology.parse(read_text(file, "topo"))
 
-    def placed(sizes: Mapping[str, int]) -> Placed:
+    def placed(sizes: Mapping[str, int]) -> PlacedCluster:
         laid = topology.place(seen, cluster, sizes["tp"], sizes["dp"] * sizes["pp"])
         remarks.extend(laid.notes)
         return laid

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import click
 
-from commtax.cli.options import Given, taking
+from commtax.cli.options import GivenOptions, add_verb_options
 from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
@@ -19,13 +19,13 @@ MAX_CELLS = 150_000
 
 
 @click.command("pipeline")
-@taking("pipeline", schedule={"help": f"One of {', '.join(SCHEDULES)}.  [default: {DEFAULT}]"})
+@add_verb_options("pipeline", schedule={"help": f"One of {', '.join(SCHEDULES)}.  [default: {DEFAULT}]"})
 def pipeline_command(as_json: bool, **options: Any) -> None:
     """A pipeline schedule on its grid: the bubble counted and by closed form, and what each rank must keep.
 
     commtax pipeline -p 8 -m 32 --schedule zb-h1
     """
-    given = Given(options)
+    given = GivenOptions(options)
     if given.schedule not in SCHEDULES:
         raise Refusal.of(f"one of {', '.join(SCHEDULES)}", schedule=given.schedule)
     kind, output = SCHEDULES[given.schedule], Output(as_json)
@@ -38,7 +38,7 @@ def pipeline_command(as_json: bool, **options: Any) -> None:
     _pipeline(kind, given, output)
 
 
-def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
+def _budget(kind: Schedule, given: GivenOptions, output: Output) -> NoReturn:
     """The fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if given.microbatches is not None:
         raise Refusal("budget: give it or -m, not both")
@@ -60,7 +60,7 @@ def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
     )
 
 
-def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
+def _pipeline(kind: Schedule, given: GivenOptions, output: Output) -> NoReturn:
     stages, microbatches, chunks = given.stages, given.microbatches, given.chunks
     each = stages * max(chunks, kind.chunks)
     if each * microbatches > MAX_CELLS:
@@ -76,7 +76,7 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
     output.answer(pipelines.pipeline_document, pipelines.show_pipeline, ran)
 
 
-def parse_durations(given: Given) -> Durations:
+def parse_durations(given: GivenOptions) -> Durations:
     """``F:B:W``, a transfer time and ``RANK:FACTOR`` as durations of a pipeline."""
     stages, times, transfer, straggler = (given[name] for name in ("stages", "times", "transfer", "straggler"))
     try:

@@ -12,13 +12,13 @@ import click
 
 from commtax import catalog
 from commtax.catalog.programs import programs
-from commtax.cli.options import About, Given, Verb
-from commtax.cli.order import Order, beside, ordered, refuse
+from commtax.cli.options import GivenOptions, Verb, VerbSubject
+from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import tell
-from commtax.planner import best_serving, best_training, standing, training_standing
-from commtax.planner.columns import SERVED, ServingPlans, Standing, TrainPlans
-from commtax.planner.money import priced
+from commtax.planner import best_serving, best_training, rank_own_plan, training_standing
+from commtax.planner.columns import SERVED, ServingPlans, StandingPlan, TrainPlans
+from commtax.planner.money import with_prices
 from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.spec import Plan
@@ -26,7 +26,7 @@ from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
-    from commtax.launch.launched import Launch
+    from commtax.launch.launch_record import Launch
 
 
 import sys
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from commtax.options import taken_by
 from commtax.units import plural
-from commtax.verbs.apart import check_one_place
+from commtax.verbs.disaggregation import check_one_place
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
 @click.command("plan", cls=Verb)
-@ordered("plan", About.SEARCH)
+@verb_command("plan", VerbSubject.SEARCH)
 def plan_command(order: Order) -> None:
     """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
 
@@ -71,7 +71,7 @@ def plan_command(order: Order) -> None:
         raise Refusal.of(f"one of {', '.join(able)} here", able, emit=given.emit)
     if given.request_rate is not None:
         _fleets(order)
-    refuse(given, beside("plan", "request_rate"), "belongs to --request-rate")
+    refuse(given, options_beside("plan", "request_rate"), "belongs to --request-rate")
     if order.question.trains:
         _train(order)
     if order.others:
@@ -82,10 +82,10 @@ def plan_command(order: Order) -> None:
 def _serve(order: Order) -> NoReturn:
     from commtax.report import planning
 
-    given, q = order.given, priced([_goal(order)], order.given.price)[0]
+    given, q = order.given, with_prices([_goal(order)], order.given.price)[0]
     if order.launch:
         _check_launch(order.launch, int(q.requests.tokens))
-    searched, speed = _timed(lambda: best_serving(q))
+    searched, speed = _time_search(lambda: best_serving(q))
     pasted = _stands(searched, order.launch) if order.launch else None
     if given.emit:
         order.output.emitted = _commands(order, searched) if len(searched.plans) else {}
@@ -98,25 +98,27 @@ def _serve(order: Order) -> NoReturn:
 
 def _serve_on_several(order: Order) -> NoReturn:
     """Clusters beside each other: the plans of all, ranked together."""
-    from commtax.planner.several import best_of_several
-    from commtax.report import several
+    from commtax.planner.several_clusters import best_of_several
+    from commtax.report import several_clusters
 
     given = order.given
     refuse(given, ("plot", "html"), "is of one cluster")
     if order.launch:
         raise Refusal("from: a pasted plan is ranked on one cluster; name one", "from")
     goal = _goal(order)
-    put = priced([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given.price)
+    put = with_prices([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given.price)
     found = best_of_several(put, given.objective or "")
     if given.emit:
         order.output.emitted = _commands(order, found.best.answer) if found.best else {}
-    order.output.answer(several.several_document, several.show_several, found, given.top, code=0 if found.plans else 1)
+    order.output.answer(
+        several_clusters.several_document, several_clusters.show_several, found, given.top, code=0 if found.plans else 1
+    )
 
 
 def _goal(order: Order) -> Question:
     """The question with its lengths, limits and objective; prices are not read yet."""
     given, q = order.given, order.question
-    lengths, dtypes = _asked(order)
+    lengths, dtypes = _lengths_and_types(order)
     for name, length in zip(("input_len", "output_len"), lengths, strict=True):
         if isinstance(length, str):
             raise Refusal(f"{name} '{length}': distributions are drawn from for a --request-rate; else a mean is needed", name)
@@ -134,7 +136,7 @@ def _goal(order: Order) -> Question:
     )
 
 
-def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
+def _lengths_and_types(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     """Lengths of prompts and outputs, and the types that are compared."""
     given = order.given
     lengths = given.input_len, given.output_len
@@ -161,15 +163,15 @@ def _check_launch(launch: Launch, length: int) -> None:
     for name in UNSEARCHED:
         if value := launch.options.get(name):
             raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    most = int(Given(launch.options).max_model_len or 0)
+    most = int(GivenOptions(launch.options).max_model_len or 0)
     if most and length > most:
         raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
-def _stands(searched: ServingPlans, launch: Launch) -> Standing:
+def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    servers, said, experts = launch.servers, Given(launch.options), searched.question.model.experts
-    sizes = Given(launch.axes)
+    servers, said, experts = launch.servers, GivenOptions(launch.options), searched.question.model.experts
+    sizes = GivenOptions(launch.axes)
     inner = sizes.dp
     if catalog.engine(launch.engine).sends.ep_is_tp_dp and inner > 1 and experts and said.ep is None:
         sizes.ep = sizes.tp * inner
@@ -179,12 +181,12 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
-    return standing(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
+    return rank_own_plan(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
 
 
 def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     """The launch of the recommended plan, and the benchmark that would check it."""
-    rows, own, pasted = searched.plans, searched.recommended, Given(order.launch.options if order.launch else {})
+    rows, own, pasted = searched.plans, searched.recommended, GivenOptions(order.launch.options if order.launch else {})
     q = searched.put(rows, own).but(
         max_model_len=int(pasted.max_model_len or 0) or searched.longest(rows, own),
         max_num_seqs=max(1, int(rows.running[own])),
@@ -196,7 +198,7 @@ def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     return _launched(order, q, int(rows.replicas[own]), prompts)
 
 
-def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
+def _time_search(search: Callable[[], Answer]) -> tuple[Answer, str]:
     """The answer, and how long it took: that is said beside it, because it differs from run to run."""
     start = time.process_time()
     searched = search()
@@ -205,7 +207,7 @@ def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
     return searched, f"{searched.candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second"
 
 
-def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing | None, speed: str) -> NoReturn:
+def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: StandingPlan | None, speed: str) -> NoReturn:
     from commtax.report import planning
 
     if order.given.html:
@@ -228,17 +230,17 @@ def _train(order: Order) -> NoReturn:
     q = q.but(global_batch=given.global_batch, context=length, sequence_parallel=True, margin=given.margin)
     if given.tokens:
         q = q.but(train_tokens=parse_tokens(given.tokens, "tokens"))
-    q = priced([q], given.price)[0]
-    searched, speed = _timed(lambda: best_training(q))
+    q = with_prices([q], given.price)[0]
+    searched, speed = _time_search(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
     if given.emit:
         order.output.emitted = order.commands(searched.step_of(searched.plans, searched.recommended)) if len(searched.plans) else {}
     _answer(order, searched, pasted, speed)
 
 
-def _trains(searched: TrainPlans, launch: Launch) -> Standing:
+def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     """The pasted job, with its own overlap."""
-    said, q = Given(launch.options), searched.question
+    said, q = GivenOptions(launch.options), searched.question
     run = q.but(
         **launch.axes,
         micro_batch=int(said.micro_batch or 1),
@@ -285,14 +287,14 @@ def _with_rate(order: Order) -> list[Question]:
     """The question on each of its clusters."""
     from commtax.planner.fleets import limits_of
 
-    given, (lengths, dtypes) = order.given, _asked(order)
+    given, (lengths, dtypes) = order.given, _lengths_and_types(order)
     drawn = {name: given[name] for name, option in taken_by("plan").items() if option.part == "offered"}
     plain, offered = split({**drawn, "input_len": lengths[0], "output_len": lengths[1], "num_prompts": given.num_prompts})
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
     q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes)
     q = q.but(growth=given.headroom or 0.0, confidence=given.confidence, cost_of=given.cost_of, margin=given.margin)
-    return priced([q.but(cluster=place) for place in (q.cluster, *order.others)], given.price)
+    return with_prices([q.but(cluster=place) for place in (q.cluster, *order.others)], given.price)
 
 
 def _told(done: int, total: int, best: Trial | None) -> None:

@@ -9,13 +9,13 @@ from threading import Event, Thread
 
 from commtax.files import MiB
 from commtax.question import Question
-from commtax.sim.serving.running import Run
+from commtax.sim.serving.running import ServingRun
 
 LONG = 25_000  # requests that take about two seconds
 LARGE = 32 * MiB  # bytes on the disk that take about as long
 EVERY_S = 0.5
 BAR_SIGNS = 24
-Watch = Callable[[Run], None]
+Watch = Callable[[ServingRun], None]
 
 
 def tell(text: str = "") -> None:
@@ -25,12 +25,12 @@ def tell(text: str = "") -> None:
 
 
 @contextmanager
-def watched(requests: float) -> Iterator[Watch]:
+def watch_requests(requests: float) -> Iterator[Watch]:
     """A watcher of a run of so many requests."""
     over = Event()
     shows = requests >= LONG and sys.stderr.isatty()
 
-    def watch(ran: Run) -> None:
+    def watch(ran: ServingRun) -> None:
         if shows:
             Thread(target=_follow, args=(ran, over), daemon=True).start()
 
@@ -42,13 +42,13 @@ def watched(requests: float) -> Iterator[Watch]:
             tell()
 
 
-def _follow(ran: Run, over: Event) -> None:
+def _follow(ran: ServingRun, over: Event) -> None:
     whole = len(ran.book.arrival_s)
     while not over.wait(EVERY_S):
         tell(f"{ran.answered:,} of {whole:,} requests answered ({ran.answered / whole:.0%}); Ctrl-C: the answer so far")
 
 
-def counted(many: Sequence[Question], what: str) -> Iterator[Question]:
+def count_questions(many: Sequence[Question], what: str) -> Iterator[Question]:
     """One question after the other, with how many there have been."""
     for number, one in enumerate(many, 1):
         if sys.stderr.isatty():
@@ -59,7 +59,7 @@ def counted(many: Sequence[Question], what: str) -> Iterator[Question]:
 
 
 @contextmanager
-def reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
+def watch_reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
     """Who is told of bytes as they are read; None where nobody looks or little is to be read."""
     whole = 0
     for path in files:

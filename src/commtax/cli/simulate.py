@@ -7,9 +7,9 @@ from typing import NoReturn
 import click
 import numpy as np
 
-from commtax.cli.options import About, Given, Verb
-from commtax.cli.order import Order, beside, ordered, refuse
-from commtax.cli.progress import counted, watched
+from commtax.cli.options import GivenOptions, Verb, VerbSubject
+from commtax.cli.order import Order, options_beside, refuse, verb_command
+from commtax.cli.progress import count_questions, watch_requests
 from commtax.files import check_writable, write_text
 from commtax.question import Question
 from commtax.report import closed_loop
@@ -17,17 +17,17 @@ from commtax.sim import arrivals
 from commtax.statement import Note, Refusal
 from commtax.units import parse_seconds
 from commtax.verbs import requests
-from commtax.verbs.apart import check_pools
-from commtax.verbs.asking import settle
 from commtax.verbs.checking import number, positive
-from commtax.verbs.offering import checked
-from commtax.verbs.requests import PROMPTS, Outcome
-from commtax.verbs.serving import Simulation, serve
-from commtax.verbs.sweeping import SPELLED, Slo, at, points, slo_of, sweep
+from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.disaggregation import check_pools
+from commtax.verbs.requests import PROMPTS, RequestsInTime
+from commtax.verbs.settling import settle
+from commtax.verbs.sweeping import SPELLED, Slo, points, question_at, slo_of, sweep
+from commtax.verbs.timed_serving import check_single_load
 
 
 @click.command("simulate", cls=Verb)
-@ordered("simulate", About.LOOP)
+@verb_command("simulate", VerbSubject.LOOP)
 def simulate_command(order: Order) -> None:
     """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded or an SLO missed.
 
@@ -45,9 +45,9 @@ def simulate_command(order: Order) -> None:
     counted = given.num_prompts, given.prompts_per_client, given.duration
     if any(x is not None for x in (given.request_rate, given.trace, *counted, given.sweep)):
         refuse(given, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
-        _in_time(order, _counted(q, given))
+        _in_time(order, _with_prompts_per_client(q, given))
     rule = "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts"
-    refuse(given, beside("simulate", "time"), rule)
+    refuse(given, options_beside("simulate", "time"), rule)
     if q.offered.inputs or q.offered.outputs:
         raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
     simulated = serve(settle(q))
@@ -57,7 +57,7 @@ def simulate_command(order: Order) -> None:
     order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if closed_loop.holds_one(simulated) else 1)
 
 
-def _counted(q: Question, given: Given) -> Question:
+def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
     """As many prompts for each client, where that was said."""
     each, clients = given.prompts_per_client, q.requests.concurrency
     if each is None or np.ndim(clients) or given.sweep is not None:
@@ -67,7 +67,7 @@ def _counted(q: Question, given: Given) -> Question:
     return q.but(num_prompts=positive(each, "prompts_per_client") * clients)
 
 
-def _check_gpus(simulated: Simulation) -> None:
+def _check_gpus(simulated: ClosedLoop) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
     plan, apart = simulated.question.plan, simulated.apart
     given = simulated.requests.prefill_workers, simulated.requests.decode_workers
@@ -101,7 +101,7 @@ def _in_time(order: Order, q: Question) -> NoReturn:
     _one(order, q, slo)
 
 
-def _slo(given: Given) -> Slo:
+def _slo(given: GivenOptions) -> Slo:
     """Limits in either spelling."""
     limits = {}
     for name in ("ttft", "tpot"):
@@ -111,7 +111,7 @@ def _slo(given: Given) -> Slo:
     return slo_of(words, Slo(**limits))
 
 
-def _swept(given: Given, q: Question) -> tuple[str, tuple[float, ...]] | None:
+def _swept(given: GivenOptions, q: Question) -> tuple[str, tuple[float, ...]] | None:
     """What is swept: as was said, or several numbers of clients."""
     if given.sweep is not None:
         name, values = points(given.sweep)
@@ -127,8 +127,8 @@ def _swept(given: Given, q: Question) -> tuple[str, tuple[float, ...]] | None:
 def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
     from commtax.report.requests import outcome_document, show_outcome
 
-    with watched(_expected(q)) as watch:
-        o = requests.serve(settle(checked(q)), watch)
+    with watch_requests(_expected(q)) as watch:
+        o = requests.serve(settle(check_single_load(q)), watch)
     _write(order, o)
     order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
@@ -141,7 +141,7 @@ def _expected(q: Question) -> float:
     return q.offered.request_rate * q.offered.duration_s if isfinite(q.offered.duration_s) else PROMPTS
 
 
-def _write(order: Order, o: Outcome) -> None:
+def _write(order: Order, o: RequestsInTime) -> None:
     """The files that were asked for."""
     given = order.given
     if given.save:
@@ -168,8 +168,8 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     for file in ("timeline", "save"):
         if given[file]:
             raise Refusal(f"{file}: is of one run, and a sweep has several", file)
-    questions = [at(q, name, value, given.prompts_per_client) for value in values]
-    swept = sweep(name, values, counted(questions, name))
+    questions = [question_at(q, name, value, given.prompts_per_client) for value in values]
+    swept = sweep(name, values, count_questions(questions, name))
     if given.plot:
         plot_sweep(swept, Path(given.plot))
     code = 1 if swept.most(slo) is None else 0

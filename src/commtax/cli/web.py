@@ -4,12 +4,12 @@ import os
 
 import click
 
-from commtax.cli.options import taking
+from commtax.cli.options import add_verb_options
 from commtax.statement import Refusal
 
 
 @click.command("web")
-@taking("web")
+@add_verb_options("web")
 def web_command(port: int, host: str) -> None:
     """The communication tax on a page that you can move (needs the extra [web]).
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.inventory import Tensor, inventory
-from commtax.cost.kernel import Kernel, Step
+from commtax.cost.kernel import Kernel, KernelStep
 from commtax.cost.placement import expert_ranks
-from commtax.cost.tensors import Held, fullest_of, share, stage_params
+from commtax.cost.tensors import HeldTensor, fullest_of, share, stage_params
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
 
@@ -27,7 +27,7 @@ SHRUNK_BYTES = 4  # of a value between the two products: fp32
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AdapterPair:
     """A and B of one module on one rank: inputs and outputs that it has there, and how many such matrices (experts) lie there."""
 
     inputs: Number
@@ -40,7 +40,7 @@ class Pair:
         return self.matrices * (self.inputs + self.outputs)
 
 
-def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> Pair:
+def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> AdapterPair:
     """The pair of a linear tensor as one rank holds it.
 
     >>> from commtax.catalog import engine, model
@@ -57,11 +57,11 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> Pair:
         else share(tensor.split, model, plan, engine, tensor.units)
     )
     if tensor.name.removesuffix(".weight").endswith(SPLIT_INPUT):
-        return Pair(inputs * part, outputs, matrices)
-    return Pair(inputs, outputs * part, matrices)
+        return AdapterPair(inputs * part, outputs, matrices)
+    return AdapterPair(inputs, outputs * part, matrices)
 
 
-def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Number:
+def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) -> Number:
     """Bytes of all slots on a rank that holds these tensors: rank x max_loras x the sum over its modules of (in + out)."""
     each = sum((pair(r.tensor, model, plan, engine).size * r.copies for r in rows if r.tensor.linear), start=0.0)
     return each * plan.lora_rank * plan.max_loras * DTYPE_BYTES[plan.activations_dtype]
@@ -84,7 +84,7 @@ def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number
     return total
 
 
-def adapter_kernels(s: Step) -> list[Kernel]:
+def adapter_kernels(s: KernelStep) -> list[Kernel]:
     """Two products more for each packed module: to the adapters' rank, and back onto the module's output."""
     packed: dict[tuple[int, str], list[Tensor]] = {}
     for tensor in inventory(s.model):
@@ -95,11 +95,11 @@ def adapter_kernels(s: Step) -> list[Kernel]:
     return [kernel for one in groups for kernel in _pair_kernels(s, *one)]
 
 
-def _pair_kernels(s: Step, group: str, tensors: list[Tensor], count: int) -> Iterator[Kernel]:
+def _pair_kernels(s: KernelStep, group: str, tensors: list[Tensor], count: int) -> Iterator[Kernel]:
     """Tokens of several adapters share a launch: each token reads its own, so that up to one an active sequence is read."""
     pairs = [pair(t, s.model, s.plan, s.engine) for t in tensors]
     rank, size, first = s.plan.lora_rank, DTYPE_BYTES[s.plan.activations_dtype], tensors[0]
-    rows, matrices = _routed(s, first) if first.split == "expert" else (s.rows, 1)
+    rows, matrices = _routed_rows(s, first) if first.split == "expert" else (s.rows, 1)
     adapters = np.minimum(s.plan.max_loras, np.maximum(1, s.work.decode_seqs + s.work.prefill_seqs))
     slices, inputs, outputs = len(pairs), pairs[0].inputs, sum((p.outputs for p in pairs), start=0.0)
     shrunk = rows * rank * slices * SHRUNK_BYTES
@@ -113,7 +113,7 @@ def _pair_kernels(s: Step, group: str, tensors: list[Tensor], count: int) -> Ite
         yield Kernel(f"adapters of {group}, {what}", "gemm", runs, flops, nbytes, *shape, stored="adapters", part="adapters")
 
 
-def _routed(s: Step, tensor: Tensor) -> tuple[Number, Number]:
+def _routed_rows(s: KernelStep, tensor: Tensor) -> tuple[Number, Number]:
     """Rows of routed experts on a rank, and how many of their experts have any."""
     ffn = s.model.blocks[tensor.where].ffn
     assert isinstance(ffn, Experts)

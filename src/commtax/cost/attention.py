@@ -16,21 +16,21 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
-from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, Scan
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Step
+from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, SelectorScan
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
 from commtax.cost.linear_attention import quantised_before
 from commtax.ledger import Place
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
 
-Maker = Callable[[Step, Attention, int], Iterator[Kernel]]
+Maker = Callable[[KernelStep, Attention, int], Iterator[Kernel]]
 T = TypeVar("T")
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Makers:
+class KernelMakers:
     """What makes the kernels of a kind of attention: what a token meets alone, and what lets it see others."""
 
     projections: Maker
@@ -38,18 +38,18 @@ class Makers:
     trained: Maker  # projections as training runs them
 
 
-def choosing(projections: Maker, selector: Maker, decode: Maker, prefill: Maker) -> Makers:
+def selective_attention(projections: Maker, selector: Maker, decode: Maker, prefill: Maker) -> KernelMakers:
     """Attention that a selector chooses for; in training its matrices are met as all others are."""
 
-    def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    def attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
         for make in (selector, decode, prefill):
             yield from make(s, a, count)
 
-    def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    def trained(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
         yield from projections(s, a, count)
         yield from (k for k in selector(s, a, count) if k.form == "gemm")
 
-    return Makers(projections, attention, trained)
+    return KernelMakers(projections, attention, trained)
 
 
 def _own(part: T | None) -> T:
@@ -58,7 +58,7 @@ def _own(part: T | None) -> T:
     return part
 
 
-def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Queries, keys and values of a rank's heads, and their outputs."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
@@ -73,7 +73,7 @@ def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
 
 
-def read(s: Step, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:
+def read(s: KernelStep, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:
     """Decode attention over entries of so many bytes."""
     runs = pick(np.asarray(shape.groups) > 0, count, 0)
     flops = 2.0 * shape.groups * shape.heads * shape.entries * shape.width
@@ -83,7 +83,7 @@ def read(s: Step, form: str, count: int, shape: Reading, entry_bytes: Number, kv
 
 
 def choose(
-    s: Step,
+    s: KernelStep,
     form: str,
     count: int,
     a: Attention,
@@ -107,11 +107,11 @@ def choose(
     return Kernel("prefill attention", form, runs, flops, nbytes, dtype=dtype, shape=shape, part="attention", place="prefill")
 
 
-def scans(s: Step, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
+def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
     """Scores of decoding tokens and of prompts over keys of the selector: fp8 with a scale, or ``size`` bytes a key."""
     work, each = s.work, size or x.head_dim + SCALE_BYTES
     heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
-    length = seen_in_decode(s) / ratio
+    length = visible_tokens(s) / ratio
     pairs = work.decode_seqs * work.rows_per_seq * length
     yield _scan(s, x, f"{form}-decode", count, heads, pairs, length, work.decode_seqs * length * each)
     seqs, new, past = prompt_sizes(s)
@@ -119,20 +119,20 @@ def scans(s: Step, x: Indexer, count: int, ratio: int, form: str = "selector", s
     yield _scan(s, x, f"{form}-prefill", count, heads, pairs, (new + past) / ratio, seqs * (new + past) / ratio * each)
 
 
-def _scan(s: Step, x: Indexer, form: str, count: int, heads: Number, pairs: Number, length: Number, nbytes: Number) -> Kernel:
+def _scan(s: KernelStep, x: Indexer, form: str, count: int, heads: Number, pairs: Number, length: Number, nbytes: Number) -> Kernel:
     runs, flops = pick(np.asarray(pairs) > 0, count, 0), 2.0 * pairs * heads * x.head_dim
     dtype = "fp8" if x.block == 1 else s.plan.activations_dtype
     candidates = pairs if x.block == 1 else pairs * heads / x.block
-    plain = Kernel("selector", form, runs, flops, nbytes, dtype=dtype, shape=Scan(length, candidates))
+    plain = Kernel("selector", form, runs, flops, nbytes, dtype=dtype, shape=SelectorScan(length, candidates))
     return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
 
 
-def seen_in_decode(s: Step) -> Number:
+def visible_tokens(s: KernelStep) -> Number:
     """Tokens that a decoding query can see: what is cached, and the new ones."""
     return s.work.cached_tokens / np.maximum(1, s.work.decode_seqs) + s.work.rows_per_seq
 
 
-def prompt_sizes(s: Step) -> tuple[Number, Number, Number]:
+def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
     """Prompts of a step, and of each the new and the cached tokens."""
     seqs = s.work.prefill_seqs
     return seqs, s.work.prefill_tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
@@ -151,7 +151,15 @@ def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Numb
 
 
 def _attend(
-    s: Step, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float, window: int
+    s: KernelStep,
+    form: Place,
+    tokens: Number,
+    count: int,
+    flops: Number,
+    nbytes: Number,
+    shape: Attended,
+    stored: float,
+    window: int,
 ) -> Kernel:
     """Plain attention of so many tokens; without any there is none.
 
@@ -166,27 +174,27 @@ def _attend(
     product = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored)
     runs = pick(np.asarray(tokens) > 0, count, 0)
     plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
-    return replace(plain, stored=kind, shape=Seen(window))
+    return replace(plain, stored=kind, shape=KernelContext(window))
 
 
-def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
+def _cache(s: KernelStep, a: Attention) -> tuple[Number, Number]:
     """KV heads of a rank, and the bytes that a token has in its cache."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
-def decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
-    length = np.minimum(seen_in_decode(s), a.window) if a.window else seen_in_decode(s)
+    length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s)
     flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
     shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
     stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
     yield _attend(s, "decode", seqs, count, flops, moved, shape, stored, a.window)
 
 
-def prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Prefill computes the causal half of new x (past + new)."""
     (seqs, new, past), tokens, heads = prompt_sizes(s), s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
@@ -210,7 +218,7 @@ CHAINED = 0.6
 """Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
 
 
-def latent_projections(s: Step, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
+def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
     """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
     m = _own(a.latent)
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
@@ -229,7 +237,7 @@ def latent_projections(s: Step, a: Attention, count: int, absorbed: bool | None 
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, heads * a.v_head_dim, "self_attn.o_proj")
 
 
-def head_products(s: Step, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
+def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
     """Queries into the latents' space and outputs out of it, a matrix a head."""
     runs, heads = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
     each: tuple[tuple[str, Place, int], ...] = (("key", "key", m.nope_dim), ("value", "value", a.v_head_dim))
@@ -247,7 +255,7 @@ def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float
     return replace(plain, dtype="fp8" if stored == 1 else "bf16", weight_bytes=stored)
 
 
-def latent_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def latent_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
     if (x := a.indexer) and x.own:
         h, rows, rank = s.model.hidden, s.rows, _own(a.latent).q_rank or s.model.hidden
@@ -256,16 +264,16 @@ def latent_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
         yield from scans(s, x, count, 1)
 
 
-def latent_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Latents of all cached tokens, or of those that the selector chose."""
-    heads, entries, m = a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s), _own(a.latent)
+    heads, entries, m = a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s), _own(a.latent)
     if a.indexer:
         entries = np.minimum(entries, a.indexer.top_k)
     shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
     yield read(s, "sparse-decode" if a.indexer else "latent-decode", count, shape, _latent_bytes(s, a), s.plan.kv_dtype)
 
 
-def latent_prefill(s: Step, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
+def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
     """Whole prompts, or the tokens that the selector chose for each."""
     m, (seqs, new, past) = _own(a.latent), prompt_sizes(s)
     if a.indexer:
@@ -280,13 +288,13 @@ def latent_prefill(s: Step, a: Attention, count: int, absorbed: bool = False) ->
     yield Kernel("prefill attention", form, runs, flops, nbytes, dtype=dtype, shape=shape, part="attention", place="prefill")
 
 
-def _latent_bytes(s: Step, a: Attention) -> Number:
+def _latent_bytes(s: KernelStep, a: Attention) -> Number:
     """Bytes of one token's latent (a selector's keys are read beside it)."""
     beside = a.indexer.head_dim + SCALE_BYTES if a.indexer and a.indexer.own else 0
     return kv_bytes_per_token_layer(a, s.plan.tp, s.plan.kv_dtype) - beside
 
 
-def latent_trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def latent_training(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Nothing is absorbed, nothing small fused; a selector's matrices are met as all others are."""
     for k in latent_projections(s, a, count, absorbed=False):
         if k.form == "small":
@@ -296,10 +304,10 @@ def latent_trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield from (k for k in latent_selector(s, a, count) if k.form == "gemm")
 
 
-LATENT = replace(choosing(latent_projections, latent_selector, latent_decode, latent_prefill), trained=latent_trained)
+LATENT = replace(selective_attention(latent_projections, latent_selector, latent_decode, latent_prefill), trained=latent_training)
 
 
-def _compressed_projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Queries through a latent, one latent for keys and values, the compressor's values and gates, outputs by groups of heads."""
     m, h, heads, rows = _own(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
     low = m.q_rank + a.head_dim
@@ -314,7 +322,7 @@ def _compressed_projections(s: Step, a: Attention, count: int) -> Iterator[Kerne
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "attn.wo_b")
 
 
-def _compressed_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _compressed_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """A selector over compressed entries, with a compressor of its own."""
     if (x := a.indexer) and x.own:
         m, h, rows = _own(a.compressed), s.model.hidden, s.rows
@@ -323,14 +331,14 @@ def _compressed_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
         yield from scans(s, x, count, m.ratio, "compressed-selector")
 
 
-def _compressed_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _compressed_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """The last tokens, and entries of the older ones."""
-    m, heads, seen = _own(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, seen_in_decode(s)
+    m, heads, seen = _own(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s)
     shape = Reading(s.work.decode_seqs, heads, _entries(seen, a, m), 2 * a.head_dim)
     yield read(s, "compressed-decode", count, shape, entry_bytes(a, m, s.plan.kv_dtype), s.plan.activations_dtype)
 
 
-def _compressed_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _compressed_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     m, (seqs, new, past) = _own(a.compressed), prompt_sizes(s)
     chosen = (seqs * compressed_pairs(new, past, a, m), _entries(new + past, a, m))
     yield choose(s, "compressed-prefill", count, a, chosen, 2 * a.head_dim, entry_bytes(a, m, s.plan.kv_dtype), low=False)
@@ -348,10 +356,10 @@ def _entries(length: Number, a: Attention, m: Compressed) -> Number:
     return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
 
 
-COMPRESSED = choosing(_compressed_projections, _compressed_selector, _compressed_decode, _compressed_prefill)
+COMPRESSED = selective_attention(_compressed_projections, _compressed_selector, _compressed_decode, _compressed_prefill)
 
 
-def _block_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _block_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Index queries of a rank's KV heads and one index key, and their scores; index keys stay in the activations' format."""
     x = _own(a.indexer)
     width = (x.num_heads / np.minimum(s.plan.tp, x.num_heads) + 1) * x.head_dim
@@ -359,16 +367,16 @@ def _block_selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield from scans(s, x, count, 1, "block-selector", x.head_dim * DTYPE_BYTES[s.plan.activations_dtype])
 
 
-def _block_decode(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _block_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Keys and values of the chosen blocks, for each KV head its own."""
     kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
     heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
-    entries = np.minimum(seen_in_decode(s), _own(a.indexer).top_k)
+    entries = np.minimum(visible_tokens(s), _own(a.indexer).top_k)
     shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
     yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
 
 
-def _block_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _block_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     seqs, new, past = prompt_sizes(s)
     most, width = _own(a.indexer).top_k, a.head_dim + a.v_head_dim
     chosen = (seqs * chosen_pairs(new, past, most), np.minimum(new + past, most))
@@ -376,8 +384,8 @@ def _block_prefill(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield choose(s, "block-prefill", count, a, chosen, width, width * DTYPE_BYTES[s.plan.kv_dtype], group)
 
 
-def _kv_heads(s: Step, a: Attention) -> Number:
+def _kv_heads(s: KernelStep, a: Attention) -> Number:
     return a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
 
 
-BLOCKS = choosing(projections, _block_selector, _block_decode, _block_prefill)
+BLOCKS = selective_attention(projections, _block_selector, _block_decode, _block_prefill)

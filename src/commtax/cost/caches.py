@@ -121,7 +121,7 @@ PLAIN = StateHabits()  # of an engine whose file says nothing of states
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CacheGroup:
     """Layers with one table of blocks."""
 
     tokens: Number  # that a block holds
@@ -142,7 +142,7 @@ class KvPool:
     bytes_per_token: Number  # of one rank, all layers: what a token costs while every layer of attention keeps it
     bytes_per_block: Number  # one block of one group
     block_size: Number  # tokens
-    groups: tuple[Group, ...]
+    groups: tuple[CacheGroup, ...]
     state_bytes: Number = 0.0  # of one sequence: what it keeps whatever its length
     share: float = 0.0  # bytes of a pool of states over those of the blocks; 0: there is no such pool
     slots: int = 1  # states of such a pool that a running request has
@@ -187,15 +187,15 @@ def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: St
     states = [m for m in mixers if isinstance(m, RECURRENT)]
     nbytes = sum((state_bytes_per_layer(m, plan.tp, plan) for m in mixers), start=plan.tp * 0.0)
     if habits.compressed_block and any(a.compressed for a in cached):
-        return (_windows_apart if habits.window_share else _compressed)(cached, plan, habits, nbytes)
+        return (_separate_window_pool if habits.window_share else _compressed_pool)(cached, plan, habits, nbytes)
     if habits.state_pool == "blocks":
-        return _grouped(cached, states, plan, block_size, habits, nbytes)
-    pool = _grouped(cached, [], plan, block_size, habits, nbytes)
+        return _grouped_pool(cached, states, plan, block_size, habits, nbytes)
+    pool = _grouped_pool(cached, [], plan, block_size, habits, nbytes)
     if not np.any(nbytes):
         return pool
     if states and habits.state_pool == "share":
         return replace(pool, share=habits.state_share, slots=habits.state_slots)
-    beside = Group(block_size, states=np.ceil(nbytes * habits.state_slots / pool.bytes_per_block))
+    beside = CacheGroup(block_size, states=np.ceil(nbytes * habits.state_slots / pool.bytes_per_block))
     return replace(pool, groups=(*pool.groups, beside))
 
 
@@ -207,14 +207,14 @@ def _kind(a: Attention) -> Kind:
     return a.window, a.num_kv_heads, a.head_dim, a.v_head_dim, a.latent is not None
 
 
-def _grouped(
+def _grouped_pool(
     cached: Sequence[Attention], states: Sequence[DeltaNet | Mamba2], plan: Plan, size: int, habits: StateHabits, nbytes: Number
 ) -> KvPool:
     """Groups of equal numbers of layers, whose blocks are as large as the widest kind's; all in one where one kind is all."""
     per_layer = {a: kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in dict.fromkeys(cached)}
     if not states and len({a.window for a in cached}) == 1:
         each = sum(per_layer[a] for a in cached)
-        return KvPool(each, each * size, size, (Group(size, cached[0].window),), nbytes)
+        return KvPool(each, each * size, size, (CacheGroup(size, cached[0].window),), nbytes)
     widest = max(per_layer.values(), key=lambda v: float(np.max(v)))
     block = _raised_block(cached, states, plan, size, habits, widest)
     page = widest * block
@@ -224,9 +224,9 @@ def _grouped(
     each = largest if largest < SHARED_LAYERS * smallest else smallest
     held = {_kind(a): nbytes_ for a, nbytes_ in per_layer.items()}
     groups = tuple(
-        Group(block, states=habits.state_slots)
+        CacheGroup(block, states=habits.state_slots)
         if isinstance(kind, RECURRENT)
-        else Group(_fitting(block, page, held[kind]), kind[0])
+        else CacheGroup(_tokens_in_block(block, page, held[kind]), kind[0])
         for kind, count in counts.items()
         for _ in range(math.ceil(count / each))
     )
@@ -234,7 +234,7 @@ def _grouped(
     return KvPool(growing, page * each, block, groups, nbytes)
 
 
-def _fitting(block: Number, page: Number, per_token: Number) -> Number:
+def _tokens_in_block(block: Number, page: Number, per_token: Number) -> Number:
     """Tokens of a narrower layer in a block of the widest: whole multiples of the usual, where they fill it."""
     times = page / np.maximum(per_token * block, 1e-9)
     return block * np.where(times == np.floor(times), times, 1)[()]
@@ -252,32 +252,34 @@ def _raised_block(
     return (np.maximum(1, np.ceil(state / (grain * per_token))) * grain)[()]
 
 
-def _compressed(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
+def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
     """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them.
 
     A stage of windows alone has pages of their size.
     """
     plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
-    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(_padded(n, habits) for n in plain)
+    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(
+        _page_bytes(n, habits) for n in plain
+    )
     kept = [(a.compressed.window, habits.window_block) for a in cached if a.compressed]
     for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
-        kept += [_unfinished(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
+        kept += [_compressor_window(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
     counts, most = Counter(kept), max(pages.values())
     groups = [most, *counts.values()]
     # Layers of a group, at least those of the most pages, with the fewest padded in all groups; of equals the most.
     each = min(range(most, max(groups) + 1), key=lambda size: (sum(-count % size for count in groups), -size))
     windows = tuple(
-        Group(tokens, window, states=math.ceil(window / tokens) + 1)
+        CacheGroup(tokens, window, states=math.ceil(window / tokens) + 1)
         for (window, tokens), count in counts.items()
         for _ in range(math.ceil(count / each))
     )
     packed = max(sum(page * count for page, count in pages.items()), max(pages) * each)
     block = packed if habits.packed_pages else sum(pages) * each
     size = plan.tp * 0 + habits.compressed_block
-    return KvPool(plan.tp * 0 + block / habits.compressed_block, plan.tp * 0 + block, size, (Group(size), *windows), nbytes)
+    return KvPool(plan.tp * 0 + block / habits.compressed_block, plan.tp * 0 + block, size, (CacheGroup(size), *windows), nbytes)
 
 
-def _windows_apart(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
+def _separate_window_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
     """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator).
 
     Entries that overlap are unfinished beside their window's tokens; of others a request has room for one.
@@ -290,9 +292,9 @@ def _windows_apart(cached: Sequence[Attention], plan: Plan, habits: StateHabits,
         windows += entry_bytes(a, m, plan.kv_dtype) + rows * sum(unfinished_bytes(m, width) for width in compressed_widths(a))
     each = entries + habits.window_share * windows
     unfinished = sum(m.ratio * unfinished_bytes(m, width) for a, m in kinds if m.overlap == 1 for width in compressed_widths(a))
-    beside = Group(size, states=np.ceil(unfinished / (each * size)))
+    beside = CacheGroup(size, states=np.ceil(unfinished / (each * size)))
     kept = max(math.ceil(m.window / habits.window_block) + 1 for _, m in kinds) * habits.window_block
-    groups = (Group(size), beside) if unfinished else (Group(size),)
+    groups = (CacheGroup(size), beside) if unfinished else (CacheGroup(size),)
     return KvPool(each, each * size, size, groups, nbytes, window_share=habits.window_share, window_tokens=kept)
 
 
@@ -301,16 +303,16 @@ def _entry_pages(a: Attention, plan: Plan, habits: StateHabits) -> Iterator[int]
     m = a.compressed
     if m and m.ratio:
         entries = habits.compressed_block / m.ratio
-        yield _padded(entries * entry_bytes(a, m, plan.kv_dtype), habits)
+        yield _page_bytes(entries * entry_bytes(a, m, plan.kv_dtype), habits)
         if a.indexer:
-            yield _padded(entries * (a.indexer.head_dim + SCALE_BYTES), habits)
+            yield _page_bytes(entries * (a.indexer.head_dim + SCALE_BYTES), habits)
 
 
-def _padded(nbytes: float, habits: StateHabits) -> int:
+def _page_bytes(nbytes: float, habits: StateHabits) -> int:
     return math.ceil(nbytes / habits.page_multiple) * habits.page_multiple
 
 
-def _unfinished(m: Compressed, a: Attention, page: int) -> tuple[int, int]:
+def _compressor_window(m: Compressed, a: Attention, page: int) -> tuple[int, int]:
     """The window of a compressor, and its tokens in a block: the largest power of two that the largest page holds."""
     widest = max(compressed_widths(a))
     return m.overlap * m.ratio, 2 ** math.floor(math.log2(page / unfinished_bytes(m, widest)))

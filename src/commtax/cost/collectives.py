@@ -15,7 +15,7 @@ from typing import get_args
 
 import numpy as np
 
-from commtax.arrays import distinct, pick, some, spread
+from commtax.arrays import holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.placement import Span
 from commtax.records import dataclass
 from commtax.spec import Algorithm, Cluster, Fabric, Link, Network, Number, Path, Protocol
@@ -126,7 +126,7 @@ def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PathChoice:
     """The price of a collective and the path taken: ``path`` indexes the list it was chosen from."""
 
     latency_s: Number
@@ -151,29 +151,29 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
     return ok
 
 
-def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
+def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
     """The path that a library takes, at no more than a larger tensor costs on the path behind a limit.
 
     Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time. Of many
     steps most send the same tensors: each is looked at once.
     """
-    few = distinct(nbytes, ranks)
+    few = unique_with_places(nbytes, ranks)
     if few is None:
-        return _chosen(paths, nbytes, ranks)
-    found = _chosen(paths, *few[0])
-    return Choice(*(spread(x, few[1]) for x in (found.latency_s, found.wire_s, found.path)))
+        return _choose_path(paths, nbytes, ranks)
+    found = _choose_path(paths, *few[0])
+    return PathChoice(*(spread(x, few[1]) for x in (found.latency_s, found.wire_s, found.path)))
 
 
-def _chosen(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
+def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
     limits = [(limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits]
     starts = [_limit(by_world, ranks) + next_byte for by_world, next_byte in limits]
     sizes = np.stack(np.broadcast_arrays(nbytes, *starts, ranks)[:-1])  # all looked at together: a look costs more than its numbers
-    first = _first(paths, sizes, ranks)
+    first = _first_applicable(paths, sizes, ranks)
     latency, wire = first.latency_s[0], first.wire_s[0]
     for start, beyond_s, moving_s in zip(starts, first.latency_s[1:], first.wire_s[1:], strict=True):
         less = (nbytes < start) & (beyond_s + moving_s < latency + wire)
         latency, wire = pick(less, beyond_s, latency), pick(less, moving_s, wire)
-    return Choice(latency, wire, first.path[0])
+    return PathChoice(latency, wire, first.path[0])
 
 
 def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
@@ -182,7 +182,7 @@ def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
     return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
 
 
-def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
+def _first_applicable(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
     """The first path that applies; paths of one ``turn`` compete on price, as NCCL lets its algorithms compete.
 
     In groups larger than a path's limits were seen in, it competes with those after it.
@@ -199,14 +199,14 @@ def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
             if path.turn != turn:
                 continue
             open_to = applies(path, nbytes, ranks) & ~settled
-            if not some(open_to):
+            if not holds_anywhere(open_to):
                 continue
             fixed, moving = path_parts(path, nbytes, ranks)
             better = open_to & (~done | (fixed + moving < latency + wire))
             latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
             taken, done = pick(better, index, taken), done | better
             firm = firm | (better & (not path.max_bytes or np.asarray(ranks) <= path.max_bytes[-1][0]))
-    return Choice(latency, wire, taken)
+    return PathChoice(latency, wire, taken)
 
 
 ROUND = ("all-gather", "reduce-scatter")
@@ -260,7 +260,7 @@ class Crossing:
         return ring_factor(self.op, self.ranks if self.op in ROUND else self.domains)
 
 
-def across(crossing: Crossing, inside: Choice, paths: tuple[Path, ...], network: Network) -> Choice:
+def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
     """A collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
 
     t = latency inside + hops of the network + what fills the pipeline + [ inside^norm + wire^norm ]^(1/norm) seconds.
@@ -272,10 +272,10 @@ def across(crossing: Crossing, inside: Choice, paths: tuple[Path, ...], network:
     pairs, ordered = crossing.op in PAIRS, crossing.link.ordered
     able = [p for p in network.protocols if not (p.ring and pairs) and (ordered or not p.ordered)]
     priced = [_by_protocol(p, crossing, inside, paths, network) for p in able]
-    return reduce(lambda one, other: _where(other.seconds < one.seconds, other, one), priced)
+    return reduce(lambda one, other: _choice_where(other.seconds < one.seconds, other, one), priced)
 
 
-def one_pipeline(c: Crossing, inside: Choice, network: Network) -> Choice:
+def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoice:
     """Both stages as one pipeline: log2 M network hops each way (a tree), each some times the link's latency.
 
     A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different
@@ -285,19 +285,19 @@ def one_pipeline(c: Crossing, inside: Choice, network: Network) -> Choice:
     through = c.ranks if network.flat and c.op in RINGS else c.domains
     wire = ring_factor(c.op, through) * c.nbytes / (c.nics_Bps * network.efficiency)
     hop = c.passes * (network.hops * c.link.latency_s)
-    both = _beside(inside.wire_s, wire, network) + 2 * network.pipelining * np.sqrt(hop * wire)
+    both = _overlapped_stages(inside.wire_s, wire, network) + 2 * network.pipelining * np.sqrt(hop * wire)
     return _choice(inside.latency_s + levels * hop, both, inside.path, inside)
 
 
-def _by_protocol(p: Protocol, c: Crossing, inside: Choice, paths: tuple[Path, ...], network: Network) -> Choice:
+def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
     """Latency: the stage inside, the network's hops, what fills the pipeline. Bytes: both stages side by side."""
-    index, (latency, moving) = _ridden(p, c, inside, paths)
+    index, (latency, moving) = _inside_path(p, c, inside, paths)
     hop = c.passes * (network.hops * c.link.latency_s)
     wire = c.leaving * c.nbytes / np.minimum(c.nics_Bps * p.share * network.efficiency * c.link.efficiency, p.most_Bps)
     loss = p.pair_loss if c.op in PAIRS else p.loss
     lost = 2 * loss * np.sqrt(hop * c.leaving * c.nbytes / c.nics_Bps) if loss else 0.0
     fixed = latency + c.hops * hop + p.extra_s + network.pipelining * _fill(p, c)
-    return _choice(fixed, _beside(moving, wire, network) + lost, index, inside)
+    return _choice(fixed, _overlapped_stages(moving, wire, network) + lost, index, inside)
 
 
 def _fill(p: Protocol, c: Crossing) -> Number:
@@ -307,7 +307,7 @@ def _fill(p: Protocol, c: Crossing) -> Number:
     return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
 
 
-def _ridden(p: Protocol, c: Crossing, inside: Choice, paths: tuple[Path, ...]) -> tuple[Number, Parts]:
+def _inside_path(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...]) -> tuple[Number, Parts]:
     """The path inside the domains that a protocol rides: the one chosen, or the plain ring."""
     ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
     if ring is None:
@@ -320,23 +320,25 @@ def stage_ranks(op: str, ranks: Number, inside: Number) -> Number:
     return pick(np.asarray(inside) > 1, ranks, inside) if op in ROUND else inside
 
 
-def _beside(inside_s: Number, wire_s: Number, network: Network) -> Number:
+def _overlapped_stages(inside_s: Number, wire_s: Number, network: Network) -> Number:
     """Two stages that overlap: the slower one, and a little more where both are near."""
     return (inside_s**network.norm + wire_s**network.norm) ** (1 / network.norm)
 
 
-def _choice(latency: Number, wire: Number, path: Number, inside: Choice) -> Choice:
-    return Choice(latency, wire, path, inside.seconds / np.maximum(latency + wire, 1e-12))
+def _choice(latency: Number, wire: Number, path: Number, inside: PathChoice) -> PathChoice:
+    return PathChoice(latency, wire, path, inside.seconds / np.maximum(latency + wire, 1e-12))
 
 
-def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
+def price(
+    op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0
+) -> PathChoice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
     here = choose(fabric.paths[op], nbytes, ranks)
-    if not some(where.crosses):
+    if not holds_anywhere(where.crosses):
         return here
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     if fabric.flat:
-        return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
+        return _choice_where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
     paths = fabric.network_paths[op]
     inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
     hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
@@ -348,9 +350,9 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
     domains = np.maximum(1, where.domains)
     crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
-    return _where(where.crosses, across(crossing, inside, paths, fabric.network), here)
+    return _choice_where(where.crosses, cross_domains(crossing, inside, paths, fabric.network), here)
 
 
-def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
+def _choice_where(condition: Number, yes: PathChoice, no: PathChoice) -> PathChoice:
     parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
-    return Choice(*(pick(condition, a, b) for a, b in parts))
+    return PathChoice(*(pick(condition, a, b) for a, b in parts))

@@ -15,8 +15,8 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.adapters import adapter_kernels
 from commtax.cost.attention import BLOCKS, COMPRESSED, LATENT, decode_attention, prefill_attention, projections
-from commtax.cost.forms.experts import Routed, routed_kernels
-from commtax.cost.kernel import Kernel, Step, input_bytes
+from commtax.cost.forms.experts import RoutedSizes, routed_kernels
+from commtax.cost.kernel import Kernel, KernelStep, input_bytes
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
@@ -33,11 +33,11 @@ def step_kernels(
     imbalance: float = 0.0,
     sorts: bool = False,
 ) -> list[Kernel]:
-    """Every kernel of one step, all pipeline stages in sequence; ``exchange`` and ``imbalance`` as in ``Step``.
+    """Every kernel of one step, all pipeline stages in sequence; ``exchange`` and ``imbalance`` as in ``KernelStep``.
 
     ``sorts``: tokens are drawn from the most likely ones.
     """
-    step = Step(model, plan, work, rows, engine, exchange, imbalance)
+    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance)
     kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
@@ -49,21 +49,21 @@ def step_kernels(
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
     """The kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
-    return _layers(Step(model, plan, work, rows, engine), training)
+    return _layers(KernelStep(model, plan, work, rows, engine), training)
 
 
-def _layers(step: Step, training: bool = False) -> list[Kernel]:
+def _layers(step: KernelStep, training: bool = False) -> list[Kernel]:
     layers = (kernel for make, thing, count in _parts(step.model, training) for kernel in make(step, thing, count))
     return [*layers, *(adapter_kernels(step) if step.plan.lora_rank else ())]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    step, name = Step(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
+    step, name = KernelStep(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
     return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
 
 
-Maker = Callable[[Step, Any, int], Iterator[Kernel]]
+Maker = Callable[[KernelStep, Any, int], Iterator[Kernel]]
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +72,7 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
         halves = (block.mixer is not None) + (block.ffn is not None)
-        keys: list[tuple[Maker, object]] = [*_mixing(block.mixer, training)]
+        keys: list[tuple[Maker, object]] = [*_mixer_makers(block.mixer, training)]
         if isinstance(block.ffn, Mlp):
             keys.append((_mlp, block.ffn))
         elif block.ffn:  # layers whose experts are chosen by a table or with a corrected score have the kernels of the others
@@ -82,7 +82,7 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
 
-def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
+def _mixer_makers(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
     """Projections are the same whatever the window. Training makes keys and values of every head."""
     if isinstance(mixer, Attention):
         kind = LATENT if mixer.latent else COMPRESSED if mixer.compressed else BLOCKS if mixer.indexer else None
@@ -102,12 +102,12 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         yield mamba_kernels, mixer
 
 
-def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:
+def _norms(s: KernelStep, num_norms: int, count: int) -> Iterator[Kernel]:
     """Residual add and norm: reads hidden and residual, writes both."""
     yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
 
 
-def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
+def stream_kernels(s: KernelStep, halves: int, count: int) -> Iterator[Kernel]:
     """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
 
     Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
@@ -121,24 +121,24 @@ def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
         yield s.small("look back at blocks", "norms", "", halves * count, s.rows * s.model.hidden * (begun + 2))
 
 
-def _mlp(s: Step, f: Mlp, count: int) -> Iterator[Kernel]:
-    yield from _dense(s, "feed-forward", f.intermediate / s.plan.tp, f.gated, count, s.rows, "mlp")
+def _mlp(s: KernelStep, f: Mlp, count: int) -> Iterator[Kernel]:
+    yield from _dense_kernels(s, "feed-forward", f.intermediate / s.plan.tp, f.gated, count, s.rows, "mlp")
 
 
-def _mixture(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
+def _mixture(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
     yield s.gemm("router", "router", "router", count, s.rows, f.num_experts, s.model.hidden)
     if f.latent:
         yield s.gemm("to the experts' width", "experts", "router", count, s.rows, f.latent, s.model.hidden, "mlp.fc1_latent_proj")
         yield s.gemm("from the experts' width", "experts", "output", count, s.rows, s.model.hidden, f.latent, "mlp.fc2_latent_proj")
-    yield from routed(s, f, count)
+    yield from routed_experts(s, f, count)
     if f.shared_intermediate:
         split = np.asarray(tokens_split(s.model, s.plan, s.engine))
         rows = pick(split, np.ceil(s.rows / s.plan.tp), s.rows)
         width = f.shared_intermediate / pick(split, 1, s.plan.tp)
-        yield from _dense(s, "shared expert", width, f.gated, count, rows, "mlp.shared_experts")
+        yield from _dense_kernels(s, "shared expert", width, f.gated, count, rows, "mlp.shared_experts")
 
 
-def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
+def _dense_kernels(s: KernelStep, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
     yield (widening := s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj"))
@@ -158,7 +158,7 @@ def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Nu
     return replace(plain, length=length, head_dim=head_dim)
 
 
-def tower_kernels(s: Step) -> Iterator[Kernel]:
+def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
     """A vision tower over the pictures of a step: patches in, its layers, then what hands tokens to the decoder.
 
     Ranks share its weights and look at all of them, or each has it whole and looks at its own of the pictures.
@@ -182,7 +182,7 @@ def tower_kernels(s: Step) -> Iterator[Kernel]:
             yield s.gemm(f"tower {name.removesuffix('.weight')}", "tower", "", some * copies, tokens, out, into)
 
 
-def _layer_kernels(s: Step, t: Tower, rows: Number, cut: Number, count: Number) -> Iterator[Kernel]:
+def _layer_kernels(s: KernelStep, t: Tower, rows: Number, cut: Number, count: Number) -> Iterator[Kernel]:
     """Products, norms and activation of its layers."""
     width, wide, both = t.num_heads * t.head_dim / cut, t.intermediate / cut, 2 if t.gated else 1
     yield s.gemm("tower QKV projection", "tower", "", count, rows, 3 * width, t.hidden)
@@ -201,23 +201,23 @@ DRAWS = 8  # of popularities that a placement is judged by
 GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
 
 
-def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
+def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
     """Kernels of the routed part of ``count`` layers on the rank that all others wait for."""
     sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
     if not s.engine.kernels.fused_experts:
-        yield from _grouped(s, sizes, count, f.bias)
+        yield from _plain_experts(s, sizes, count, f.bias)
         return
     apart = np.asarray(bool(behind) & expert_ranks(s.plan, s.engine).over_replicas)
     if not np.all(apart):
-        yield from _fused(s, sizes, pick(apart, 0, count), "")
+        yield from _fused_experts(s, sizes, pick(apart, 0, count), "")
     if s.exchange:  # it brings a rank only what is for its experts: a token comes once, with all of its copies here
         missed = np.exp(-sizes.copies / np.maximum(1.0, sizes.tokens))
         sizes = replace(sizes, tokens=np.maximum(1.0, sizes.tokens * (1 - missed)))
     if np.any(apart):
-        yield from _fused(s, sizes, pick(apart, count, 0), behind)
+        yield from _fused_experts(s, sizes, pick(apart, count, 0), behind)
 
 
-def _sizes(s: Step, f: Experts) -> Routed:
+def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
     """Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts."""
     plan, popularity, ranks = s.plan, s.engine.kernels.popularity, expert_ranks(s.plan, s.engine)
     tokens = s.rows * ranks.reach
@@ -228,10 +228,10 @@ def _sizes(s: Step, f: Experts) -> Routed:
     elsewhere = np.maximum(0.0, tokens * f.top_k - copies)
     inner, up = f.intermediate / ranks.inside, 2.0 if f.gated else 1.0
     owned, hidden = slots / plan.ep, f.latent or s.model.hidden
-    return Routed(tokens, copies, elsewhere, np.minimum(active, owned), owned, f.num_experts, hidden, inner, up)
+    return RoutedSizes(tokens, copies, elsewhere, np.minimum(active, owned), owned, f.num_experts, hidden, inner, up)
 
 
-def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
+def _fused_experts(s: KernelStep, r: RoutedSizes, count: Number, backend: str) -> Iterator[Kernel]:
     """Kernels made for experts: their constants are of the whole routed part (``forms/experts.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
     loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
@@ -247,7 +247,7 @@ def _fused(s: Step, r: Routed, count: Number, backend: str) -> Iterator[Kernel]:
             yield replace(products, count=pick(where, count, 0), part="experts", place="gate")
 
 
-def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
+def _plain_experts(s: KernelStep, r: RoutedSizes, count: int, biased: bool) -> Iterator[Kernel]:
     """Plain products, as one whose matrix is the experts that some token chose, with small kernels around them."""
     each, both, runs = r.copies / np.maximum(1e-9, r.active), r.up * r.inner, s.engine.kernels
     up = s.gemm("experts gate and up", "experts", "gate", count, each, both * r.active, r.hidden, GATE)
@@ -299,7 +299,7 @@ def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) 
     """
     owned, share = moe.num_experts / ep, chosen_experts(moe, tokens, popularity) / moe.num_experts
     spread = np.sqrt(owned * share * (1 - share) * (1 - 1 / ep)) * np.isfinite(popularity)
-    return np.minimum(owned, owned * share + _above(ep) * spread)
+    return np.minimum(owned, owned * share + _largest_load(ep) * spread)
 
 
 def busiest_rank(moe: Experts, tokens: Number, ep: Number, popularity: float, redundant: int = 0) -> Number:
@@ -307,7 +307,7 @@ def busiest_rank(moe: Experts, tokens: Number, ep: Number, popularity: float, re
 
     A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)),
     beside that of drawing n copies by chance, sqrt(ep / n); less what the fixed total takes, sqrt(1 - 1/ep). Redundant copies
-    of popular experts, placed by load, leave what ``levelled`` says instead of the first.
+    of popular experts, placed by load, leave what ``replicated_imbalance`` says instead of the first.
 
     >>> moe = Experts(128, 8, 1)
     >>> round(float(busiest_rank(moe, 1e9, 8, 0.3)), 2), round(float(busiest_rank(moe, 1e9, 8, np.inf)), 2)
@@ -315,15 +315,15 @@ def busiest_rank(moe: Experts, tokens: Number, ep: Number, popularity: float, re
     """
     chance = ep / np.maximum(1.0, tokens * moe.top_k) * np.isfinite(popularity)
     uneven = 0.0 if redundant else ep / (moe.num_experts * popularity)
-    placed = levelled(moe.num_experts, ep, popularity, redundant) if redundant else 1.0
-    return np.minimum(ep, placed + _above(ep) * np.sqrt((uneven + chance) * (1 - 1 / ep)))
+    placed = replicated_imbalance(moe.num_experts, ep, popularity, redundant) if redundant else 1.0
+    return np.minimum(ep, placed + _largest_load(ep) * np.sqrt((uneven + chance) * (1 - 1 / ep)))
 
 
-def _above(ep: Number) -> Number:
+def _largest_load(ep: Number) -> Number:
     return np.interp(np.log2(ep * 1.0), np.arange(len(LARGEST)), LARGEST)
 
 
-def levelled(num_experts: int, ep: Number, popularity: float, redundant: int) -> Number:
+def replicated_imbalance(num_experts: int, ep: Number, popularity: float, redundant: int) -> Number:
     """Load of the busiest rank over the mean after the most popular experts got ``redundant`` further copies (EPLB).
 
     Each copy in turn goes to the expert with the most tokens a copy, then copies go to the emptiest rank, largest first: means
@@ -333,18 +333,18 @@ def levelled(num_experts: int, ep: Number, popularity: float, redundant: int) ->
     1.03
     """
     if np.ndim(ep):
-        return np.vectorize(lambda one: levelled(num_experts, one, popularity, redundant), otypes=[float])(ep)
-    return _levelled(num_experts, int(ep), popularity, redundant)
+        return np.vectorize(lambda one: replicated_imbalance(num_experts, one, popularity, redundant), otypes=[float])(ep)
+    return _mean_imbalance(num_experts, int(ep), popularity, redundant)
 
 
 @lru_cache(maxsize=256)
-def _levelled(num_experts: int, ep: int, popularity: float, redundant: int) -> float:
+def _mean_imbalance(num_experts: int, ep: int, popularity: float, redundant: int) -> float:
     rng = np.random.default_rng(0)
     draws = rng.gamma(popularity, size=(DRAWS, num_experts)) if np.isfinite(popularity) else np.ones((1, num_experts))
-    return float(np.mean([_placed(loads, ep, redundant) for loads in draws]))
+    return float(np.mean([_imbalance_of(loads, ep, redundant) for loads in draws]))
 
 
-def _placed(loads: Number, ep: int, redundant: int) -> float:
+def _imbalance_of(loads: Number, ep: int, redundant: int) -> float:
     copies = np.ones_like(loads)
     for _ in range(redundant):
         copies[np.argmax(loads / copies)] += 1

@@ -48,11 +48,11 @@ def inventory(model: Model) -> tuple[Tensor, ...]:
         tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", "embedding"))
     tensors += map(_extra, model.extras)
     for index, block in enumerate(model.blocks):
-        tensors += _placed(_layer(model, block), "model.layers.N.", index)
+        tensors += _place_tensors(_layer(model, block), "model.layers.N.", index)
     if model.final_norm:
-        tensors += _placed(_norm("norm", model.hidden, model.norm_bias), "model.", LAST)
+        tensors += _place_tensors(_norm("norm", model.hidden, model.norm_bias), "model.", LAST)
     if model.hyper:
-        tensors += _placed(_hyper("hc_head", model.hyper.streams, model.hidden, head=True), "model.", LAST)
+        tensors += _place_tensors(_hyper("hc_head", model.hyper.streams, model.hidden, head=True), "model.", LAST)
     if not model.tied:
         tensors.append(Tensor("lm_head.weight", (model.vocab, model.hidden), "vocab", "head", where=LAST))
     if model.head_bias:
@@ -64,7 +64,7 @@ def inventory(model: Model) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _placed(tensors: Iterable[Tensor], prefix: str, where: int) -> list[Tensor]:
+def _place_tensors(tensors: Iterable[Tensor], prefix: str, where: int) -> list[Tensor]:
     return [replace(tensor, name=f"{prefix}{tensor.name}", where=where) for tensor in tensors]
 
 
@@ -118,9 +118,9 @@ def _mixer(hidden: int, mixer: Mixer) -> Iterator[Tensor]:
 
 def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
     if a.compressed:
-        yield from _compressed(hidden, a, a.compressed)
+        yield from _compressed_latent(hidden, a, a.compressed)
     else:
-        yield from _latent(hidden, a, a.latent) if a.latent else _grouped(hidden, a)
+        yield from _latent(hidden, a, a.latent) if a.latent else _grouped_query(hidden, a)
         width = a.num_heads * a.v_head_dim
         yield from _linear("self_attn.o_proj", hidden, width, "heads", "attention", "full" if a.out_bias else "")
     if a.gate == "head":
@@ -131,7 +131,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
         yield from _indexer(hidden, a, a.indexer)
 
 
-def _grouped(hidden: int, a: Attention) -> Iterator[Tensor]:
+def _grouped_query(hidden: int, a: Attention) -> Iterator[Tensor]:
     q, kv, heads = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads
     bias = "heads" if a.qkv_bias else ""
     gated = 2 if a.gate == "element" else 1
@@ -166,7 +166,7 @@ def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Tensor]:
         yield from _linear("self_attn.g_proj", a.num_heads * a.v_head_dim, hidden, "heads", "attention")
 
 
-def _compressed(hidden: int, a: Attention, m: Compressed) -> Iterator[Tensor]:
+def _compressed_latent(hidden: int, a: Attention, m: Compressed) -> Iterator[Tensor]:
     """Queries through a latent; keys and values are one latent of one head; the output through groups of low rank."""
     yield from _linear("self_attn.wq_a", m.q_rank, hidden, "full", "attention")
     yield from _norm("self_attn.q_norm", m.q_rank, False)
@@ -323,8 +323,8 @@ def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
     layers, shares = _layers(model, tensor), dict.fromkeys(candidates, 0.0)
     left, roots = set(layers), _roots(tuple(candidates))
     for q in candidates:
-        held = _named(model, tensor, q.only, q, roots) & left if q.only else set(left)
-        held -= _named(model, tensor, q.ignored, q, roots)
+        held = _layers_named(model, tensor, q.only, q, roots) & left if q.only else set(left)
+        held -= _layers_named(model, tensor, q.ignored, q, roots)
         left -= held
         shares[q] = len(held) / len(layers)
     return tuple((q, share) for q, share in shares.items() if share)
@@ -376,7 +376,7 @@ def _layers(model: Model, tensor: Tensor) -> list[int]:
     return [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
 
 
-def _named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant, roots: tuple[str, ...]) -> set[int]:
+def _layers_named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant, roots: tuple[str, ...]) -> set[int]:
     """Layers of a tensor that any of the patterns holds: in all or none of them where it has no number of a layer."""
     layers, counted = _layers(model, tensor), dict(quant.counted)
 
@@ -384,34 +384,34 @@ def _named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant
         name = tensor.name.replace("layers.N", f"layers.{layer}")
         return bool(some) and modules(some).hold(*spellings(name, quant.spelled, roots))
 
-    if holds(tuple(p for p in patterns if p not in counted and not _numbered(p)), layers[0]):
+    if holds(tuple(p for p in patterns if p not in counted and not _tells_layers(p)), layers[0]):
         return set(layers)
-    numbered = tuple(p for p in patterns if _numbered(p))
-    known = [p for p in patterns if p in counted and not _numbered(p) and holds((p,), layers[0])]
+    numbered = tuple(p for p in patterns if _tells_layers(p))
+    known = [p for p in patterns if p in counted and not _tells_layers(p) and holds((p,), layers[0])]
     if tensor.where < 0:
         return set(layers) if known or holds(numbered, layers[0]) else set()
     held = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
     for pattern in sorted(known, key=lambda p: counted[p]):
-        held |= _standing(model, pattern, counted[pattern], quant.spelled, held)
+        held |= _layers_counted(model, pattern, counted[pattern], quant.spelled, held)
     return held & set(layers)
 
 
-def _numbered(pattern: str) -> bool:
+def _tells_layers(pattern: str) -> bool:
     """Whether a pattern may tell layers apart."""
     if pattern.startswith("re:"):
         return bool(re.search(r"\d|\\d|\[", pattern))
     return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
 
 
-def _standing(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...], taken: set[int]) -> set[int]:
+def _layers_counted(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...], taken: set[int]) -> set[int]:
     """Layers that a pattern stands for whose modules were counted: the first of those that no other pattern has taken."""
     each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
-    free = [layer for layer in _matched(model, pattern, spelled) if layer not in taken]
+    free = [layer for layer in _layers_matching(model, pattern, spelled) if layer not in taken]
     return set(free[: -(-count // each)])
 
 
 @lru_cache(maxsize=1024)
-def _matched(model: Model, pattern: str, spelled: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+def _layers_matching(model: Model, pattern: str, spelled: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
     """Layers that have any module which a pattern matches."""
     holds = modules((pattern,)).hold
     kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}

@@ -27,7 +27,7 @@ WIDE_BYTES = 2.0  # of an element of a cache that is not narrowed
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KernelContext:
     """What a kernel finds: attention ``window`` keys of a prompt's query at most (0: all before it), and any ``kept`` bytes in the
     chip's cache. A repeated measurement also finds weights and keys there, and may time keys and values being ``written`` into
     their cache, as bytes; a step charges that by itself."""
@@ -79,7 +79,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KernelStep:
     """What the kernels of one step are made from."""
 
     model: Model
@@ -107,7 +107,7 @@ class Step:
         nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
         shape = (m, n, k, dtype, stored)
         kernel = Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
-        return replace(kernel, stored=_unlike(quant)) if quant else kernel
+        return replace(kernel, stored=_unusual_format(quant)) if quant else kernel
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""
@@ -116,7 +116,7 @@ class Step:
         return Kernel(what, "small", count, 0.0, nbytes, fused=fused, part=part, place=place)
 
 
-def _unlike(quant: Quant) -> str:
+def _unusual_format(quant: Quant) -> str:
     """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not.
 
     4-bit weights alone are unpacked by one kind of kernel, floats as integers.
@@ -136,7 +136,7 @@ def input_bytes(dtype: str, plan: Plan) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PricingTerms:
     """What a step is priced from."""
 
     model: Model

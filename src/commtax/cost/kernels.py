@@ -16,7 +16,7 @@ from commtax.arrays import pick
 from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.form import Parts, Table, from_memory
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen, Terms
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, PricingTerms
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
 from commtax.records import dataclass
 from commtax.spec import Chip, KernelConstants, Number
@@ -76,7 +76,7 @@ def charged_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: flo
     """The kernel whose constants price this one: of 16 bits where 8 would take longer and nobody timed them."""
     wide = _unmeasured_twin(kernel, constants)
     slower = wide is not None and sum(_one(kernel, chip, constants, rate)) > sum(_one(wide, chip, constants, rate))
-    return _alone(wide if wide is not None and slower else kernel, constants)
+    return _single_head_reads(wide if wide is not None and slower else kernel, constants)
 
 
 def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | None:
@@ -84,19 +84,19 @@ def _unmeasured_twin(kernel: Kernel, constants: KernelConstants) -> Kernel | Non
 
 
 def _one(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
-    kernel = _alone(kernel, constants)
-    fixed, moving = formed(kernel, constants_of(kernel, constants), chip, constants, rate)
+    kernel = _single_head_reads(kernel, constants)
+    fixed, moving = form_parts(kernel, constants_of(kernel, constants), chip, constants, rate)
     return fixed * (1 - kernel.fused), moving
 
 
-def _alone(kernel: Kernel, constants: KernelConstants) -> Kernel:
+def _single_head_reads(kernel: Kernel, constants: KernelConstants) -> Kernel:
     """Attention in a window by a kernel that serves each head by itself reads the keys of a group once for each head."""
     if kernel.stored == WINDOWED and table_of(kernel, constants).endswith(SINGLE):
         return replace(kernel, kv_heads=kernel.heads)
     return kernel
 
 
-def formed(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
+def form_parts(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
     """What a kernel's form says with these constants on this chip."""
     if kernel.form in CHIP_FORMS:
         return CHIP_FORMS[kernel.form](kernel, table, chip, rate)
@@ -110,7 +110,7 @@ def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
     fresh_bytes = FRESH.get(kernel.form)
     if "el" not in table or fresh_bytes is None or kernel.grouped or kernel.stage:
         return kernel
-    fresh, seen = fresh_bytes(kernel), kernel.shape or Seen()
+    fresh, seen = fresh_bytes(kernel), kernel.shape or KernelContext()
     return replace(kernel, shape=replace(seen, kept=seen.kept + fresh - from_memory(fresh, chip.l2_bytes)))
 
 
@@ -161,7 +161,7 @@ def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConsta
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
     kernel = _warm(kernel, constants_of(kernel, constants), chip)
-    moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, Seen) else 0.0)
+    moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, KernelContext) else 0.0)
     if kernel.form in CHIP_FORMS:
         cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
         moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
@@ -230,11 +230,11 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
     source = kernel_source(kernel, constants)
-    own = widened(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
+    own = widen_sigma(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
     return max(own, UNMEASURED_SIGMA) if source.kind == "assumed" and own else own
 
 
-def widened(sigma: float, source: Source) -> float:
+def widen_sigma(sigma: float, source: Source) -> float:
     """A deviation on the chip that was measured, as it is on another one of the family."""
     return math.hypot(sigma, TRANSFERRED_SIGMA) if source.kind == "transferred" else sigma
 
@@ -283,7 +283,7 @@ Factor = tuple[str, Number]
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class KernelFactors:
     """Factors on one kernel: on the arithmetic's rate, and on its seconds; and the least that its launch takes."""
 
     rates: tuple[Factor, ...] = ()
@@ -297,7 +297,7 @@ class Applied:
         return rate
 
 
-def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: Applied) -> Parts:
+def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelFactors) -> Parts:
     """Fixed and moving seconds of one launch inside a step."""
     fixed, moving = seconds(kernel, chip, constants, a.rate)
     if a.launch_s:
@@ -310,7 +310,9 @@ def fused_by(kernel: Kernel) -> str:
     return "small_kernels" if kernel.form == "small" else "chained"
 
 
-def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
+def kernel_line(
+    kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
+) -> Line:
     """A kernel's line from its fixed and moving seconds."""
     form = kernel.form
     how = f"{form}, {pass_of(stage)}" if stage else form
@@ -320,26 +322,26 @@ def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sig
     return Line("compute", item, *times, source=source, **figures)
 
 
-def served_lines(kernels: list[Kernel], t: Terms) -> list[Line]:
+def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
     """The kernels of a served step as lines, once all of them are priced."""
     return [_served_line(*priced, t) for priced in [(kernel, *_served_s(kernel, t)) for kernel in kernels]]
 
 
-def _served_s(kernel: Kernel, t: Terms) -> tuple[Applied, Parts]:
+def _served_s(kernel: Kernel, t: PricingTerms) -> tuple[KernelFactors, Parts]:
     """What a served step multiplies onto a kernel, and its seconds; one that is never launched takes none."""
     applied = applied_in_serving(kernel, t)
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     return applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
 
 
-def _served_line(kernel: Kernel, applied: Applied, times: Parts, t: Terms) -> Line:
+def _served_line(kernel: Kernel, applied: KernelFactors, times: Parts, t: PricingTerms) -> Line:
     line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
     alone = times[0] / applied.slow_rank, times[1] / applied.slow_rank
     why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
     return replace(line, why=why) if why else line
 
 
-def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
+def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
     """What a served step multiplies onto a kernel.
 
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
@@ -347,4 +349,4 @@ def applied_in_serving(kernel: Kernel, t: Terms) -> Applied:
     """
     table, own = t.constants.tables["step.bf16"], {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype)
     rates: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    return Applied((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank)
+    return KernelFactors((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from commtax.arrays import distinct, pick, some, spread
+from commtax.arrays import holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.kept import table
 from commtax.records import dataclass
+from commtax.shipped_tables import table
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
 
@@ -24,7 +24,7 @@ _BEYOND = 1e15  # far more ranks than any cluster has
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PlanToCheck:
     """A plan to be judged, with what the rules ask of it."""
 
     model: Model
@@ -127,17 +127,17 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PlanRule:
     """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); the rest as in ``rules.toml``."""
 
     name: str
-    broken: Callable[[Case], Number]
+    broken: Callable[[PlanToCheck], Number]
     text: str
     axis: str = ""
     otherwise: str = ""
     copies: bool = False
 
-    def says(self, c: Case) -> str:
+    def says(self, c: PlanToCheck) -> str:
         return self.text.format(c=c, p=c.plan, m=c.model, e=c.engine)
 
 
@@ -163,13 +163,13 @@ def _shared_counts(model: Model) -> tuple[int, ...]:
     return tuple(dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)))
 
 
-def _kv_broken(c: Case) -> Number:
+def _splits_kv_heads(c: PlanToCheck) -> Number:
     tp = c.plan.tp
     pairs = [(heads, np.minimum(tp, heads)) for heads in _shared_counts(c.model)]
     return np.any([tp < 0, *((heads % shared != 0) | (tp % shared != 0) for heads, shared in pairs)], axis=0)
 
 
-def _quant_block_broken(c: Case) -> Number:
+def _splits_quant_block(c: PlanToCheck) -> Number:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
     experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
@@ -182,7 +182,7 @@ def _tile(quant: Quant | None) -> int:
     return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
 
-def _ep_group_broken(c: Case) -> Number:
+def _breaks_ep_group(c: PlanToCheck) -> Number:
     p = c.plan
     odd = c.ep_ranks % p.ep != 0
     if not (c.engine.sends.experts_keep_tp or c.engine.sends.experts_whole):
@@ -190,31 +190,31 @@ def _ep_group_broken(c: Case) -> Number:
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if c.engine.sends.ep_is_tp_dp else odd)
 
 
-def _groups_broken(c: Case) -> Number:
+def _breaks_groups(c: PlanToCheck) -> Number:
     p = c.plan
     within = p.num_shards * p.cp * p.tp % (p.ep * expert_ranks(p, c.engine).inside) != 0
     return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
-BROKEN: dict[str, Callable[[Case], Number]] = {
+BROKEN: dict[str, Callable[[PlanToCheck], Number]] = {
     "sizes-positive": lambda c: ~_all_whole(c.plan),
     "gpus": lambda c: c.plan.all_gpus > c.cluster.num_gpus,
     "heads-divisible": lambda c: np.any([n % c.plan.tp != 0 for n, _ in _head_counts(c.model)], axis=0),
-    "kv-heads-divisible": _kv_broken,
+    "kv-heads-divisible": _splits_kv_heads,
     "ffn-divisible": lambda c: c.width % c.plan.tp != 0,
     "expert-width-divisible": lambda c: c.moe.intermediate % expert_ranks(c.plan, c.engine).inside != 0,
-    "quant-block-divisible": _quant_block_broken,
+    "quant-block-divisible": _splits_quant_block,
     "layers": lambda c: c.plan.pp > c.model.num_layers,
     "ep-needs-experts": lambda c: (c.plan.ep > 1) & (c.model.experts is None),
     "experts-divisible": lambda c: c.slots % c.plan.ep != 0,
-    "ep-group": _ep_group_broken,
+    "ep-group": _breaks_ep_group,
     "attention-dp-whole": lambda c: (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole,
     "cp-engine": lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == ""),
     "ep-engine": lambda c: (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends),
     "schedule-microbatches": lambda c: (
         (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks))
     ),
-    "hsdp-groups": _groups_broken,
+    "hsdp-groups": _breaks_groups,
     # One group of a state-space layer is copied to every rank; of several each rank has as many.
     "state-groups-divisible": lambda c: np.any(
         [c.plan.tp < 0, *(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1)],
@@ -222,7 +222,7 @@ BROKEN: dict[str, Callable[[Case], Number]] = {
     ),
     "redundant-experts": lambda c: c.slots > c.moe.num_experts * c.plan.ep,
 }
-RULES = tuple(Rule(name, BROKEN[name], **row) for name, row in table("cost/rules.toml").items())
+RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("cost/rules.toml").items())
 """Words and order of the rules are data (``rules.toml``)."""
 
 
@@ -236,13 +236,13 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
-        case = Case(model, cluster, _sized(plan, map(float, plain)), engine)
-        return np.asarray(next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0))
-    few = distinct(*plain, plan.replicas, plan.shard)
+        case = PlanToCheck(model, cluster, _with_sizes(plan, map(float, plain)), engine)
+        return np.asarray(next((code for code, rule in enumerate(RULES[1:], start=2) if holds_anywhere(rule.broken(case))), 0))
+    few = unique_with_places(*plain, plan.replicas, plan.shard)
     if few is None:
         return _codes(model, cluster, plan, engine)
     *sizes, replicas, shard = few[0]
-    found = _codes(model, cluster, replace(_sized(plan, sizes), replicas=replicas, shard=shard), engine)
+    found = _codes(model, cluster, replace(_with_sizes(plan, sizes), replicas=replicas, shard=shard), engine)
     return np.asarray(spread(found, few[1]))
 
 
@@ -250,7 +250,7 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     sizes = np.broadcast_arrays(*_sizes(plan))
     good = _all_whole(plan)
     safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
-    case = Case(model, cluster, _sized(plan, safe), engine)
+    case = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
@@ -258,7 +258,7 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     return np.asarray(result)
 
 
-def _sized(plan: Plan, sizes: Iterable[Number]) -> Plan:
+def _with_sizes(plan: Plan, sizes: Iterable[Number]) -> Plan:
     return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
 
 
@@ -267,7 +267,7 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     code = int(codes(model, cluster, plan, engine))
     if not code:
         return
-    rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
+    rule, case = RULES[code - 1], PlanToCheck(model, cluster, plan, engine)
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
     if rule.copies and (copies := case.copies):
@@ -287,7 +287,7 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     return [int(v) for v in values[ok]]
 
 
-def _nearest(rule: Rule, q: Case) -> tuple[str, list[int]]:
+def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
     """The size to change, and its nearest legal values with the rest of the plan as it is."""
     if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
         return "", []
@@ -318,7 +318,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
         said.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({Case(model, cluster, plan, engine).laid})"))
+        said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})"))
     return said
 
 

@@ -13,27 +13,27 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.forms.linear import Convolution, Scan, Stream
-from commtax.cost.kernel import Kernel, Step
+from commtax.cost.forms.linear import ChunkedScan, Convolution, MemoryPass
+from commtax.cost.kernel import Kernel, KernelStep
 from commtax.ledger import Place
 from commtax.spec import DTYPE_BYTES, DeltaNet, Mamba2, Number
 
 ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
 
 
-def quantised(form: str, rows: Number, columns: Number) -> Kernel:
+def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
     """Rows of bf16 brought to fp8 (form ``quantise``), or the pass that finds their scales first (``scales``).
 
     A block takes a row, so that few long rows take as long as one.
     """
     elements = rows * columns
     nbytes = (ACTIVATION_BYTES + (NARROW_BYTES if form == "quantise" else 0.0)) * elements
-    return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=Stream(columns, rows))
+    return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=MemoryPass(columns, rows))
 
 
 def quantised_before(product: Kernel) -> Kernel:
     """The kernel that brings a product's input to fp8 with a known scale, where an engine has one of its own for that."""
-    one = quantised("quantise", product.m, product.k)
+    one = quantise_kernel("quantise", product.m, product.k)
     return replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
 
 
@@ -45,14 +45,14 @@ def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
     """
     flops = 2.0 * tokens * streams * hidden * (2 * streams + streams**2)
     nbytes = ACTIVATION_BYTES * tokens * hidden * (streams + 1)
-    return Kernel("streams read", "mhc-pre", 1, flops, nbytes, dtype="fp32", shape=Stream(hidden, tokens))
+    return Kernel("streams read", "mhc-pre", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
 
 
 def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
     """What a hyper-connection does behind a layer: its output added to n streams, mixed with each other: 2 n + 1 vectors."""
     flops = 2.0 * tokens * streams * hidden * (streams + 1)
     nbytes = ACTIVATION_BYTES * tokens * hidden * (2 * streams + 1)
-    return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=Stream(hidden, tokens))
+    return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
 
 
 STATE_BYTES = 4.0  # an element of a recurrent state: fp32
@@ -71,7 +71,7 @@ def convolved_further(form: str, sequences: Number, tokens: Number, channels: Nu
     """The convolution of a few new tokens: the last activations of each sequence are read and written beside."""
     elements, kept = sequences * tokens * channels, 2 * ACTIVATION_BYTES * sequences * channels * (taps - 1)
     nbytes = 2 * ACTIVATION_BYTES * elements + kept
-    shape = Stream(tokens, sequences, kept if cold else 0.0)
+    shape = MemoryPass(tokens, sequences, kept if cold else 0.0)
     return Kernel("convolution", form, 1, 2.0 * taps * elements, nbytes, dtype="fp32", shape=shape)
 
 
@@ -102,20 +102,22 @@ def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number,
     state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
     between = 2 * ACTIVATION_BYTES * rows * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
     nbytes = ACTIVATION_BYTES * rows * 2 * (key_heads * key_dim + heads * dim) + state_bytes
-    return Kernel("scan", form, 1, rows * heads * each_flops, nbytes, shape=Scan(sequences, tokens, CHUNK, state_bytes, between))
+    return Kernel(
+        "scan", form, 1, rows * heads * each_flops, nbytes, shape=ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)
+    )
 
 
 def updated(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:
     """States of ``elements`` each moved on by a few tokens; an element moves so many bytes, read and written."""
     nbytes = sequences * elements * moved_bytes
-    shape = Stream(tokens, sequences, nbytes if cold else 0.0)
+    shape = MemoryPass(tokens, sequences, nbytes if cold else 0.0)
     return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
 
 
 QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
 
 
-def delta_kernels(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
+def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
     """Gated delta net, or Kimi's, whose decay (one a channel) and gate come from matrices of low rank."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     keys, values = m.num_k_heads * m.k_dim / tp, m.num_v_heads * m.v_dim / tp
@@ -134,7 +136,7 @@ def delta_kernels(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, values, "linear_attn.out_proj")
 
 
-def _delta_rule(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
+def _delta_rule(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
     """Convolution and state: of the prompts, and of sequences that decode."""
     tp, own = s.plan.tp, "kda" if m.decay_rank else "gdn"
     channels, heads = m.channels / tp, m.num_v_heads / tp
@@ -151,7 +153,7 @@ def _delta_rule(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
     yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
 
 
-def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
+def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
     """Mamba-2: one projection for gate, input, B, C and time step. Groups of B and C are copied beyond as many ranks."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
@@ -170,12 +172,12 @@ def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
 
 
-def _moved_bytes(s: Step, m: DeltaNet | Mamba2) -> float:
+def _moved_bytes(s: KernelStep, m: DeltaNet | Mamba2) -> float:
     """Of an element of state: read once, and written for each drafted token, whose state is kept until it is accepted."""
     return (1 + s.work.rows_per_seq) * DTYPE_BYTES[m.state_dtype or s.plan.state_dtype]
 
 
-def _prompts(s: Step) -> tuple[Number, Number]:
+def _prompts(s: KernelStep) -> tuple[Number, Number]:
     """Prompts of the step and new tokens of each; one of one token where there is none, which no kernel counts."""
     seqs = np.maximum(1, s.work.prefill_seqs)
     return seqs, np.maximum(1, s.work.prefill_tokens / seqs)

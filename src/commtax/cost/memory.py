@@ -12,7 +12,7 @@ from commtax.cost.adapters import adapter_bytes, trained_params
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import Held, by_pp, fullest_layers, held, quantisation, share, stage_params, total_bytes
+from commtax.cost.tensors import HeldTensor, by_pp, fullest_layers, held_tensors, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
@@ -37,7 +37,7 @@ class WeightLine:
 def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[WeightLine]:
     """Weights of one rank of one stage, by part. A local checkpoint's own size, where known, scales them."""
     scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
-    rows = held(model, plan, engine, stage, pp)
+    rows = held_tensors(model, plan, engine, stage, pp)
     lines: dict[str, tuple[Number, Number]] = {}
     for row in rows:
         nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
@@ -46,7 +46,7 @@ def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> li
     return [*(WeightLine(part, *sums) for part, sums in lines.items()), *_beside(model, plan, engine, rows)]
 
 
-def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Iterator[WeightLine]:
+def _beside(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) -> Iterator[WeightLine]:
     """What an engine loads beyond the checkpoint's tensors."""
     a = model.attention
     if engine.memory.latent_absorbed and a.latent:
@@ -181,14 +181,15 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     if plan.zero == 3:
         # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
         some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
-        weights = weights + some * (_gathered(params["layers"], ranks) + _gathered(experts, same_experts)) * whole
-        weights = weights + pick(piped, _gathered(ends, ranks), 0) * whole
+        weights = weights + some * (_gathered_params(params["layers"], ranks) + _gathered_params(experts, same_experts)) * whole
+        weights = weights + pick(piped, _gathered_params(ends, ranks), 0) * whole
     rows = step.micro_batch * plan.share(step.seq)
     return TrainMemory(
         parameters=weights,
-        gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced(plan) * sum(trained) * grads),
+        gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads),
         optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=activations(model, plan, step, engine) * in_flight(model, plan) + _working_set(model, plan, step, engine),
+        activations=activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
+        + _working_set(model, plan, step, engine),
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
     )
 
@@ -201,7 +202,7 @@ def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
     return np.maximum(0, params["ends"] - short * (params["layers"] + params["experts"]) / fullest)
 
 
-def _unreduced(plan: Plan) -> Number:
+def _unreduced_share(plan: Plan) -> Number:
     """The share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3.
 
     With a pipeline all of them; one chunk's where all microbatches pass a chunk before any passes the one before it.
@@ -212,12 +213,12 @@ def _unreduced(plan: Plan) -> Number:
     return pick(np.asarray(plan.pp) > 1, pick(np.asarray(plan.microbatches) <= plan.pp, one, 1.0), 0.0)
 
 
-def _gathered(params: Number, ranks: Number) -> Number:
+def _gathered_params(params: Number, ranks: Number) -> Number:
     """Parameters that exist whole beside their shard: none where one rank has all of them."""
     return pick(np.asarray(ranks) > 1, params, 0)
 
 
-def in_flight(model: Model, plan: Plan) -> Number:
+def microbatches_in_flight(model: Model, plan: Plan) -> Number:
     """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
 
     Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it, where there are as many; where chunks
@@ -238,11 +239,14 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
     """
     rows = step.micro_batch * plan.share(step.seq)
     inputs = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
-    kept = (inputs if plan.recompute == "full" else _kept(block, model.hidden, plan, step, engine) for block in model.blocks)
+    kept = (
+        inputs if plan.recompute == "full" else _activation_bytes_per_row(block, model.hidden, plan, step, engine)
+        for block in model.blocks
+    )
     return sum((each * rows * model.layers.count(index) / plan.pp for index, each in enumerate(kept)), start=0.0)
 
 
-def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Bytes a row keeps in one layer on one rank.
 
     The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
@@ -329,4 +333,4 @@ def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> N
     if plan.recompute != "full":
         return 0.0
     largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
-    return step.micro_batch * plan.share(step.seq) * _kept(largest, model.hidden, plan, step, engine)
+    return step.micro_batch * plan.share(step.seq) * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)

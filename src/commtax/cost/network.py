@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from commtax.arrays import different
+from commtax.arrays import unique_values
 from commtax.records import dataclass
 from commtax.spec import Number
 
@@ -26,12 +26,12 @@ RISE = 0.05  # the least power of a batch that its tokens/s grow with
 LEAST_S = 1e-12  # of a cache on a wire that takes no time
 GATES = 2  # rounds that the batch of a gated queue settles in
 STATIONS = ("prompts", "wire", "decoding")
-NODES = different(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
+NODES = unique_values(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
 """Batches whose decode steps are priced; between them n grows evenly with the tokens/s. The same for all, so that all agree."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompting:
+class PromptStation:
     """Workers that compute prompts."""
 
     workers: Number  # inf: enough that no prompt waits
@@ -54,7 +54,7 @@ class Prompting:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class CacheWire:
     """Between both kinds of workers: seconds of a cache that has the wire for itself, and that it keeps a worker's links busy."""
 
     alone_s: Number
@@ -67,7 +67,7 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class DecodeStation:
     """Workers that decode, by rank: requests at once and the tokens/s that they get, along the first axis, from none on."""
 
     workers: Number
@@ -86,11 +86,11 @@ class Decoding:
 
     def seqs(self, per_s: Number) -> Number:
         """Requests at once on a rank that makes so many tokens/s."""
-        return _between(per_s, self.per_s, self.nodes)
+        return _interpolate(per_s, self.per_s, self.nodes)
 
     def most_per_s(self, decodes: Number) -> Number:
         """Requests/s of all ranks when they are full."""
-        each = _between(self.most, self.nodes, self.per_s)
+        each = _interpolate(self.most, self.nodes, self.per_s)
         return np.where(decodes > 0, self.workers * self.ranks * each / np.maximum(decodes, 1), np.inf)[()]
 
     def step_s(self, seqs: Number, per_s: Number) -> Number:
@@ -107,7 +107,7 @@ def _with_none(values: Number) -> Number:
     return np.concatenate([np.zeros((1, *np.shape(values)[1:])), values])
 
 
-def _between(x: Number, xs: Number, ys: Number) -> Number:
+def _interpolate(x: Number, xs: Number, ys: Number) -> Number:
     """Of a line through (xs, ys), along the first axis; flat beyond its last point."""
     if np.ndim(xs) == np.ndim(ys) == 1:
         return np.interp(x, xs, ys)
@@ -135,15 +135,15 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class QueueNetwork:
     """All stations, and who passes them."""
 
     clients: Number
     decodes: Number  # steps of a request after its first token
     request_s: Number  # the way through the server
-    prompting: Prompting
-    wire: Wire
-    decoding: Decoding
+    prompting: PromptStation
+    wire: CacheWire
+    decoding: DecodeStation
     spread: Number = 0.0  # lengths vary by this share of their mean to either side
     turns: Number = 1.0  # steps of a batch that pass before a request joins it
 
@@ -178,28 +178,28 @@ class Flow:
     slowest: Number  # the station, by its place in ``STATIONS``
     queued: Number = False  # whether clients are left over there
 
-    def life_s(self, net: Network) -> Number:
+    def life_s(self, net: QueueNetwork) -> Number:
         first = net.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.moved_s + self.slot_s
         return first + net.decodes * self.step_s
 
 
-def crowding(net: Network, passed: Flow) -> Number:
+def load_share(net: QueueNetwork, passed: Flow) -> Number:
     """What passes, as a share of the most prompts and caches that their workers and the wire would."""
     return passed.per_s / np.minimum(net.prompting.most_per_s(np.inf), net.limits[1])
 
 
-def prompt_wait_s(net: Network, per_s: Number) -> Number:
+def prompt_wait_s(net: QueueNetwork, per_s: Number) -> Number:
     """For a prompt worker, at a rate."""
     return Times(net).prompts(per_s)[1]
 
 
-def flow(net: Network) -> Flow:
+def flow(net: QueueNetwork) -> Flow:
     """The requests/s that the clients make, and a request's time at each station."""
     limits = np.broadcast_arrays(*net.limits, net.clients)[:3]
     most = np.minimum(np.minimum.reduce(limits), net.clients / (net.request_s + net.prompting.one_s))  # where nobody waits
     times = Times(net)
     share, limited = _share(times, most)
-    return _queued(net, times.at(most * share), np.argmin(limits, axis=0)[()], limited)
+    return _queue_clients(net, times.at(most * share), np.argmin(limits, axis=0)[()], limited)
 
 
 def _share(times: "Times", most: Number) -> tuple[Number, Number]:
@@ -227,7 +227,7 @@ def _share(times: "Times", most: Number) -> tuple[Number, Number]:
     return np.where(limited, 1.0, np.where(np.abs(value) < EXACT, share, low))[()], limited[()]
 
 
-def _queued(net: Network, passed: Flow, slowest: Number, limited: Number) -> Flow:
+def _queue_clients(net: QueueNetwork, passed: Flow, slowest: Number, limited: Number) -> Flow:
     """Clients that are left over at the most that passes wait where that is least."""
     left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
     waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
@@ -244,7 +244,7 @@ def _queued(net: Network, passed: Flow, slowest: Number, limited: Number) -> Flo
 class Times:
     """A network's times at any rate that all its stations pass; what does not depend on the rate is worked out once."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: QueueNetwork) -> None:
         self.net, p = net, net.prompting
         self.before, self.after = net.queue(p.workers), net.queue(net.decoding.workers)
         self.full = p.full(net.clients)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtax.arrays import distinct, pick, spread
+from commtax.arrays import pick, spread, unique_with_places
 from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Number, Plan
 
@@ -86,7 +86,7 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
     follow on such pairs, are a pair.
     """
-    few = distinct(*_sizes(plan))
+    few = unique_with_places(*_sizes(plan))
     if few is None:
         return _span(axis, plan, cluster, engine)
     found = _span(axis, replace(plan, **dict(zip(_SIZES, few[0], strict=True))), cluster, engine)

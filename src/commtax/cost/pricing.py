@@ -12,11 +12,11 @@ from itertools import repeat
 
 import numpy as np
 
-from commtax.arrays import pick, some
-from commtax.cost.collectives import Choice, Parts, price
+from commtax.arrays import holds_anywhere, pick
+from commtax.cost.collectives import Parts, PathChoice, price
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.forms.experts import AROUND
-from commtax.cost.kernel import Terms
+from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
@@ -36,13 +36,13 @@ MEASURED_RANKS = 8  # the largest group inside one domain that the libraries wer
 class Pricer:
     """Prices the collectives of one plan; equal tensors over one axis are priced once."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PricingTerms) -> None:
         self.terms, self.cluster, self.fabric = terms, terms.cluster, terms.fabric
         self.exchange = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-"))
         pairs = self.fabric.pairs
         self.pairs = Pricer(replace(terms, cluster=self.cluster.as_pairs, fabric=pairs)) if pairs else None
         self._spans: dict[str, Span] = {}
-        self._prices: dict[tuple[str, str, int, int], tuple[Item, Choice]] = {}
+        self._prices: dict[tuple[str, str, int, int], tuple[Item, PathChoice]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
 
     def span(self, axis: str) -> Span:
@@ -77,23 +77,25 @@ class Pricer:
         first = path < len(inside) - len(fabric.network_paths[op]) and inside[path].algorithm not in NCCL_ALGORITHMS
         return "custom" if first or (path < len(inside) and inside[path].own) else ""
 
-    def price(self, item: Item) -> Choice:
+    def price(self, item: Item) -> PathChoice:
         fabric, op = self.priced_by(item)
         key = (op, item.axis, id(item.nbytes), id(item.ranks))
         if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
             where, outside = self.span(item.axis), 1.0
-            if some(where.crosses) and item.routed:  # the NICs carry one copy a host, forwarded inside to the ranks that want it
+            if (
+                holds_anywhere(where.crosses) and item.routed
+            ):  # the NICs carry one copy a host, forwarded inside to the ranks that want it
                 hosts = expected_destinations(item.routed, where.domains)
                 hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
                 outside = hosts / expected_destinations(item.routed, where.ranks)
             self._prices[key] = item, price(op, item.nbytes, item.ranks, where, self.cluster, fabric, outside)
         return self._prices[key][1]
 
-    def choices(self, item: Item) -> list[tuple[Pricer, Choice]]:
+    def choices(self, item: Item) -> list[tuple[Pricer, PathChoice]]:
         """Prices of a collective on the links that its group spans: on bridges, then on others. None where it is not sent."""
-        if not some(item.count > 0):
+        if not holds_anywhere(item.count > 0):
             return []
-        if self.pairs is None or not some(paired := self.span(item.axis).paired):
+        if self.pairs is None or not holds_anywhere(paired := self.span(item.axis).paired):
             return [(self, self.price(item))]
         return [(one, one.price(item)) for one in ((self.pairs,) if np.all(paired) else (self.pairs, self))]
 
@@ -104,14 +106,14 @@ def comm_lines(items: Sequence[Item], pricer: Pricer, settings: Iterable[WhatIf]
     return [_line(item, pricer, choices, own) for item, choices, own in zip(items, priced, settings, strict=False)]
 
 
-def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, Choice]], settings: WhatIf) -> Line:
+def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, PathChoice]], settings: WhatIf) -> Line:
     if not choices:
         return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
     lines = [_sent_line(item, one, chosen, settings) for one, chosen in choices]
-    return lines[0] if len(lines) == 1 else _either(pricer.span(item.axis).paired, *lines)
+    return lines[0] if len(lines) == 1 else _line_where(pricer.span(item.axis).paired, *lines)
 
 
-def _either(condition: Number, yes: Line, no: Line) -> Line:
+def _line_where(condition: Number, yes: Line, no: Line) -> Line:
     """The line of some plans where a condition holds, and of the others where not."""
     behind = len(no.names)
     codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
@@ -119,7 +121,7 @@ def _either(condition: Number, yes: Line, no: Line) -> Line:
     return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
 
 
-def _sent_line(item: Item, pricer: Pricer, chosen: Choice, settings: WhatIf) -> Line:
+def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf) -> Line:
     """One collective, whatever its group, on the links of one pricer."""
     fabric, op = pricer.priced_by(item)
     where = pricer.span(item.axis)
@@ -137,7 +139,7 @@ def _sent_line(item: Item, pricer: Pricer, chosen: Choice, settings: WhatIf) -> 
     latency, wire = scaled_s(item, chosen, pricer.terms.engine, settings)
     # Without graphs the host is late with it: that is waiting for the host, and not communication.
     late = launched_s(fabric, latency, wire, crosses) - latency if settings.eager else 0.0
-    outside = not fabric.flat and some(crosses)
+    outside = not fabric.flat and holds_anywhere(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
@@ -166,14 +168,14 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note
     return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
 
 
-def reduced(item: Item, engine: Engine) -> float:
+def all_reduce_share(item: Item, engine: Engine) -> float:
     """What an engine's own way to all-reduce leaves of the library's time."""
     return engine.sends.reduce_share if item.op == "all-reduce" else 1.0
 
 
-def scaled_s(item: Item, chosen: Choice, engine: Engine, settings: WhatIf) -> Parts:
+def scaled_s(item: Item, chosen: PathChoice, engine: Engine, settings: WhatIf) -> Parts:
     """Latency and wire of a path as this engine takes it, with links as they are asked for."""
-    left = reduced(item, engine)
+    left = all_reduce_share(item, engine)
     return left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
 
 
@@ -190,7 +192,7 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
     outside, label, taken = crosses and not fabric.flat, fabric.label, fabric.paths[op][path]
     seen = fabric.network.ranks if outside else taken.ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
-        return _assumed(f"measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks", f"ranks {seen[0]} {seen[-1]}")
+        return _assumed_source(f"measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks", f"ranks {seen[0]} {seen[-1]}")
     if outside:
         return label if inside > 0.5 and label.kind == "assumed" else fabric.network.label
     if taken.own:
@@ -198,17 +200,17 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
     if label.kind != "calibrated":
         return label
     if taken.source.kind == "assumed":
-        return _assumed(f"{op} was never measured on this link", f"{op} unmeasured")
-    most = _most_ranks(taken)
-    return _assumed(f"measured on up to {most} ranks", "more ranks") if ranks > most else label
+        return _assumed_source(f"{op} was never measured on this link", f"{op} unmeasured")
+    most = _largest_measured_group(taken)
+    return _assumed_source(f"measured on up to {most} ranks", "more ranks") if ranks > most else label
 
 
-def _most_ranks(path: Path) -> int:
+def _largest_measured_group(path: Path) -> int:
     """The largest group that a path was measured on: its own, else the libraries'."""
     return path.ranks[-1] if path.ranks else MEASURED_RANKS
 
 
-def _assumed(why: str, basis: str) -> Source:
+def _assumed_source(why: str, basis: str) -> Source:
     return Source("assumed", f"assumed: {why}", basis)
 
 
@@ -217,7 +219,7 @@ def spread_of(
     op: str,
     nbytes: Number,
     ranks: Number,
-    chosen: Choice,
+    chosen: PathChoice,
     cluster: Cluster,
     crosses: Number,
     *,
@@ -226,28 +228,28 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    across = _spread_across(fabric, op, nbytes, ranks, chosen, cluster) if some(crosses) else 0.0
-    inside = 0.0 if np.all(crosses) else _spread_inside(fabric, op, nbytes, ranks, chosen, cluster, eager)
+    across = _spread_across(fabric, op, nbytes, ranks, chosen, cluster) if holds_anywhere(crosses) else 0.0
+    inside = 0.0 if np.all(crosses) else _inside_spread(fabric, op, nbytes, ranks, chosen, cluster, eager)
     return pick(crosses, across, inside)
 
 
-def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster) -> Number:
+def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster) -> Number:
     """Between hosts: no surer than the stage inside them, by its share of the time."""
     timed = fabric.label.kind in MEASURED
     width = _residual(fabric, op, nbytes, "across", timed)
     if fabric.spreads:
-        measured = timed and cluster.domain <= _most_timed(fabric, op)
+        measured = timed and cluster.domain <= _largest_timed_group(fabric, op)
         width = np.maximum(width, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
     seen = fabric.network.ranks or (1, np.inf)
     return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
 
 
-def _spread_inside(
-    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster, eager: bool
+def _inside_spread(
+    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster, eager: bool
 ) -> Number:  # fmt: skip
     """Inside a fast domain, by what was measured there and on how many ranks; or a machine's own fit."""
-    known = (fabric.label.kind in MEASURED) & (np.asarray(ranks) <= _most_timed(fabric, op))
-    measured = _residual(fabric, op, nbytes, "eager" if eager else cluster.intra.kind, True) if some(known) else 0.0
+    known = (fabric.label.kind in MEASURED) & (np.asarray(ranks) <= _largest_timed_group(fabric, op))
+    measured = _residual(fabric, op, nbytes, "eager" if eager else cluster.intra.kind, True) if holds_anywhere(known) else 0.0
     width = pick(known, measured, 0.0 if np.all(known) else _residual(fabric, op, nbytes, cluster.intra.kind, False))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:
@@ -256,9 +258,9 @@ def _spread_inside(
     return width
 
 
-def _most_timed(fabric: Fabric, op: str) -> int:
+def _largest_timed_group(fabric: Fabric, op: str) -> int:
     """Ranks of the largest group inside a domain that any path of a library was measured on."""
-    return max(map(_most_ranks, fabric.paths[op]))
+    return max(map(_largest_measured_group, fabric.paths[op]))
 
 
 def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
@@ -273,16 +275,16 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
     return np.select([nbytes <= s.max_bytes for s in here], [s.factor for s in here], usual) if here else usual + 0.0 * nbytes
 
 
-def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
+def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
     """Price one step: the sum over what is exposed of every kernel and every collective on one rank.
 
     Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
     """
-    known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
-    return Bill(exposed(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
+    known = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
 
 
-def exposed(lines: Sequence[Line], t: Terms) -> tuple[Line, ...]:
+def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
     """The lines of a served step, each with what of it hides: what another batch covers, or the share that a user supposes."""
     supposed = t.settings.overlap
     if supposed:
@@ -293,8 +295,8 @@ def exposed(lines: Sequence[Line], t: Terms) -> tuple[Line, ...]:
     return tuple(free.hide(x) if x.item.overlaps_with == "other batch" else x for x in lines)
 
 
-def step_lines(t: Terms, work: Workload) -> list[Line]:
-    """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``exposed`` to say."""
+def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
+    """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``expose_lines`` to say."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
@@ -311,7 +313,7 @@ def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
     return sum((line.item.count * (many if line.item.form in AROUND else 1.0) for line in lines), start=0.0)
 
 
-def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]:
+def host_parts(lines: list[Line], work: Workload, t: PricingTerms) -> dict[str, Number]:
     """What the GPU waits for, by the engine's field that says how long."""
     host = t.engine.host
     parts: dict[str, Number] = {
@@ -328,7 +330,7 @@ def host_parts(lines: list[Line], work: Workload, t: Terms) -> dict[str, Number]
     return parts
 
 
-def _launch_note(lines: list[Line], t: Terms) -> Note:
+def _launch_note(lines: list[Line], t: PricingTerms) -> Note:
     """What launching a scalar step without graphs takes, and what of it the GPU does not wait for."""
     if not t.settings.eager:
         return NO_NOTE
@@ -343,7 +345,7 @@ def _launch_note(lines: list[Line], t: Terms) -> Note:
     return Note("launches", f"{launches:,.0f} launches without graphs take {format_seconds(taken)}, {hidden}{waits}")
 
 
-def host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
+def host_line(lines: list[Line], work: Workload, t: PricingTerms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = sum(host_parts(lines, work, t).values())

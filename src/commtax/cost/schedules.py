@@ -25,7 +25,7 @@ Layout = tuple[tuple[int, ...], ...]
 """Layers of each virtual stage: ``layout[chunk][rank]``."""
 
 
-class Pair(NamedTuple):
+class OverlappedPair(NamedTuple):
     """A forward and a backward of two microbatches that run together (DualPipe)."""
 
     forward: Op
@@ -33,13 +33,13 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OperationOrder:
     """``ranks[i]``: what rank i does, in order. ``paths``: the (rank, chunk) that a microbatch visits going forward."""
 
     p: int
     m: int
     v: int  # chunks of the model that a rank holds
-    ranks: list[list[Op | Pair]]
+    ranks: list[list[Op | OverlappedPair]]
     paths: list[Path]
 
 
@@ -48,9 +48,9 @@ def _line(p: int, v: int = 1) -> list[Path]:
     return [[(rank, chunk) for chunk in range(v) for rank in range(p)]]
 
 
-def _alternate(m: int, warm: int, hold: int | None) -> list[Op | Pair]:
+def _alternate(m: int, warm: int, hold: int | None) -> list[Op | OverlappedPair]:
     """``warm`` forwards, then one backward and one forward in turn; W is held back by ``hold`` microbatches if split."""
-    ops: list[Op | Pair] = [("F", j, 0) for j in range(min(m, warm))]
+    ops: list[Op | OverlappedPair] = [("F", j, 0) for j in range(min(m, warm))]
     for j in range(m):
         ops.append(("B", j, 0))
         if hold is not None and j >= hold:
@@ -62,24 +62,24 @@ def _alternate(m: int, warm: int, hold: int | None) -> list[Op | Pair]:
     return ops
 
 
-def fill_drain(p: int, m: int, v: int) -> Order:
+def fill_drain(p: int, m: int, v: int) -> OperationOrder:
     """Forward only, as in inference: every rank takes the microbatches in turn."""
-    return Order(p, m, v, [[("F", j, 0) for j in range(m)] for _ in range(p)], _line(p))
+    return OperationOrder(p, m, v, [[("F", j, 0) for j in range(m)] for _ in range(p)], _line(p))
 
 
-def gpipe(p: int, m: int, v: int) -> Order:
+def gpipe(p: int, m: int, v: int) -> OperationOrder:
     """All forwards, then all backwards, the last microbatch first."""
-    ops: list[Op | Pair] = [("F", j, 0) for j in range(m)]
+    ops: list[Op | OverlappedPair] = [("F", j, 0) for j in range(m)]
     ops += [("B", j, 0) for j in reversed(range(m))]
-    return Order(p, m, v, [list(ops) for _ in range(p)], _line(p))
+    return OperationOrder(p, m, v, [list(ops) for _ in range(p)], _line(p))
 
 
-def one_f_one_b(p: int, m: int, v: int) -> Order:
+def one_f_one_b(p: int, m: int, v: int) -> OperationOrder:
     """PipeDream-flush: rank i runs p - i forwards ahead, then one backward and one forward in turn."""
-    return Order(p, m, v, [_alternate(m, p - i, None) for i in range(p)], _line(p))
+    return OperationOrder(p, m, v, [_alternate(m, p - i, None) for i in range(p)], _line(p))
 
 
-def interleaved(p: int, m: int, v: int) -> Order:
+def interleaved_order(p: int, m: int, v: int) -> OperationOrder:
     """Megatron's interleaved 1F1B: microbatches go in groups of p through chunk 0, then chunk 1, and so on.
 
     Rank i runs 2 (p - i - 1) + (v - 1) p forwards ahead.
@@ -90,31 +90,31 @@ def interleaved(p: int, m: int, v: int) -> Order:
     ranks = []
     for i in range(p):
         ahead = min(n, 2 * (p - i - 1) + (v - 1) * p)
-        ops: list[Op | Pair] = list(forward[:ahead])
+        ops: list[Op | OverlappedPair] = list(forward[:ahead])
         for k in range(n):
             ops += [*forward[ahead + k : ahead + k + 1], backward[k]]
         ranks.append(ops)
-    return Order(p, m, v, ranks, _line(p, v))
+    return OperationOrder(p, m, v, ranks, _line(p, v))
 
 
-def zb_h1(p: int, m: int, v: int) -> Order:
+def zb_h1(p: int, m: int, v: int) -> OperationOrder:
     """1F1B with the backward split: rank i holds W back by i microbatches, and the W held back fill the drain."""
-    return Order(p, m, v, [_alternate(m, p - i, i) for i in range(p)], _line(p))
+    return OperationOrder(p, m, v, [_alternate(m, p - i, i) for i in range(p)], _line(p))
 
 
-def zb_h2(p: int, m: int, v: int) -> Order:
+def zb_h2(p: int, m: int, v: int) -> OperationOrder:
     """Twice as many forwards ahead: with equal times no rank idles between its first and its last operation."""
-    return Order(p, m, v, [_alternate(m, 2 * (p - i) - 1, 2 * i) for i in range(p)], _line(p))
+    return OperationOrder(p, m, v, [_alternate(m, 2 * (p - i) - 1, 2 * i) for i in range(p)], _line(p))
 
 
-def zb_v(p: int, m: int, _v: int) -> Order:
+def zb_v(p: int, m: int, _v: int) -> OperationOrder:
     """Rank i holds stages i and 2p - 1 - i, so a microbatch ends where it began: down the V, up again, then in turn."""
     ops = {f"{kind}{chunk}": [(kind, j, chunk) for j in range(m)] for kind in "FBW" for chunk in (0, 1)}
     ranks = [_zb_v_rank(i, p, m, ops) for i in range(p)]
-    return Order(p, m, 2, ranks, [[(r, 0) for r in range(p)] + [(r, 1) for r in reversed(range(p))]])
+    return OperationOrder(p, m, 2, ranks, [[(r, 0) for r in range(p)] + [(r, 1) for r in reversed(range(p))]])
 
 
-def _zb_v_rank(i: int, p: int, m: int, ops: dict[str, list[Op]]) -> list[Op | Pair]:
+def _zb_v_rank(i: int, p: int, m: int, ops: dict[str, list[Op]]) -> list[Op | OverlappedPair]:
     left = p - i
     codes = ["F0"] * (2 * left - 1) + ["F1", "F0"] * i + ["F1", "B1", "W1"] * left
     codes += ["F0", "B0", "W0", "F1", "B1", "W1"] * max(0, m - 2 * left + 1 - i, m - i - left)
@@ -124,21 +124,21 @@ def _zb_v_rank(i: int, p: int, m: int, ops: dict[str, list[Op]]) -> list[Op | Pa
     return [op for op in drawn if op is not None]
 
 
-def dualpipe(p: int, m: int, _v: int) -> Order:
+def dualpipe(p: int, m: int, _v: int) -> OperationOrder:
     """DualPipe: half of the microbatches enter at each end; forwards of one half overlap backwards of the other.
 
     Rank i holds stage i of the one direction and stage p - 1 - i of the other. With h the distance to the nearer end, it
     warms up, overlaps pairs, and puts off weight gradients to fill the drain.
     """
     ranks = [_dualpipe_rank(i, p, m) for i in range(p)]
-    return Order(p, m, 2, ranks, [[(r, 0) for r in range(p)], [(r, 1) for r in reversed(range(p))]])
+    return OperationOrder(p, m, 2, ranks, [[(r, 0) for r in range(p)], [(r, 1) for r in reversed(range(p))]])
 
 
-def _dualpipe_rank(i: int, p: int, m: int) -> list[Op | Pair]:
+def _dualpipe_rank(i: int, p: int, m: int) -> list[Op | OverlappedPair]:
     half, near = m // 2, int(i >= p // 2)
     h = min(i, p - 1 - i)
     inner = p // 2 - h - 1
-    ops: list[Op | Pair] = []
+    ops: list[Op | OverlappedPair] = []
     held: list[Op] = []  # weight gradients put off
     count: dict[tuple[str, int], int] = {}
 
@@ -159,12 +159,12 @@ def _dualpipe_rank(i: int, p: int, m: int) -> list[Op | Pair]:
         back(1, True)
         ops += [held.pop(0), op("F", 1)]
     for k in range(half - p + h + 1):
-        first = Pair(op("F", 0), op("B", 1))
+        first = OverlappedPair(op("F", 0), op("B", 1))
         ops += list(first) if k == 0 and inner == 0 else [first]  # the middle ranks' first pair does not overlap
-        ops.append(Pair(op("F", 1), op("B", 0)))
+        ops.append(OverlappedPair(op("F", 1), op("B", 0)))
     for _ in range(inner):
         back(1, False)
-        ops.append(Pair(op("F", 1), op("B", 0)))
+        ops.append(OverlappedPair(op("F", 1), op("B", 0)))
     for k in range(2 * (h + 1)):  # the second half of these put W off
         back(1 - k % 2, k >= h + 1)
     for _ in range(inner):
@@ -184,7 +184,7 @@ class Schedule:
     """
 
     name: str
-    make: Callable[[int, int, int], Order]
+    make: Callable[[int, int, int], OperationOrder]
     idle: Callable[[Number, Number, Number, Number], Number]
     peak: Callable[[Number, Number, Number, Number], Number]
     domain: str = "any shape"
@@ -195,7 +195,7 @@ class Schedule:
     backward: bool = True
     any_times: bool = True  # the closed form is exact for any F, B, W; else for F = B = W, and near by within 3 % of the run
 
-    def order(self, p: int, m: int, v: int = 1) -> Order:
+    def order(self, p: int, m: int, v: int = 1) -> OperationOrder:
         """The order for p ranks and m microbatches, or a refusal with the rule that the shape breaks."""
         if min(p, m, v) < 1:
             raise Refusal(f"{self.name}: stages, microbatches and chunks are whole numbers of at least 1 (got {p}, {m}, {v})")
@@ -219,7 +219,7 @@ class Schedule:
         return work + float(self.idle(p, f, b, w))
 
 
-def _whole(p: Number, f: Number, b: Number, w: Number) -> Number:
+def _fill_and_drain(p: Number, f: Number, b: Number, w: Number) -> Number:
     """(p - 1)(F + B + W): the pipeline fills and drains once (Narayanan et al. 2021, with v chunks F, B and W are 1/v)."""
     return (p - 1) * (f + b + w)
 
@@ -235,12 +235,12 @@ def _dualpipe_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
 
 _SCHEDULES = (
     Schedule("fill-drain", fill_drain, lambda p, f, _b, _w: (p - 1) * f, lambda p, m, _v, _i: m + 0 * p, backward=False),
-    Schedule("gpipe", gpipe, _whole, lambda p, m, _v, _i: m + 0 * p),
-    Schedule("1f1b", one_f_one_b, _whole, lambda p, m, _v, i: np.minimum(m, p - i)),
+    Schedule("gpipe", gpipe, _fill_and_drain, lambda p, m, _v, _i: m + 0 * p),
+    Schedule("1f1b", one_f_one_b, _fill_and_drain, lambda p, m, _v, i: np.minimum(m, p - i)),
     Schedule(
         "interleaved",
-        interleaved,
-        _whole,
+        interleaved_order,
+        _fill_and_drain,
         lambda p, m, v, i: np.minimum(m * v, 2 * (p - i - 1) + (v - 1) * p + 1),
         "the number of stages must divide the number of microbatches",
         lambda p, m, _v: m % p == 0,
@@ -375,15 +375,15 @@ def fill_factor(num_layers: int, pp: Number, chunks: int) -> Number:
 def kept_layers(num_layers: int, pp: Number, chunks: int, microbatches: Number) -> Number:
     """Layers times microbatches whose activations are kept on the rank that keeps most of them."""
     if np.ndim(pp) == 0 and np.ndim(microbatches) == 0:
-        return float(_kept(num_layers, int(pp), chunks, int(microbatches)))
+        return float(_kept_chunk_layers(num_layers, int(pp), chunks, int(microbatches)))
     pairs = np.stack([np.ravel(x) for x in np.broadcast_arrays(pp, microbatches)])
     different, back = np.unique(pairs, axis=1, return_inverse=True)
-    kept = np.array([_kept(num_layers, int(p), chunks, int(m)) for p, m in different.T], dtype=float)
+    kept = np.array([_kept_chunk_layers(num_layers, int(p), chunks, int(m)) for p, m in different.T], dtype=float)
     return kept[np.ravel(back)].reshape(np.broadcast_shapes(np.shape(pp), np.shape(microbatches)))
 
 
 @lru_cache(maxsize=65536)
-def _kept(num_layers: int, pp: int, chunks: int, microbatches: int) -> int:
+def _kept_chunk_layers(num_layers: int, pp: int, chunks: int, microbatches: int) -> int:
     """Rank i runs 2 (p - i - 1) + (v - 1) p forwards ahead, p of a chunk in turn, then a forward and a backward at a time."""
     layout = np.array(virtual_layers(num_layers, pp, chunks))
     period, total = pp * chunks, microbatches * chunks

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from commtax.arrays import different
-from commtax.cost.kernel import Terms
-from commtax.cost.pricing import exposed, num_launches, step_lines
+from commtax.arrays import unique_values
+from commtax.cost.kernel import PricingTerms
+from commtax.cost.pricing import expose_lines, num_launches, step_lines
 from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import Number, Workload
@@ -80,8 +80,8 @@ class Surface:
 
     def prompting(self, seqs: int, cached: float, new: int, past: int) -> tuple[float, float, float]:
         """The same as ``decoding`` tells, of steps that each compute the next ``new`` tokens of one prompt beside decodes."""
-        across, (at, part) = _between(self.new, new), _between(self.past, past)
-        before, after = (_at(self.prompt, across, (at, end)) for end in (0.0, 1.0))
+        across, (at, part) = _node_below(self.new, new), _node_below(self.past, past)
+        before, after = (_interpolate_in(self.prompt, across, (at, end)) for end in (0.0, 1.0))
         more = (after - before) * new / (self.past[at + 1] - self.past[at])
         holds = (1 - part) * (self.past[at + 1] - self.past[at]) / new if at + 2 < len(self.past) else inf
         if seqs:
@@ -125,8 +125,8 @@ class Surface:
 
     def _chunk(self, new: int, past: int) -> tuple[float, float, float]:
         """Attention of a prompt's tokens alone and among many, and by how much the longest block is longer, to the power."""
-        across, down = _between(self.new, new), _between(self.past, past)
-        one, own = _at(self.prompt, across, down), _at(self.among, across, down)
+        across, down = _node_below(self.new, new), _node_below(self.past, past)
+        one, own = _interpolate_in(self.prompt, across, down), _interpolate_in(self.among, across, down)
         if len(self._chunks) > MOST_KEPT:  # prompts of any length
             self._chunks.clear()
         self._chunks[new, past] = found = (one, own, one**BLEND - own**BLEND)
@@ -144,7 +144,7 @@ class Surface:
 
     def _rest(self, rows: int, samples: int) -> float:
         if samples not in self._samples:
-            i, part = _between(self.samples, samples)
+            i, part = _node_below(self.samples, samples)
             for node in (i, i + 1):
                 if node not in self._rows:
                     self._rows[node] = self.mixed[node].tolist()
@@ -174,13 +174,13 @@ def _times(value: Any, factor: float) -> Any:
     return (np.array(value) * factor).tolist() if isinstance(value, list) else value * factor
 
 
-def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
+def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:
     """The node below, and how far it is to the next; beyond the last as far as that goes on."""
     at = min(max(bisect_right(nodes, value) - 1, 0), len(nodes) - 2)
     return at, (value - nodes[at]) / (nodes[at + 1] - nodes[at])
 
 
-def _at(table: list[list[float]], across: tuple[int, float], down: tuple[int, float]) -> float:
+def _interpolate_in(table: list[list[float]], across: tuple[int, float], down: tuple[int, float]) -> float:
     """Between four neighbours of a table."""
     (i, x), (j, y) = across, down
     low, high = table[j], table[j + 1]
@@ -196,7 +196,7 @@ class _Priced(NamedTuple):
     seeing_fixed_s: Number
 
 
-def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
+def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
     """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
 
     host = terms.engine.host
@@ -206,7 +206,7 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
 
     def priced(work: Workload) -> _Priced:
         lines = step_lines(launched, work)
-        whole, rest = (Bill(exposed(some, launched), 1) for some in (lines, [x for x in lines if not x.item.sees]))
+        whole, rest = (Bill(expose_lines(some, launched), 1) for some in (lines, [x for x in lines if not x.item.sees]))
         return _Priced(rest.step_s, whole.exposed_comm_s, whole.step_s - rest.step_s, whole.fixed_s - rest.fixed_s)
 
     def launches(work: Workload) -> float:
@@ -214,7 +214,7 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
 
     contexts = _contexts(terms, most_tokens)
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
-    samples, mixed, mixed_comm = _mixed(priced, most_rows, most_seqs)
+    samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
     prompt, among, once = _prompts(priced, new, past)
     return Surface(
@@ -243,16 +243,16 @@ def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: 
     """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
     linear between nodes of sequences."""
     every = np.arange(most_seqs + 1.0)
-    nodes = different(np.round(_geometric(most_seqs)))
+    nodes = unique_values(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
-    rest, comm, attention = (_wide(seconds, every.size + seqs.size) for seconds in step[:3])
+    rest, comm, attention = (_broadcast(seconds, every.size + seqs.size) for seconds in step[:3])
     known = attention[every.size :].reshape(nodes.size, contexts.size)
     decode = np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
     return rest[: every.size], comm[: every.size], decode
 
 
-def _mixed(priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
+def _mixed_steps(priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
     """Steps with prompt tokens without attention: nodes of rows that need logits, seconds by these and by rows, and of the first
     node's communication."""
     nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
@@ -260,7 +260,7 @@ def _mixed(priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int
     samples, each = np.repeat(nodes, rows.size), np.tile(rows, len(nodes))
     decodes = np.minimum(samples, each) - 1
     step = priced(Workload(decodes, decodes * 0, 1.0, each - decodes, 0.0))
-    rest, comm = (_wide(seconds, each.size) for seconds in step[:2])
+    rest, comm = (_broadcast(seconds, each.size) for seconds in step[:2])
     seconds = [np.interp(every, rows, part) for part in rest.reshape(len(nodes), rows.size)]
     return nodes, np.stack(seconds), np.interp(every, rows, comm[: rows.size])
 
@@ -270,12 +270,12 @@ def _prompts(priced: Callable[[Workload], _Priced], new: Array, past: Array) -> 
     seqs = np.repeat([1.0, MANY], new.size * past.size)
     tokens, before = np.tile(new, 2 * past.size), np.tile(np.repeat(past, new.size), 2)
     step = priced(Workload(0, 0, seqs, seqs * tokens, seqs * before))
-    fixed = _wide(step.seeing_fixed_s, seqs.size)
+    fixed = _broadcast(step.seeing_fixed_s, seqs.size)
     one, many = ((step.seeing_s - fixed) / seqs).reshape(2, past.size, new.size)
     return one, many, float(np.max(fixed[: seqs.size // 2]))
 
 
-def _wide(values: Number, size: int) -> Array:
+def _broadcast(values: Number, size: int) -> Array:
     return np.broadcast_to(values, (size,)).astype(float)
 
 
@@ -291,10 +291,10 @@ def _rows(most: int) -> Array:
     return np.array([*sorted(n for part in parts for n in part if n < most), most], float)
 
 
-def _contexts(terms: Terms, most: int) -> Array:
+def _contexts(terms: PricingTerms, most: int) -> Array:
     """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
-    nodes: Array = different([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
+    nodes: Array = unique_values([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
     return nodes
 
 

@@ -44,13 +44,13 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     if split == "shared":
         return pick(tokens_split(model, plan, engine), 1.0, 1.0 / tp)
     if split == "expert":
-        return _copied(model, plan) / (plan.ep * expert_ranks(plan, engine).inside)
+        return _replication_factor(model, plan) / (plan.ep * expert_ranks(plan, engine).inside)
     if split == "expert_bias":
-        return tp * 0 + _copied(model, plan) / plan.ep
+        return tp * 0 + _replication_factor(model, plan) / plan.ep
     return 1.0 / tp
 
 
-def _copied(model: Model, plan: Plan) -> Number:
+def _replication_factor(model: Model, plan: Plan) -> Number:
     """Experts that all ranks hold together, copies of popular ones among them, over the model's own."""
     return 1.0 + plan.redundant / model.experts.num_experts if model.experts and plan.redundant_experts else 1.0
 
@@ -93,7 +93,7 @@ def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensor:
     """A tensor as one rank of one stage holds it. ``ideal_bytes`` is an equal share; the rest is replication."""
 
     tensor: Tensor
@@ -120,7 +120,7 @@ def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]
     return [range(int(end) - size, int(end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[Held]:
+def held_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[HeldTensor]:
     """What one rank of ``stage`` (of ``pp``) holds. The last stage of a tied model keeps its own copy of the table."""
     layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
     rows = []
@@ -133,7 +133,7 @@ def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[
             count = int(stage == home or tied_copy)
         if count:
             whole = weight_bytes(model, tensor, plan) * count
-            rows.append(Held(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
+            rows.append(HeldTensor(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
     return rows
 
 
@@ -148,11 +148,11 @@ def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
 
 def fullest_layers(model: Model, plan: Plan) -> Number:
     """Layers of the stage that has most."""
-    return by_pp(plan.pp, lambda pp: sum(_fullest(model, pp)))
+    return by_pp(plan.pp, lambda pp: sum(_fullest_stage_layers(model, pp)))
 
 
 @lru_cache(maxsize=1024)
-def _fullest(model: Model, pp: int) -> tuple[int, ...]:
+def _fullest_stage_layers(model: Model, pp: int) -> tuple[int, ...]:
     """Layers of each kind on the first of the stages with the most layers."""
     stage = max(stage_layers(model, pp), key=len)
     return tuple(sum(model.layers[i] == where for i in stage) for where in range(len(model.blocks)))
@@ -160,11 +160,11 @@ def _fullest(model: Model, pp: int) -> tuple[int, ...]:
 
 def num_moe_layers(model: Model, plan: Plan) -> Number:
     """Layers with experts on the stage that has most of them."""
-    return by_pp(plan.pp, partial(_most_moe, model)) if model.experts else 0.0 * plan.pp
+    return by_pp(plan.pp, partial(_most_moe_layers, model)) if model.experts else 0.0 * plan.pp
 
 
 @lru_cache(maxsize=1024)
-def _most_moe(model: Model, pp: int) -> int:
+def _most_moe_layers(model: Model, pp: int) -> int:
     return max(sum(isinstance(model.blocks[model.layers[i]].ffn, Experts) for i in r) for r in stage_layers(model, pp))
 
 
@@ -173,7 +173,7 @@ def fullest_of(model: Model, plan: Plan) -> list[Number]:
     both = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1)
 
     def times(where: int) -> Number:
-        return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
+        return by_pp(plan.pp, lambda pp: _fullest_stage_layers(model, pp)[where])
 
     return [times(where) * both for where in range(len(model.blocks))]
 

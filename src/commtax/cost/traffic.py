@@ -68,11 +68,11 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     squares, note = rows * NORM_BYTES, "sums of squares over all heads, fp32"
     items = [tp_item("embedding", "all-reduce", payload, 1, plan, "embedding")]
     items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
-    items += _reduced("attention output", payload, model.num_mixers, plan, "attention", "reduced")
-    items += _reduced("feed-forward output", payload, reduced, plan, "feed-forward", "output")
+    items += _reduce_output("attention output", payload, model.num_mixers, plan, "attention", "reduced")
+    items += _reduce_output("feed-forward output", payload, reduced, plan, "feed-forward", "output")
     if model.experts and model.experts.latent:
         narrow = rows * model.experts.latent * act
-        items += _reduced("latent experts' output", narrow, pick(apart, 0, latents), plan, "feed-forward", "output")
+        items += _reduce_output("latent experts' output", narrow, pick(apart, 0, latents), plan, "feed-forward", "output")
     mixers = [m for i in model.layers if isinstance(m := model.blocks[i].mixer, Mamba2)]
     if mixers:  # state-space layers of one group norm over all of their heads, of which each rank has some
         one = sum(m.num_groups == 1 for m in mixers)
@@ -106,7 +106,7 @@ def tp_item(
     return Item(what, "tp", op, nbytes, plan.tp, sent, note, part=part, place=place, stage=stage, overlaps_with=window)
 
 
-def _reduced(what: str, payload: Number, count: Number, plan: Plan, part: Part, place: Place) -> list[Item]:
+def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: Part, place: Place) -> list[Item]:
     """A row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
     ops = ("reduce-scatter", "all-gather") if plan.sequence_parallel else ("all-reduce",)
     return [tp_item(what, op, payload, count, plan, part, place=place) for op in ops]
@@ -117,7 +117,7 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
 
     Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far.
     """
-    payload = payload * handed_on(model, plan.pp)
+    payload = payload * vectors_handed_on(model, plan.pp)
     alone = model.hyper or model.lookback or not model.residual_stream
     cuts = (plan.pp - 1) * (1 if alone else engine.sends.pp_tensors)
     scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
@@ -128,12 +128,12 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     ]
 
 
-def _gathered(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
+def _gather_tokens(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
     """Every token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
     return [
-        exchanged("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
-        exchanged("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
-        exchanged("combine", axis, "reduce-scatter", back * group, group, count),
+        exchange_item("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
+        exchange_item("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
+        exchange_item("combine", axis, "reduce-scatter", back * group, group, count),
     ]
 
 
@@ -144,7 +144,7 @@ EXCHANGES: Mapping[Place, str] = MappingProxyType(
 ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
-def exchanged(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
+def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
     """A collective that carries tokens to experts, or back."""
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
@@ -158,24 +158,24 @@ def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count:
     moe = model.experts
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
-        return [exchanged(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
+        return [exchange_item(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
     sent = pick(split, np.ceil(rows / plan.tp), rows)
     width = moe.latent or model.hidden
     out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)))
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
-    regather = exchanged("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
+    regather = exchange_item("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
     if backend == AG_RS:
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
         sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
-        return [x for axis, n in sets if np.any(n) for x in _gathered(axis, group, n, *sizes)] + [regather]
+        return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
     copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
     routed = None if backend == DEEPEP_LL else moe
     note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
-    there = exchanged("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
-    home = exchanged("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
+    there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
+    home = exchange_item("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]
 
 
@@ -202,7 +202,7 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
     return ep * (1 - missed)
 
 
-def handed_on(model: Model, pp: Number) -> Number:
+def vectors_handed_on(model: Model, pp: Number) -> Number:
     """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those looked back at.
 
     The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts

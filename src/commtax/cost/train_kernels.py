@@ -29,11 +29,11 @@ A scale a row: casts along both sides and slower products together, fitted on to
 (torchao 0.10, docs/source/workflows/training.md: bf16 6,150 tokens/s, a scale a tensor 7,690, a scale a row 6,768)."""
 SCAN_BACKWARD = 2.5  # a scan's backward over its forward, as attention's: chunks are computed again
 SECOND: dict[str, float] = {"output projection": 1.0, "gate": 0.5, "up": 0.0}
-"""Share of a product, or of the two that stand as one, that is an even one of its layer (see ``_again``)."""
+"""Share of a product, or of the two that stand as one, that is an even one of its layer (see ``_recomputed_share``)."""
 UPDATE_BYTES = 38  # Adam: gradient read (twice, once to clip) and cleared, three fp32 states read and written, parameter written
 
 
-def forward(
+def forward_kernels(
     model: Model, plan: Plan, step: TrainStep, engine: Engine, layers: Number, passes: float, imbalance: float = 1.0
 ) -> tuple[list[Kernel], list[Kernel]]:
     """Forward kernels of ``layers`` layers, and of the head over every token, as often as one microbatch runs them.
@@ -51,14 +51,14 @@ def forward(
         if kernel.form == "decode" or (np.ndim(kernel.count) == 0 and kernel.count == 0):
             continue
         busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
-        trained += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
+        trained += _training_kernels(kernel, kernel.count * share, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
     times = model.head_passes
     loss = Kernel("loss", "elementwise", times, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
     return trained, [replace(head_kernel(model, plan, rows, engine), count=times, stage="forward"), loss]
 
 
-def _trained(
+def _training_kernels(
     k: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
 ) -> Iterator[Kernel]:
     """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
@@ -70,7 +70,7 @@ def _trained(
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
         yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)
     elif k.form == "prefill" and engine.trains.attention == "unfused":
-        yield from _unfused(k, count, plan, step)
+        yield from _unfused_attention(k, count, plan, step)
     elif k.form == "prefill":
         yield replace(k, what="attention", count=count, stage="forward")
     elif k.form in CHIP_FORMS:  # convolutions and scans of linear attention
@@ -109,7 +109,7 @@ def _product(
     return replace(made, static_scales=k.dtype == "fp8", stored=k.stored) if k.dtype in LOW_ARITHMETIC else made
 
 
-def _unfused(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
+def _unfused_attention(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
     """Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between."""
     e, m, keys, d = DTYPE_BYTES[plan.activations_dtype], step.micro_batch * k.heads * k.length, step.seq, k.head_dim
     product = Kernel("attention scores", "gemm", count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
@@ -143,21 +143,21 @@ def _gradients(k: Kernel, frozen: bool) -> Iterator[Kernel]:
         yield _elementwise(k, what, k.count, BACKWARD_ELEMENT_BYTES * k.nbytes, "backward")
 
 
-def recomputed(kernels: list[Kernel], model: Model, plan: Plan, engine: Engine) -> list[Kernel]:
+def recomputed_kernels(kernels: list[Kernel], model: Model, plan: Plan, engine: Engine) -> list[Kernel]:
     """What backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
     if plan.remade:
         return [k for k in kernels if any(REMADE[name](k) for name in plan.remade)]
     if plan.recompute == "full" or engine.trains.selective == "matmuls":
-        again = [replace(k, count=k.count * _again(k, model, plan, engine)) for k in kernels]
+        again = [replace(k, count=k.count * _recomputed_share(k, model, plan, engine)) for k in kernels]
         return [k for k in again if np.ndim(k.count) or k.count]
     if engine.trains.selective == "up-projections":  # of latents, and norms: what is small to keep and large to make
-        return [k for k in kernels if k.part == "norms" or _is_up(k)]
+        return [k for k in kernels if k.part == "norms" or _is_latent_expansion(k)]
     return [k for k in kernels if k.part == "attention"]
 
 
-def _again(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
+def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
     """The share of a forward kernel that backward runs again under full recomputation, or where every other product is kept.
 
     torch stops a layer's recomputation where nothing more is needed: no gradient asks for the output of its last product. Its
@@ -175,7 +175,7 @@ def _again(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
     return SECOND.get(k.place, 0.0 if last else 0.5)
 
 
-def _is_up(k: Kernel) -> bool:
+def _is_latent_expansion(k: Kernel) -> bool:
     """Whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
     return k.part == "projections" and k.place in ("query", "key")
 
@@ -183,7 +183,7 @@ def _is_up(k: Kernel) -> bool:
 REMADE: Mapping[str, Callable[[Kernel], bool]] = {
     "core_attn": lambda k: k.part == "attention" and k.form not in CHIP_FORMS,
     "layernorm": lambda k: k.part == "norms",
-    "mla_up_proj": _is_up,
+    "mla_up_proj": _is_latent_expansion,
     "mlp": lambda k: k.part == "feed-forward",
     "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
     "moe_act": lambda k: k.part == "experts" and k.place == "activation",  # it stands with the permutation, not told apart
@@ -197,7 +197,7 @@ def update(params: Number) -> Kernel:
     return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
 
 
-def accumulated(nbytes: Number) -> Kernel:
+def accumulation_kernel(nbytes: Number) -> Kernel:
     """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
     return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
 
@@ -209,7 +209,7 @@ def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
     layers, head = forward_flops(model, seq, causal)
     if not plan.lora_rank:
         return 3 * (layers + head)
-    attended = sum(k.count * _flops(k, model, seq, causal) for k in _counted(model, seq) if k.form == "prefill") / seq
+    attended = sum(k.count * _flops(k, model, seq, causal) for k in _counted_kernels(model, seq) if k.form == "prefill") / seq
     return 2 * (layers + head) + attended
 
 
@@ -219,11 +219,11 @@ def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Numb
     ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
     Lookups, norms and activations are not counted.
     """
-    kernels = _counted(model, seq)
+    kernels = _counted_kernels(model, seq)
     return sum(k.count * _flops(k, model, seq, causal) for k in kernels) / seq, 2.0 * model.hidden * model.vocab * model.head_passes
 
 
-def _counted(model: Model, seq: Number) -> list[Kernel]:
+def _counted_kernels(model: Model, seq: Number) -> list[Kernel]:
     """Products and attention of one whole sequence on one rank."""
     plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
     work = Workload(prefill_seqs=1, prefill_tokens=seq)
@@ -240,5 +240,5 @@ def _flops(k: Kernel, model: Model, seq: Number, causal: bool) -> Number:
 
 def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, causal: bool) -> Number:
     """FLOPs a token that backward runs again, by the same convention as ``forward_flops``."""
-    again = recomputed(_counted(model, step.seq), model, Plan(recompute=plan.recompute), engine)
+    again = recomputed_kernels(_counted_kernels(model, step.seq), model, Plan(recompute=plan.recompute), engine)
     return sum((k.count * _flops(k, model, step.seq, causal) for k in again), start=0.0 * step.seq) / step.seq

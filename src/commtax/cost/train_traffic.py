@@ -14,12 +14,12 @@ from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
-from commtax.cost.traffic import DEEPEP, ROUND_TRIP, exchanged, expected_destinations, tp_item
+from commtax.cost.traffic import DEEPEP, ROUND_TRIP, exchange_item, expected_destinations, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
 
-def training(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
+def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
     """All collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
     rows = step.micro_batch * step.seq / plan.cp
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
@@ -164,7 +164,7 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
     copies = expected_destinations(moe, plan.ep) if once else moe.top_k
     nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
     passes = _passes(plan) + 1 + ("moe" in plan.remade)
-    both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * passes) for place in ROUND_TRIP]
+    both = [exchange_item(place, "ep", "all-to-all", nbytes, plan.ep, each * passes) for place in ROUND_TRIP]
     routed, most = moe if once else None, engine.sends.hosts_a_token
     return [replace(item, overlaps_with="layers", routed=routed, most_hosts=most) for item in both]
 
@@ -178,8 +178,8 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
     ranks, same_experts = holders(plan, engine)
     mixed = num_moe_layers(model, plan)
     if plan.zero < 3:
-        dense = _replicated(plan, trained["layers"] + trained["ends"], ranks, "", engine)
-        return [*dense, *_replicated(plan, trained["experts"], same_experts, "experts", engine)]
+        dense = _replicated_items(plan, trained["layers"] + trained["ends"], ranks, "", engine)
+        return [*dense, *_replicated_items(plan, trained["experts"], same_experts, "experts", engine)]
     # With a pipeline parameters stay gathered from the first forward to the last backward, and gradients are summed once.
     gathers = pick(np.asarray(plan.pp) > 1, 1, 2)
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
@@ -190,10 +190,10 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
         return params[name] / count, trained[name] / count
 
     return [
-        *_sharded(plan, unit("layers", layers), ranks, layers, "", gathers),
-        *_sharded(plan, unit("experts", np.maximum(1, mixed)), same_experts, mixed, "experts", gathers),
-        *_sharded(plan, (params["ends"] - last, every * (params["ends"] - last)), ranks, 1, "embedding", gathers),
-        *_sharded(plan, (last, every * last), ranks, 1, "head", 1),
+        *_sharded_items(plan, unit("layers", layers), ranks, layers, "", gathers),
+        *_sharded_items(plan, unit("experts", np.maximum(1, mixed)), same_experts, mixed, "experts", gathers),
+        *_sharded_items(plan, (params["ends"] - last, every * (params["ends"] - last)), ranks, 1, "embedding", gathers),
+        *_sharded_items(plan, (last, every * last), ranks, 1, "head", 1),
         _copies(plan, updated_params(model, plan, engine), layers),
     ]
 
@@ -208,15 +208,17 @@ def _copies(plan: Plan, shard: Number, units: Number) -> Item:
     groups = plan.dp / plan.num_shards
     nbytes = shard * DTYPE_BYTES[plan.grads_dtype] / units
     count = pick(np.asarray(groups) > 1, units * _rounds(plan), 0)
-    return _summed("gradient shards", "replica", "all-reduce", nbytes, groups, count)
+    return _gradient_sum("gradient shards", "replica", "all-reduce", nbytes, groups, count)
 
 
-def _summed(what: str, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, part: Part = "", note: str = "") -> Item:
+def _gradient_sum(
+    what: str, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, part: Part = "", note: str = ""
+) -> Item:
     """Gradients over ranks that hold the same parameters."""
     return Item(what, axis, op, nbytes, ranks, count, note, part=part, stage="backward", overlaps_with="backward")
 
 
-def _replicated(plan: Plan, params: Number, ranks: Number, part: Part, engine: Engine) -> list[Item]:
+def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, engine: Engine) -> list[Item]:
     """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered.
 
     FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once.
@@ -225,7 +227,7 @@ def _replicated(plan: Plan, params: Number, ranks: Number, part: Part, engine: E
     axis, whose = ("edp", "expert ") if part == "experts" else ("dp", "")
     grads = params * DTYPE_BYTES[plan.grads_dtype]
     if plan.zero == 0:
-        return [_summed(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), part, "once a step")]
+        return [_gradient_sum(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), part, "once a step")]
     times = _rounds(plan) if plan.zero == 2 else 1
     values = params * DTYPE_BYTES[plan.activations_dtype]
     each = plan.zero == 2 and engine.trains.master_is_parameter
@@ -234,10 +236,12 @@ def _replicated(plan: Plan, params: Number, ranks: Number, part: Part, engine: E
         gathered = replace(gathered, note="before forward", stage="forward", overlaps_with="forward")
     else:
         gathered = replace(gathered, note="after the update", stage="update", overlaps_with="next forward")
-    return [_summed(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
+    return [_gradient_sum(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
 
 
-def _sharded(plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number) -> list[Item]:
+def _sharded_items(
+    plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
+) -> list[Item]:
     """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
 
     ``held``: parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in
@@ -250,5 +254,5 @@ def _sharded(plan: Plan, held: tuple[Number, Number], ranks: Number, units: Numb
     count = pick(on, units * _rounds(plan), 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], trained * DTYPE_BYTES[plan.grads_dtype]
     gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * gathers, part=part)
-    scattered = _summed(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, pick(has, count, 0), part)
+    scattered = _gradient_sum(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, pick(has, count, 0), part)
     return [replace(gathered, overlaps_with="both passes"), scattered]

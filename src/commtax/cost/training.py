@@ -15,12 +15,12 @@ from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.adapters import trained_params
 from commtax.cost.forms.form import Table
-from commtax.cost.kernel import Kernel, Terms
-from commtax.cost.kernels import Applied, Factor, applied_s, kernel_line, power_clock, widened
+from commtax.cost.kernel import Kernel, PricingTerms
+from commtax.cost.kernels import Factor, KernelFactors, applied_s, kernel_line, power_clock, widen_sigma
 from commtax.cost.pricing import Pricer, comm_lines
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
-from commtax.cost.train_traffic import training, updated_params
+from commtax.cost.train_traffic import training_items, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window, Windows
 from commtax.question import WhatIf
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
@@ -32,10 +32,10 @@ BETWEEN = ("dp", "pp")
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
 
 
-def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
+def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
     layers, ends, head_share = _compute(t, step)
-    items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
+    items = [_launched_item(i, t, head_share) for i in training_items(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
     comm = comm_lines(items, Pricer(t), (scales(i, t.settings, t.engine) for i in items))
     m = t.plan.microbatches
     inputs = _seconds(layers, m, "backward", "recompute")
@@ -43,11 +43,11 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     free = _windows(layers, ends, each, t)
     comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
     lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
-    known, measured = _known(t)
+    known, measured = _known_spread(t)
     return Bill(lines, tokens, known_sigma=known, measured=measured)
 
 
-def _known(t: Terms) -> tuple[float, bool]:
+def _known_spread(t: PricingTerms) -> tuple[float, bool]:
     """The spread of whole steps, of groups that were left out, and whether runs like this one were fitted on.
 
     Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
@@ -58,7 +58,7 @@ def _known(t: Terms) -> tuple[float, bool]:
     return (near if fitted else apart), fitted
 
 
-def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
+def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:
     """The wait for a host that launches layers of experts kernel by kernel.
 
     It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
@@ -76,7 +76,7 @@ def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
     return [*lines, _host_line("launches of experts", waits, "layer_host_s", t)]
 
 
-def _host_line(what: str, waits: Number, field: str, t: Terms) -> Line:
+def _host_line(what: str, waits: Number, field: str, t: PricingTerms) -> Line:
     item = Item(what, "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
     return Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host, priced_from=field)
 
@@ -88,22 +88,22 @@ def scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
     return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
-def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]:
+def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], Number]:
     """Kernels of the layers; those of the head as far as this stage pays for it, and of the update; and that share of the head."""
     model, plan, m = t.model, t.plan, t.plan.microbatches
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     depth = fullest_layers(model, plan)
-    body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.trained_imbalance)
+    body, head = train_kernels.forward_kernels(model, plan, step, t.engine, depth, passes, t.settings.trained_imbalance)
     priced = Kernels(t)
     layers = priced.lines(body, m)
-    layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
+    layers += priced.lines(train_kernels.recomputed_kernels(body, model, plan, t.engine), m, "recompute")
     layers += priced.lines(train_kernels.backward(body, plan), m)
     both = [*head, *train_kernels.backward(head, plan)]
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
         held = sum(trained_params(model, plan, t.engine).values())
-        ends += priced.lines([train_kernels.accumulated(held * t.engine.trains.accumulate_bytes)], m)
+        ends += priced.lines([train_kernels.accumulation_kernel(held * t.engine.trains.accumulate_bytes)], m)
     return layers, ends, share
 
 
@@ -115,7 +115,7 @@ def _clock(c: Table, fused: float) -> Factor:
 class Kernels:
     """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
 
-    def __init__(self, t: Terms) -> None:
+    def __init__(self, t: PricingTerms) -> None:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
         self.table = table = self.constants.tables["train.bf16"]
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
@@ -124,7 +124,7 @@ class Kernels:
         self.clocks = {kind: _clock(c, table.get("fused", 1.0)) for kind, c in found if c}
         self.clock = self.clocks["bf16"]
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
-        self.sigma = widened(table["sigma"], self.constants.label)
+        self.sigma = widen_sigma(table["sigma"], self.constants.label)
         self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
     def seconds(self, kernels: list[Kernel]) -> Number:
@@ -134,18 +134,18 @@ class Kernels:
         """Lines of kernels that each run ``times`` as often, in another ``stage`` than their own where one is named."""
         return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms, stage or k.stage) for k in kernels]
 
-    def applied(self, kernel: Kernel) -> Applied:
+    def applied(self, kernel: Kernel) -> KernelFactors:
         """What a training step multiplies onto a kernel: fused attention has kernels of its own for either direction."""
         engine, slow_rank = self.terms.engine, self.terms.settings.slow_rank
         if kernel.form != "prefill":
             products = kernel.form == "gemm"
             clock = self.clocks.get(kernel.number_format, self.clock) if products else self.clock
             own = (("experts_rate", engine.kernels.experts_rate),) if products and kernel.part == "experts" else ()
-            return Applied((self.power, clock, *own), slow_rank=slow_rank, launch_s=self.least)
+            return KernelFactors((self.power, clock, *own), slow_rank=slow_rank, launch_s=self.least)
         rates = [self.power, (f"train.{engine.trains.attention}", self.table.get(engine.trains.attention, 1.0))]
         if kernel.stage == "backward":
             rates.append(("train.attention_backward", self.table["attention_backward"]))
-        return Applied(tuple(rates), slow_rank=slow_rank, launch_s=self.least)
+        return KernelFactors(tuple(rates), slow_rank=slow_rank, launch_s=self.least)
 
     def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
         key = (kernel.form, *map(id, (kernel.flops, kernel.nbytes, kernel.m, kernel.n)))
@@ -187,7 +187,7 @@ def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> flo
     return (last + len(stages[0])) / 2 if directions > 1 else last
 
 
-def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
+def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
     """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
     plan, trains = t.plan, t.engine.trains
     if item.axis == "ep":
@@ -223,7 +223,7 @@ def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
     return _total([x for x in lines if x.item.stage in stages]) / m
 
 
-def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: Terms) -> Windows:
+def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerms) -> Windows:
     """What collectives of a training step may run beside."""
     m, plan, trains = t.plan.microbatches, t.plan, t.engine.trains
     forward = each[0] + _seconds(ends, m, "forward")

@@ -12,9 +12,9 @@ from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
 from commtax.timeline import Timeline
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
+from commtax.verbs.settling import settle
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 FAULT = "fault"  # of a whole audit: a culprit is named
@@ -93,7 +93,7 @@ class Finding:
         return self.evidence and self.verdict == UNKNOWN and self.difference is not None and not self.near
 
 
-def assumed(priced: StepBill) -> str:
+def reason_assumed(priced: StepBill) -> str:
     """Why seconds of a step are no yardstick; "" where they are calibrated."""
     lines = [x for x in priced.lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
     weak = dict.fromkeys(x.source.detail for x in lines)
@@ -133,7 +133,7 @@ class Claim:
     @cached_property
     def distrust(self) -> str:
         """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
-        return assumed(self.bill())
+        return reason_assumed(self.bill())
 
     def seconds(
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
@@ -200,7 +200,7 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentCollectives:
     """Collectives of one kind and group size: a rank's in a usual step, where steps are told, else all."""
 
     count: float = 0.0
@@ -273,7 +273,9 @@ class Section:
     kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
-    sent: Mapping[tuple[str, int], Sent] | None = None  # in a usual step, by kind and group size; None where no step is told
+    sent: Mapping[tuple[str, int], SentCollectives] | None = (
+        None  # in a usual step, by kind and group size; None where no step is told
+    )
     blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
 
 

@@ -21,7 +21,7 @@ _ALIKE = {"SOC": "SYS", "SELF": SELF, "0": SELF, "PSB": "PIX"}  # of other versi
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class NodeMatrix:
     """``rows`` by the number of a node: its marks towards all nodes, then towards network cards."""
 
     nodes: tuple[str, ...]
@@ -53,7 +53,7 @@ class Grid:
         return tuple(row[len(self.nodes) : self.num_columns] if len(row) >= self.num_columns else () for row in rows)
 
 
-def grids(text: str) -> Iterator[Grid]:
+def grids(text: str) -> Iterator[NodeMatrix]:
     """All tables of a text in which marks stand; those of numbers (weights, hops, bandwidths) are none."""
     columns: list[str] = []
     rows: dict[str, tuple[str, ...]] = {}
@@ -61,14 +61,14 @@ def grids(text: str) -> Iterator[Grid]:
         line = SAYS.codes.sub("", raw)
         first = SAYS.first.match(line)
         if SAYS.head.match(line):
-            yield from _ended(columns, rows)
+            yield from _finished_matrices(columns, rows)
             columns, rows = SAYS.column.findall(SAYS.tail.split(line)[0])[: COUNT.most_nodes], {}
         elif first and (cells := _cells(line[first.end() :])):
             if first[1] in rows:
-                yield from _ended(columns, rows)
+                yield from _finished_matrices(columns, rows)
                 rows = {}
             rows[first[1]] = cells
-    yield from _ended(columns, rows)
+    yield from _finished_matrices(columns, rows)
 
 
 def _cells(text: str) -> tuple[str, ...]:
@@ -80,12 +80,12 @@ def _cells(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _ended(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[Grid]:
+def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[NodeMatrix]:
     nodes = list(takewhile(lambda name: re.fullmatch(_NODE, name), columns)) or _nodes(rows)
     numbers = {name: i for i, name in enumerate(nodes)}
     kept = {numbers[name]: row for name, row in rows.items() if name in numbers}
     whole = {i: row if len(row) >= len(nodes) else row[:-1] for i, row in kept.items()}  # the last mark of a cut row may be half
-    grid = Grid(tuple(nodes), whole, len(columns) or max(map(len, whole.values()), default=0))
+    grid = NodeMatrix(tuple(nodes), whole, len(columns) or max(map(len, whole.values()), default=0))
     if grid.marks or (len(nodes) == 1 and any(whole.values())):
         yield grid
 

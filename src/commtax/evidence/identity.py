@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from commtax.catalog.foreign_names import chip_named
-from commtax.catalog.models import bundled, origin
+from commtax.catalog.foreign_names import find_chip_name
+from commtax.catalog.models import bundled_model, origin
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.evidence.finding import DISAGREE, Claim, Finding
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.spec import Model
 from commtax.statement import Note
-from commtax.verbs.asking import AUTO_EP
+from commtax.verbs.settling import AUTO_EP
 
 COUNT, LEVEL = thresholds(__name__)
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,2})?)([bmt])(?![a-z0-9])")
@@ -45,7 +45,7 @@ def _families_of(name: str) -> frozenset[str]:
     return frozenset(word for word, pattern in _families() if pattern.search(name))
 
 
-def _last(name: str) -> str:
+def _model_part(name: str) -> str:
     """The part of a path that names a model: that of the Hub's own folder, else the last."""
     *_, last = names_of(name.lower().replace("_", "-"))
     return last.rpartition("/")[2]
@@ -57,8 +57,8 @@ def other_model(name: str, claimed: Model) -> str:
     name = name[-COUNT.most_signs :]
     key, own = known_as(name), known_as(claimed.key) or next(filter(None, map(known_as, claimed.aliases)), "")
     if key and own:
-        return "" if key == own or _shape(key) == _shape(own) else f"the file names {_last(name)}, not {own}"
-    said = _last(name)
+        return "" if key == own or _shape(key) == _shape(own) else f"the file names {_model_part(name)}, not {own}"
+    said = _model_part(name)
     told, wanted = _families_of(said), _families_of(" ".join((claimed.key, *claimed.aliases)).lower())
     if told and wanted and not told & wanted:
         return f"the file names {said}, not {claimed.key}"
@@ -72,17 +72,17 @@ def other_model(name: str, claimed: Model) -> str:
 @cache
 def _shape(key: str) -> Model | None:
     """A bundled model without its names and its number format: what is priced alike whatever it is called."""
-    model = bundled(key)
+    model = bundled_model(key)
     return replace(model, key="", aliases=(), source=None, notes=(), quant=None, max_len=0, mtp=()) if model else None
 
 
 def other_chip(name: str, claim: Claim) -> str:
     """Why a name cannot be that of the claimed chip; forms and memories of one chip are not told apart by a name alone."""
-    chip, own = chip_named(name[: COUNT.most_signs]) if name else "", claim.question.cluster.chip.key
+    chip, own = find_chip_name(name[: COUNT.most_signs]) if name else "", claim.question.cluster.chip.key
     return f"the file names {chip}, not {own}" if chip and chip.partition("-")[0] != own.partition("-")[0] else ""
 
 
-def differing(claim: Claim, model: str = "", chip: str = "", degrees: Mapping[str, int] | None = None) -> Iterator[Finding]:
+def identity_findings(claim: Claim, model: str = "", chip: str = "", degrees: Mapping[str, int] | None = None) -> Iterator[Finding]:
     """What a file names otherwise than was said; each is a disagreement by itself."""
     if model and (why := other_model(model, claim.question.model)):
         yield Finding(Note("model", "model named in the file"), None, None, reason=why, verdict=DISAGREE)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from io import StringIO
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 
@@ -20,16 +20,16 @@ SAYS = patterns(__name__)
 _BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{SAYS.when.pattern}|{SAYS.who.pattern}){{1,{COUNT.most_prefixes}}}", re.M)
 
 
-def unpacked(text: str) -> str:
+def unpack_docker(text: str) -> str:
     """What a program wrote, out of Docker's files of one JSON object a line; another text as it is.
 
     >>> unpacked('{"log":"a\\\\n","stream":"stderr"}\\n{"log":"b\\\\n"}'), unpacked("a")
     ('a\\nb\\n', 'a')
     """
-    return "".join(map(_logged, each_line(text))) if text.startswith(DOCKER) else text
+    return "".join(map(_docker_text, split_lines(text))) if text.startswith(DOCKER) else text
 
 
-def _logged(line: str) -> str:
+def _docker_text(line: str) -> str:
     """The text of one object; "" of one that is cut off."""
     try:
         said = json.loads(line)
@@ -44,10 +44,10 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
     >>> list(lines("[1,0]<stdout>:# nThread 1\\nnode-3: 0: # nThread 1\\n# nThread 1"))
     [('1,0', '# nThread 1'), ('node-3 0', '# nThread 1'), ('', '# nThread 1')]
     """
-    return map(_parted, each_line(text))
+    return map(_split_prefixes, split_lines(text))
 
 
-def plain(text: str) -> str:
+def strip_prefixes(text: str) -> str:
     """The text as the program wrote it; other signs that end a line stay, because JSON may hold them."""
     out, at = StringIO(), 0  # in blocks of whole lines: a list of many short ones would take many times the text
     while at < len(text):
@@ -57,7 +57,7 @@ def plain(text: str) -> str:
     return out.getvalue()
 
 
-def _parted(line: str) -> tuple[str, str]:
+def _split_prefixes(line: str) -> tuple[str, str]:
     at, who = 0, []
     for _ in range(COUNT.most_prefixes):
         if match := SAYS.when.match(line, at):

@@ -31,7 +31,7 @@ def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
         at = end + 1
 
 
-def each_line(text: str) -> Iterator[str]:
+def split_lines(text: str) -> Iterator[str]:
     """All lines, whichever way they end.
 
     >>> list(each_line("a\\r\\n\\nb\\rc")), list(each_line(""))

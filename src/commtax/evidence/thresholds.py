@@ -24,7 +24,7 @@ class Thresholds(Generic[Number]):
 
 
 @cache
-def _of(module: str) -> Mapping[str, Mapping[str, Any]]:
+def _module_rows(module: str) -> Mapping[str, Mapping[str, Any]]:
     room, *_, name = module.removeprefix("commtax.").split(".")
     rows: Mapping[str, Mapping[str, Any]] = table(f"{room}/thresholds.toml")[name]
     return rows
@@ -33,13 +33,13 @@ def _of(module: str) -> Mapping[str, Mapping[str, Any]]:
 @cache
 def counts(module: str) -> Thresholds[int]:
     """Whole numbers of a module: counts, bytes, signs."""
-    return Thresholds({name: row["value"] for name, row in _of(module).items() if isinstance(row["value"], int)})
+    return Thresholds({name: row["value"] for name, row in _module_rows(module).items() if isinstance(row["value"], int)})
 
 
 @cache
 def levels(module: str) -> Thresholds[float]:
     """Shares, ratios and seconds of a module."""
-    return Thresholds({name: row["value"] for name, row in _of(module).items() if isinstance(row["value"], float)})
+    return Thresholds({name: row["value"] for name, row in _module_rows(module).items() if isinstance(row["value"], float)})
 
 
 def thresholds(module: str) -> tuple[Thresholds[int], Thresholds[float]]:

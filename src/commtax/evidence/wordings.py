@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from commtax.files import table
 
 
-class Patterns:
+class ModulePatterns:
     """The expressions of one module as attributes, each compiled when it is first asked for: most files need few of them.
 
     A list is of alternatives.
@@ -25,7 +25,7 @@ class Patterns:
         return compiled
 
 
-def patterns(module: str) -> Patterns:
+def patterns(module: str) -> ModulePatterns:
     """Those of a module, by its dotted name."""
     room, *_, name = module.removeprefix("commtax.").split(".")
-    return Patterns(table(f"{room}/wordings.toml")[name])
+    return ModulePatterns(table(f"{room}/wordings.toml")[name])

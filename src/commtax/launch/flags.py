@@ -166,7 +166,7 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
             yield "", word, word
             continue
         name, equals, value = word.partition("=")
-        name = plain(name)
+        name = flag_name(name)
         kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
         if equals:
             yield name, value, word
@@ -177,7 +177,7 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
             yield name, None, word
 
 
-def plain(flag: str) -> str:
+def flag_name(flag: str) -> str:
     """A flag's name as tables have it.
 
     >>> plain("--tp_size")

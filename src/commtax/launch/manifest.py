@@ -12,7 +12,7 @@ from typing import Any
 from commtax.catalog.programs import programs
 from commtax.files import Document, table
 from commtax.launch.flags import flags_of
-from commtax.launch.shell import assignments, script_of, split, substituted
+from commtax.launch.shell import assignments, script_of, split, substitute_variables
 from commtax.records import dataclass
 from commtax.statement import Refusal
 
@@ -70,7 +70,7 @@ def is_manifest(text: str) -> bool:
 
 def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str], int]:
     """The servers of all documents, files that stand in them by their name, and how many containers were looked at."""
-    documents = [_plain(d, [0], 0) for d in _loaded(text, source)]
+    documents = [_merge_tree(d, [0], 0) for d in _load_documents(text, source)]
     looked: list[Yaml] = []
     served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
     files: dict[str, str] = {}
@@ -80,7 +80,7 @@ def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str],
     return served, files, len(looked)
 
 
-def _loaded(text: str, source: str) -> list[Yaml]:
+def _load_documents(text: str, source: str) -> list[Yaml]:
     """All documents, every scalar as text."""
     import yaml  # only for those who hand over YAML
 
@@ -109,18 +109,18 @@ def _judge_depth(events: Iterator[Any], source: str) -> None:
             raise Refusal(f"from{source}: YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server", "from")
 
 
-def _plain(node: Yaml, seen: list[int], depth: int) -> Yaml:
+def _merge_tree(node: Yaml, seen: list[int], depth: int) -> Yaml:
     """The tree with what ``<<`` merges merged, and documents that stand in it as text read."""
     seen[0] += 1
     if seen[0] > MAX_NODES or depth > MAX_DEPTH:
         raise Refusal("from: more YAML than is read; hand over the part that starts the server", "from")
     if isinstance(node, list):
-        return [_plain(x, seen, depth + 1) for x in node]
+        return [_merge_tree(x, seen, depth + 1) for x in node]
     if not isinstance(node, dict):
         return node
-    own = {str(key): _plain(value, seen, depth + 1) for key, value in node.items()}
+    own = {str(key): _merge_tree(value, seen, depth + 1) for key, value in node.items()}
     if isinstance(own.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
-        own["serveConfigV2"] = [_plain(d, seen, depth + 1) for d in _loaded(own["serveConfigV2"], "")]
+        own["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in _load_documents(own["serveConfigV2"], "")]
     merged = own.pop("<<", {})
     for part in merged if isinstance(merged, list) else [merged]:
         own = {**part, **own} if isinstance(part, dict) else own
@@ -135,7 +135,7 @@ def _walk(node: Yaml, around: DescribedServer, key: str, looked: list[Yaml]) -> 
         return
     if not isinstance(node, dict):
         return
-    around = _inside(node, around, key)
+    around = _server_inside(node, around, key)
     if _is_container(node, key):
         looked.append(node)
         if found := _server(node, around):
@@ -175,11 +175,11 @@ def _is_container(node: Document, key: str) -> bool:
 def _is_settings(node: Document) -> bool:
     """Whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
     flags = flags_of(programs()[0].key).flags
-    fields = [flags.get(dashed(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
+    fields = [flags.get(dash_key(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
     return any(name in ("tp", "max_model_len", "pp", "dp") for name in fields)
 
 
-def dashed(name: str) -> str:
+def dash_key(name: str) -> str:
     """A key in any spelling as flags have it.
 
     >>> dashed("tensorParallelSize"), dashed("max_model_len"), dashed("enableLoRA")
@@ -188,7 +188,7 @@ def dashed(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).replace("_", "-").lower().lstrip("-")
 
 
-def _inside(node: Document, around: DescribedServer, key: str) -> DescribedServer:
+def _server_inside(node: Document, around: DescribedServer, key: str) -> DescribedServer:
     """What a mapping says of the servers in it."""
     role = _role(node, key)
     if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
@@ -274,7 +274,7 @@ def _image(node: Document) -> str:
     return own if isinstance(own, str) else ""
 
 
-def _imaged(image: str) -> str:
+def _engine_of_image(image: str) -> str:
     name = image.partition("@")[0].rsplit(":", 1)[0] if ":" in image.rsplit("/", 1)[-1] else image
     if BESIDE.search(name.rsplit("/", 1)[-1]):
         return ""
@@ -291,14 +291,14 @@ def _server(node: Document, around: DescribedServer) -> DescribedServer | None:
     hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
     if around.gpus:
         hidden["SKYPILOT_NUM_GPUS_PER_NODE"] = str(around.gpus)
-    known = hidden | {k: substituted(v, hidden | dict(env)) for k, v in env.items()}
-    words = [substituted(w, known) for w in _words(inner)]
+    known = hidden | {k: substitute_variables(v, hidden | dict(env)) for k, v in env.items()}
+    words = [substitute_variables(w, known) for w in _words(inner)]
     script, words = script_of(words)
     if not script and isinstance(node.get("run"), str):
-        script = substituted(node["run"], known)
+        script = substitute_variables(node["run"], known)
     if not words and not script and not _is_settings(inner) and not around.told.get("model"):
         return None
-    engine = _imaged(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
+    engine = _engine_of_image(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
     guessed = not engine and _is_settings(inner)
     engine = programs()[0].key if guessed else engine
     return replace(around, engine=engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env)
@@ -326,16 +326,16 @@ def _flags(settings: Document) -> list[str]:
         if name in ("extraArgs", "args") and isinstance(value, list):
             words += [w for w in value if isinstance(w, str)]
         elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
-            words += [f"--{dashed(name)}"] if value.lower() == "true" else [f"--{dashed(name)}={value}"]
+            words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
     return words
 
 
-def settled(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
+def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
     """What is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
     own, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
     told = {("mode" if name == "role" and "mode" in own.written else name): value for name, value in around.items()}
     for name in [n for n, value in env.items() if "$" not in value and value]:
-        field_, kind = own.flags.get(dashed(re.sub(rf"^(?:SM_)?(?:{prefixes})", "", name)), ("", ""))
+        field_, kind = own.flags.get(dash_key(re.sub(rf"^(?:SM_)?(?:{prefixes})", "", name)), ("", ""))
         field_ = _TABLE["variables"].get(name) or (field_ if kind in ("int", "count", "share") and "_" in name else "")
         if field_ in own.written:
             told.setdefault(field_, env.pop(name))

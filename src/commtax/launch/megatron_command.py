@@ -132,7 +132,7 @@ def write(job: LaunchJob) -> Command:
     flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
-    flags += ["--bf16", *_narrow(plan.weights_dtype)]
+    flags += ["--bf16", *_format_flags(plan.weights_dtype)]
     flags += FLAGS.spell(overlap_dp="dp" in beside)
     flags += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
     flags += FLAGS.spell(overlap_tp="tp" in beside, overlap_ep="ep" in beside)
@@ -142,7 +142,7 @@ def write(job: LaunchJob) -> Command:
     return Command([start(job), "pretrain_gpt.py", *flags, *_shape(q.model)], warning="" if named else unnamed)
 
 
-def _narrow(dtype: str) -> list[str]:
+def _format_flags(dtype: str) -> list[str]:
     """The number format of the products, where it is not bf16."""
     if dtype == "mxfp8":
         return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")

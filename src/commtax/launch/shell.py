@@ -61,7 +61,7 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
     return "", words
 
 
-def substituted(text: str, values: Mapping[str, str]) -> str:
+def substitute_variables(text: str, values: Mapping[str, str]) -> str:
     """The text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
 
     >>> substituted("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
@@ -74,14 +74,14 @@ def substituted(text: str, values: Mapping[str, str]) -> str:
         return values.get(name) or usual
 
     for _ in range(3):  # values may hold variables
-        after = SUM.sub(lambda match: _worked_out(match, values), VARIABLE.sub(put, text))
+        after = SUM.sub(lambda match: _evaluate_sum(match, values), VARIABLE.sub(put, text))
         if after == text or len(after) > MAX_SIGNS:
             break
         text = after
     return text
 
 
-def _worked_out(match: re.Match[str], values: Mapping[str, str]) -> str:
+def _evaluate_sum(match: re.Match[str], values: Mapping[str, str]) -> str:
     """A sum of the shell, where all of it is known; bare names are variables there."""
     written = re.sub(r"[A-Za-z_]\w*", lambda name: values.get(name[0], name[0]), match[1])
     try:
@@ -128,7 +128,7 @@ def keywords(text: str, name: str) -> list[str]:
     return flags + [str(a.value) for a in (calls[0].args if calls else ()) if isinstance(a, ast.Constant)]
 
 
-def without_files(text: str) -> tuple[str, dict[str, str]]:
+def split_here_documents(text: str) -> tuple[str, dict[str, str]]:
     """The script without its here-documents, and those by the name of the file they are written to."""
     lines, files, kept, at = text.split("\n"), dict[str, str](), list[str](), 0
     ends: dict[str, list[int]] = {}
@@ -151,13 +151,13 @@ def without_files(text: str) -> tuple[str, dict[str, str]]:
 
 def commands(text: str) -> Iterator[list[str]]:
     """Words of each command, with comments, continuations and the script's own variables resolved."""
-    text = _without_comments(text.replace("\\\n", " ").replace("\r", ""))
+    text = _strip_comments(text.replace("\\\n", " ").replace("\r", ""))
     values = {m[1]: m[2] for m in ARRAY.finditer(text)}
     text = ARRAY.sub("", text)
     for m in ASSIGNED.finditer(text):
         values.setdefault(m[1], m[2].strip("\"'"))
     for _ in range(3):  # variables may hold variables
-        text = _unfolded(text, values)
+        text = _put_in_variables(text, values)
     reader = shlex.shlex(LINE.sub(lambda m: m[1] or " ; ", text), posix=True, punctuation_chars=";&|")
     reader.whitespace_split, reader.commenters = True, ""
     try:
@@ -173,7 +173,7 @@ def commands(text: str) -> Iterator[list[str]]:
             command = []
 
 
-def _without_comments(text: str) -> str:
+def _strip_comments(text: str) -> str:
     """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
 
     >>> _without_comments("a 'b #c' #d")
@@ -182,7 +182,7 @@ def _without_comments(text: str) -> str:
     return COMMENT.sub(lambda match: match[1] or "", text)
 
 
-def _unfolded(text: str, values: dict[str, str]) -> str:
+def _put_in_variables(text: str, values: dict[str, str]) -> str:
     """The text with its variables put in; they may hold each other many times over, so that there is a limit."""
     pieces, at, size = [], 0, 0
     for use in USED.finditer(text):

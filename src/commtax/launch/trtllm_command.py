@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
-from commtax.launch.launched import group_attention
+from commtax.launch.launch_record import group_attention
 
 FLAGS = flags_of("trtllm")
 

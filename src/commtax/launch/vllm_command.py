@@ -7,7 +7,7 @@ from dataclasses import replace
 from commtax.files import parse_json
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
-from commtax.launch.launched import AUTO_EP
+from commtax.launch.launch_record import AUTO_EP
 
 FLAGS = flags_of("vllm")
 SIDE = 5600  # first port of the side channel between servers
@@ -27,7 +27,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
         does = _role(reading, does)
     values["role"] = does
     if "draft" in values:
-        _drafted(reading)
+        _read_draft(reading)
 
 
 def _role(reading: FlagReading, does: str) -> str:
@@ -43,7 +43,7 @@ def _role(reading: FlagReading, does: str) -> str:
     return role
 
 
-def _drafted(reading: FlagReading) -> None:
+def _read_draft(reading: FlagReading) -> None:
     text = str(reading.values["draft"])
     reading.values.pop("speculative", None)
     try:
@@ -56,13 +56,13 @@ def write(job: LaunchJob) -> Command:
     copies = int(job.plan.redundant)
     config = shlex.quote(f'{{"num_redundant_experts":{copies}}}') if copies else ""
     args = ["vllm serve", model_id(job.question.model), *server_flags(job, redundant_experts=0, eplb_config=config)]
-    command = Command(args) if job.hosts == 1 else _on_hosts(job, args)
+    command = Command(args) if job.hosts == 1 else _multi_host_command(job, args)
     other = job.question.what_if.library  # collectives than the engine's own, which variables ask for
     words = [(variable, word) for variable, known in FLAGS.libraries.items() for word, name in known.items() if name == other]
     return replace(command, variables=(*command.variables, *(f"{variable}={word}" for variable, word in words if other)))
 
 
-def _on_hosts(job: LaunchJob, args: list[str]) -> Command:
+def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
     """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
     remark, ranks = f"{EVERY_HOST}; hosts above 0 add --headless", job.gpus // job.dp
     if job.dp == 1:

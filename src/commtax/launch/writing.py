@@ -17,8 +17,8 @@ from commtax.question import Question
 from commtax.spec import Cluster, Plan, Program
 from commtax.statement import Refusal
 from commtax.units import format_bytes
-from commtax.verbs.apart import prompter
 from commtax.verbs.billing import StepBill
+from commtax.verbs.disaggregation import prompter
 
 RATED = 1000  # requests of a benchmark at a rate, or those of a minute
 
@@ -51,12 +51,12 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
     >>> print(launch_command(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm"))
     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
     """
-    plan, cluster, made_by = question.plan, question.cluster, _emitted(engine)
+    plan, cluster, made_by = question.plan, question.cluster, _emitted_program(engine)
     if plan.cp > 1 and not made_by.trains:
         raise Refusal(f"emit '{engine}': context parallelism is trained with, not served", "emit")
     if plan.all_gpus > cluster.num_gpus:
         raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
-    inner = int(plan.dp) if made_by.trains else _together(plan, made_by, cluster)
+    inner = int(plan.dp) if made_by.trains else _groups_per_server(plan, made_by, cluster)
     job = LaunchJob(made_by.key, question, inner, int(plan.dp) // inner * int(plan.replicas))
     command = command_of(job.engine).write(job)
     if made_by.trains:
@@ -67,7 +67,7 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
     return "\n".join([*checkpoint_remark(job), *command.written("llm"), *lines, *remark])
 
 
-def _emitted(name: str) -> Program:
+def _emitted_program(name: str) -> Program:
     """The program that ``--emit`` calls so."""
     known = {one.emitted_as: one for one in programs()}
     if name not in known:
@@ -75,7 +75,7 @@ def _emitted(name: str) -> Program:
     return known[name]
 
 
-def _together(plan: Plan, made_by: Program, cluster: Cluster) -> int:
+def _groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
     """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
@@ -109,12 +109,12 @@ def apart_command(question: Question, engine: str) -> str:
 
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
-    workers, cluster, made_by = question.requests, question.cluster, _emitted(engine)
+    workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
     own = command_of(made_by.key)
     prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {
-        role: LaunchJob(made_by.key, q, _together(q.plan, made_by, q.cluster), count or 1, apart=True)
+        role: LaunchJob(made_by.key, q, _groups_per_server(q.plan, made_by, q.cluster), count or 1, apart=True)
         for role, (q, count) in counts.items()
     }
     free = dict.fromkeys(jobs, Seats("HOST", cluster))

@@ -27,14 +27,14 @@ _ENDINGS = [re.compile(wording) for wording in _TABLE["endings"]]
 
 
 @dataclass(slots=True)
-class _Raised:
+class _RaisedException:
     """One exception: its words, who said them, where it was raised, and the one before it in its chain."""
 
     text: str
     who: str
     at: int
     where: str = ""
-    before: "_Raised | None" = None
+    before: "_RaisedException | None" = None
     meanwhile: bool = False  # raised while that one was handled, and not because of it
     recovered: bool = False
     bare: bool = False  # one line without a traceback, which may be anything that names an error
@@ -63,7 +63,7 @@ class Crash:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTraceback:
     where: str
     since: int
     last: int = 0  # the line of its last frame
@@ -75,11 +75,13 @@ Key = tuple[int, str]
 
 
 @dataclass(slots=True)
-class _Reader:
-    raised: list[_Raised] = field(default_factory=list)
-    open: dict[Key, _Open] = field(default_factory=dict)
-    last: dict[Key, _Raised] = field(default_factory=dict)  # the last exception of each process, and what joins the next to it
-    joined: dict[Key, tuple[_Raised, bool]] = field(default_factory=dict)
+class _CrashReader:
+    raised: list[_RaisedException] = field(default_factory=list)
+    open: dict[Key, _OpenTraceback] = field(default_factory=dict)
+    last: dict[Key, _RaisedException] = field(
+        default_factory=dict
+    )  # the last exception of each process, and what joins the next to it
+    joined: dict[Key, tuple[_RaisedException, bool]] = field(default_factory=dict)
     header: str = ""  # who began the last traceback
     first: dict[str, str] = field(default_factory=dict)  # of a launcher's own summary: rank and exit code of whoever failed first
     fatal: bool = False
@@ -108,7 +110,7 @@ class _Reader:
         if any(sign in line for sign in _TABLE["fatal"]):
             self._end(line)
         if _BEGINS in line:
-            self.header = _spoken(line)
+            self.header = _speaker(line)
         if 'File "' in line and (found := SAYS.frame.search(line)):
             self._frame(found, line)
         elif not self._ends(line):
@@ -123,7 +125,7 @@ class _Reader:
             self.child = f"local rank {gone[2]} exited with {gone[1]} ({gone[0]})", self.filled
         found = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
         if found and len(self.endings) < COUNT.most_endings:
-            self.endings.setdefault(found[1], _spoken(line))
+            self.endings.setdefault(found[1], _speaker(line))
 
     def _frame(self, found: re.Match[str], line: str) -> None:
         key = found.start(), SAYS.time.sub("", line[: found.start()])
@@ -131,7 +133,7 @@ class _Reader:
         if key in self.open:
             self.open[key].where, self.open[key].last = where, self.filled
         elif len(self.open) < COUNT.most_open:
-            self.open[key] = _Open(where, self.filled, self.filled)
+            self.open[key] = _OpenTraceback(where, self.filled, self.filled)
 
     def _ends(self, line: str) -> bool:
         """Whether a line belongs to a traceback; if it is its last one, the exception is kept."""
@@ -148,15 +150,15 @@ class _Reader:
                 return True
         return False
 
-    def _raise(self, key: Key, name: str, message: str, traceback: _Open, line: str) -> None:
+    def _raise(self, key: Key, name: str, message: str, traceback: _OpenTraceback, line: str) -> None:
         text = f"{name}: {message}" if message.strip() else f"{name} in {traceback.code}" if traceback.code else name
         before, meanwhile = self.joined.pop(key, (None, False))
-        text, who, recovered = text[: COUNT.most_text].strip(), _spoken(line) or self.header, bool(SAYS.recovered.search(key[1]))
-        raised = _Raised(text, who, self.filled, traceback.where, before, meanwhile, recovered)
+        text, who, recovered = text[: COUNT.most_text].strip(), _speaker(line) or self.header, bool(SAYS.recovered.search(key[1]))
+        raised = _RaisedException(text, who, self.filled, traceback.where, before, meanwhile, recovered)
         self._keep(raised)
         self.last[key] = raised
 
-    def _keep(self, raised: _Raised) -> None:
+    def _keep(self, raised: _RaisedException) -> None:
         self.episode += self.quiet > COUNT.quiet
         self.after = self.quiet = 0
         raised.episode = self.episode
@@ -188,20 +190,20 @@ class _Reader:
                 if what:
                     self._end(line)
                 text = f"{found[1].strip()} ({what})" if what else found[1].strip()
-                self._keep(_Raised(text[: COUNT.most_text], _spoken(line), self.filled))
+                self._keep(_RaisedException(text[: COUNT.most_text], _speaker(line), self.filled))
                 return
         if found := SAYS.bare.search(line[:3000]):
             recovered = bool(SAYS.recovered.search(line[: found.start() + 1]))
             text = f"{found[1]}: {found[2]}"[: COUNT.most_text].strip()
-            self._keep(_Raised(text, _spoken(line), self.filled, recovered=recovered, bare=True))
+            self._keep(_RaisedException(text, _speaker(line), self.filled, recovered=recovered, bare=True))
 
 
-def _spoken(line: str) -> str:
+def _speaker(line: str) -> str:
     found = SAYS.who.search(line[:200])
     return next(filter(None, found.groups()), "") if found else ""
 
 
-def may(text: str) -> bool:
+def may_hold_error(text: str) -> bool:
     """Whether a text is worth reading for an error: most logs hold no word of one."""
     return _BEGINS in text or "Error: " in text or any(sign in text for sign in _TABLE["fatal"]) or text.rstrip().endswith("Killed")
 
@@ -212,28 +214,28 @@ def find(lines: Iterable[str]) -> Crash | None:
     >>> find(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    x[0]", "ValueError: no"]).said
     'ValueError: no (a.py:3)'
     """
-    reader = _Reader()
+    reader = _CrashReader()
     for line in lines:
         reader.take(line)
-    own = [r for r in reader.raised if not r.recovered and not _is(r, "harmless")]
-    if all(r.recovered for r in reader.raised) and (cut := _cut_off(reader)):
+    own = [r for r in reader.raised if not r.recovered and not _is_of_kind(r, "harmless")]
+    if all(r.recovered for r in reader.raised) and (cut := _cut_off_crash(reader)):
         return cut
     if not reader.fatal and (reader.after > COUNT.near or all(r.bare for r in own)):
         return None
-    if all(_is(r, "echoes") for r in own) and reader.first.get("exitcode"):
+    if all(_is_of_kind(r, "echoes") for r in own) and reader.first.get("exitcode"):
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
     if not own:
         return None
     root = _root(reader, own)
-    found = _chained(own, root, reader.fatal)
-    if not _is(root, "echoes"):
+    found = _follow_chain(own, root, reader.fatal)
+    if not _is_of_kind(root, "echoes"):
         return found
     # An echo alone: how the process ended whose error it repeats, and that its own words are missing.
     more = "".join(f"; {text}" for text in reader.endings if text not in found.error)
     return replace(found, error=f"{found.error}{more}; {UNTOLD}", then="")
 
 
-def _cut_off(reader: _Reader) -> Crash | None:
+def _cut_off_crash(reader: _CrashReader) -> Crash | None:
     """An end without an error: a process says that it ended, or the text ends in a traceback."""
     opened = [o for key, o in reader.open.items() if not SAYS.recovered.search(key[1])]
     where = opened[-1].where if opened else ""
@@ -248,12 +250,12 @@ def _cut_off(reader: _Reader) -> Crash | None:
     return None
 
 
-def _root(reader: _Reader, own: Sequence[_Raised]) -> _Raised:
+def _root(reader: _CrashReader, own: Sequence[_RaisedException]) -> _RaisedException:
     """The first error of its own: of those that failed together with what ended, else of those before, else of any.
 
     One line that names an error far above a traceback or a signal did not lead to it.
     """
-    roots = [r for r in own if not _is(r, "echoes")]
+    roots = [r for r in own if not _is_of_kind(r, "echoes")]
     last = reader.ended_in if reader.ended_in >= 0 else reader.episode
     before = sorted({r.episode for r in roots if r.episode <= last}, reverse=True)
     near = [r for r in roots if r.episode == before[0]] if before else roots
@@ -262,7 +264,7 @@ def _root(reader: _Reader, own: Sequence[_Raised]) -> _Raised:
     return next(iter(near), own[0])
 
 
-def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
+def _follow_chain(own: Sequence[_RaisedException], root: _RaisedException, ended: bool) -> Crash:
     """An error with what became of it in its own process; a lookup that failed leads to what its handling raised."""
     followed = {id(r.before): r for r in own if r.before}
     while (
@@ -274,9 +276,9 @@ def _chained(own: Sequence[_Raised], root: _Raised, ended: bool) -> Crash:
     end = root
     while after := followed.get(id(end)):
         end = after
-    then = "" if end is root or _is(end, "echoes") or end.text in root.text else end.text
+    then = "" if end is root or _is_of_kind(end, "echoes") or end.text in root.text else end.text
     return Crash(root.text, root.who, root.where, then[: COUNT.most_text // 2], ended)
 
 
-def _is(raised: _Raised, kind: str) -> bool:
+def _is_of_kind(raised: _RaisedException, kind: str) -> bool:
     return any(part in raised.text for part in _TABLE[kind])

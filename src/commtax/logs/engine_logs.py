@@ -10,7 +10,19 @@ from itertools import islice
 
 from commtax.evidence.thresholds import counts
 from commtax.logs import crashes
-from commtax.logs.startup import STALLED, Claimed, Heard, Moment, Rank, StartupLog, Wordings, axes_of, lines, number, since_last
+from commtax.logs.startup import (
+    STALLED,
+    ClaimedMemory,
+    Moment,
+    Rank,
+    StartupFacts,
+    StartupLog,
+    Wordings,
+    axes_of,
+    last_start_line,
+    lines,
+    number,
+)
 from commtax.units import GiB
 
 COUNT = counts("logs.startup")
@@ -18,13 +30,13 @@ Introduced = tuple[str, str, bool]
 """A process's name, what tells its runs apart, and whether a line introduces it."""
 
 
-class _Reading:
+class _EngineReading:
     """One log of one engine, line by line; an engine adds who speaks, what its own lines say, and what follows from all of them."""
 
     tells_failure = True
 
     def __init__(self, says: Wordings, text: str) -> None:
-        self.wordings, self.says, self.text, self.heard = says, says.patterns, text, Heard()
+        self.wordings, self.says, self.text, self.heard = says, says.patterns, text, StartupFacts()
 
     def introduced(self) -> Iterator[Introduced]:
         """Of each line, whether a process begins with it."""
@@ -41,16 +53,16 @@ class _Reading:
         """What follows from all lines."""
 
     def read(self, engine: str) -> StartupLog:
-        first = since_last(self.introduced)
+        first = last_start_line(self.introduced)
         for line in filter(self.wordings.says, islice(lines(self.text), first, None)):
             self.take(self.worker(line), line)
         self.finish()
         if self.tells_failure:
-            self.heard.fail(islice(lines(self.text), first, None) if crashes.may(self.text) else ())
+            self.heard.fail(islice(lines(self.text), first, None) if crashes.may_hold_error(self.text) else ())
         return self.heard.record(engine)
 
 
-class _Vllm(_Reading):
+class _Vllm(_EngineReading):
     """What it loaded, how much KV cache it kept, and how it laid out its ranks."""
 
     def __init__(self, says: Wordings, text: str) -> None:
@@ -120,7 +132,7 @@ class _Vllm(_Reading):
         if found and all(x.count(".") < 2 for x in found.group(1, 3)):
             claims = self.heard.facts.setdefault("claims", {})
             if len(claims) < COUNT.most_moments:
-                claims[worker] = Claimed(int(found[2]), float(found[3]) * GiB, float(found[1]) * GiB)
+                claims[worker] = ClaimedMemory(int(found[2]), float(found[3]) * GiB, float(found[1]) * GiB)
 
     def _stalled(self, worker: str, line: str) -> None:
         """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""
@@ -149,7 +161,7 @@ class _Vllm(_Reading):
         self.heard.moments.append(Moment(int(running), waits, rate or 0.0, usage, prompt_tokens_per_s=prompts, prefix_hits=hits))
 
 
-class _Sglang(_Reading):
+class _Sglang(_EngineReading):
     """The start, and the lines that its scheduler writes while it serves.
 
     A speculative model's cache has as many tokens as that of the model it helps, and is no part of it; a cache for windows has
@@ -227,7 +239,7 @@ def _figure(said: dict[str, str], name: str) -> float | None:
     return number(value) if value.replace(".", "", 1).isdecimal() else None
 
 
-class _Trtllm(_Reading):
+class _Trtllm(_EngineReading):
     """The start of the PyTorch backend and of compiled engines, and the lines of its iterations.
 
     The cache is allocated twice, small while memory is profiled and then for good: the last allocation counts.
@@ -266,7 +278,7 @@ class _Trtllm(_Reading):
         self.heard.moments.append(Moment(int(scheduled[1]) if scheduled else tokens, 0, tokens / number(step[1]) * 1e3))
 
 
-class _Tgi(_Reading):
+class _Tgi(_EngineReading):
     """How many shards its launcher starts, which are tensor-parallel ranks, and whether the start ends."""
 
     tells_failure = False
@@ -285,7 +297,7 @@ class _Tgi(_Reading):
 class EngineLog:
     """The reader of one engine's logs; ``described`` as users read it."""
 
-    def __init__(self, engine: str, reading: type[_Reading], described: str) -> None:
+    def __init__(self, engine: str, reading: type[_EngineReading], described: str) -> None:
         self.engine, self.described = engine, described
         self._reading, self._wordings = reading, Wordings(f"logs/{engine}_log.toml")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.thresholds import counts
-from commtax.files import OUTPUT_BYTES, Document, Json, Stream, decoded, parse_json
-from commtax.logs import pickled
+from commtax.files import OUTPUT_BYTES, Document, FileStream, Json, decode_text, parse_json
+from commtax.logs import safe_pickle
 from commtax.statement import Note, Refusal
 
 COUNT = counts(__name__)
@@ -27,7 +27,7 @@ Sizes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FlightEntry:
     """One collective of one rank. ``state``: scheduled, started or completed; sizes are those of each tensor."""
 
     seq: int
@@ -61,7 +61,7 @@ class Dump:
 
     rank: int
     version: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FlightEntry, ...]
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     library: str = ""  # of the communication, and its version
     notes: tuple[Note, ...] = ()
@@ -74,10 +74,10 @@ def looks_like(head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and b'"entries"' in head and (b'"pg_config"' in head or b'"profiling_name"' in head)
 
 
-def read(stream: Stream) -> Dump:
+def read(stream: FileStream) -> Dump:
     """A dump; the rank is the number with which the name of its file ends."""
     raw, name = stream.whole(OUTPUT_BYTES), f"{stream.what} '{stream.path}'"
-    document, partial = (pickled.loads if raw[:1] == b"\x80" else _json)(raw, name)
+    document, partial = (safe_pickle.loads if raw[:1] == b"\x80" else _json)(raw, name)
     return parse(document, rank_of(stream.path), name, partial)
 
 
@@ -86,7 +86,7 @@ def _json(raw: bytes, name: str) -> tuple[Json, str]:
     try:
         return parse_json(raw, name), ""
     except Refusal as refusal:
-        text, rows = decoded(raw), list[Json]()
+        text, rows = decode_text(raw), list[Json]()
         begins = _ENTRIES.search(text)
         at, decoder = begins.end() if begins else len(text), json.JSONDecoder()
         while at < len(text) and text[at] in "{, \n\r\t" and len(rows) < COUNT.most_entries:
@@ -125,19 +125,19 @@ def parse(document: Json, rank: int, name: str = "dump", partial: str = "") -> D
     groups = {str(key): members for key, row in listed if (members := _members(row.get("ranks")))}
     version = _text(document.get("version"))
     library = _text(document.get("comm_lib_version")) or _text(document.get("nccl_version"))
-    return Dump(_whole(document.get("rank"), rank), version, entries, groups, library, tuple(notes))
+    return Dump(_whole_number(document.get("rank"), rank), version, entries, groups, library, tuple(notes))
 
 
-def _entry(row: Document) -> Entry | None:
+def _entry(row: Document) -> FlightEntry | None:
     group = row.get("process_group") or row.get("pg_name") or row.get("pg_id")
     name, paired = _text(row.get("profiling_name")), row.get("is_p2p") is True
-    seq = _whole(row.get("p2p_seq_id" if paired else "collective_seq_id", row.get("seq_id")), -1)
+    seq = _whole_number(row.get("p2p_seq_id" if paired else "collective_seq_id", row.get("seq_id")), -1)
     if not name or seq < 0:
         return None
     state = _text(row.get("state"))
     ended = row.get("retired") is True or bool(row.get("time_discovered_completed_ns"))
     dtypes, took, frames = row.get("input_dtypes"), row.get("duration_ms"), row.get("frames")
-    return Entry(
+    return FlightEntry(
         seq=seq,
         op=call_op(name) or name.rsplit(":", 1)[-1],
         name=name[:120],
@@ -146,19 +146,19 @@ def _entry(row: Document) -> Entry | None:
         inputs=_sizes(row.get("input_sizes")),
         outputs=_sizes(row.get("output_sizes")),
         dtype=_text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes),
-        created_s=_whole(row.get("time_created_ns"), 0) * 1e-9,
+        created_s=_whole_number(row.get("time_created_ns"), 0) * 1e-9,
         seconds=float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None,
         paired=paired,
-        where=_where(frames if isinstance(frames, list) else []),
+        where=_calling_line(frames if isinstance(frames, list) else []),
     )
 
 
-def _where(frames: Sequence[Any]) -> str:
+def _calling_line(frames: Sequence[Any]) -> str:
     """The first line of a program that is none of the framework's."""
     for frame in frames[:64]:
         path = _text(frame.get("filename")) if isinstance(frame, dict) else ""
         if path and "/torch/" not in path and not path.startswith("??"):
-            return f"{path.rsplit('/', 1)[-1]}:{_whole(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]
+            return f"{path.rsplit('/', 1)[-1]}:{_whole_number(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]
     return ""
 
 
@@ -166,7 +166,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
 
 
-def _whole(value: Any, default: int) -> int:
+def _whole_number(value: Any, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         return default
     if isinstance(value, str):
@@ -180,7 +180,7 @@ def _sizes(value: Any) -> Sizes:
         return ()
     if value and all(isinstance(n, int) for n in value):
         value = [value]
-    return tuple(tuple(_whole(n, 0) for n in size[:16]) for size in value[:4096] if isinstance(size, list | tuple))
+    return tuple(tuple(_whole_number(n, 0) for n in size[:16]) for size in value[:4096] if isinstance(size, list | tuple))
 
 
 def _members(value: Any) -> tuple[int, ...]:
@@ -192,5 +192,5 @@ def _members(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         inside = value.strip().removeprefix("[").removesuffix("]")
         value = [part.strip() for part in inside.split(",")]
-    ranks = [_whole(n, -1) for n in value[:1_000_000]] if isinstance(value, list | tuple) else []
+    ranks = [_whole_number(n, -1) for n in value[:1_000_000]] if isinstance(value, list | tuple) else []
     return tuple(ranks) if ranks and min(ranks) >= 0 else ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.evidence.thresholds import counts
 from commtax.files import table
-from commtax.logs.flight import STARTED, Dump, Entry
+from commtax.logs.flight import STARTED, Dump, FlightEntry
 from commtax.logs.flight_text import Analysis, Fault
 from commtax.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note
@@ -29,16 +29,16 @@ class Trouble:
 
     code: str
     group: str
-    entry: Entry
+    entry: FlightEntry
     ranks: tuple[int, ...]
     said: str
 
 
 def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of a job, or as many as there are dumps of."""
-    ranks = dict(zip(_numbered(dumps), dumps, strict=True))
+    ranks = dict(zip(_rank_numbers(dumps), dumps, strict=True))
     groups = _groups(ranks)
-    troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected(group, ranks, calls)))]
+    troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected_ranks(group, ranks, calls)))]
     root = _root(troubles, groups)
     blamed = Culprit("late rank", root.ranks[0], None, root.said) if root and root.ranks else None
     notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), tuple(_causes(troubles, root))
@@ -49,7 +49,7 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
     """What an analyser of such dumps found: the first collective that somebody did not come to, or called otherwise."""
-    causes = tuple(_analysed(fault) for fault in analysis.faults[: COUNT.named])
+    causes = tuple(_fault_as_cause(fault) for fault in analysis.faults[: COUNT.named])
     findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
     findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
     if size := max((fault.size for fault in analysis.faults), default=0):
@@ -62,7 +62,7 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
     )
 
 
-def _analysed(fault: Fault) -> Cause:
+def _fault_as_cause(fault: Fault) -> Cause:
     """A fault as a cause."""
     group = f" of group {fault.group}" if fault.group else ""
     what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
@@ -74,7 +74,7 @@ def _analysed(fault: Fault) -> Cause:
     return Cause(DIFFERS, f"{who} in {what}: {fault.why}{where}", change=CHANGES[DIFFERS])
 
 
-def _numbered(dumps: Sequence[Dump]) -> list[int]:
+def _rank_numbers(dumps: Sequence[Dump]) -> list[int]:
     """The ranks of the dumps; those in whose name there is none, or one that came before, get the next free ones."""
     taken: list[int] = []
     free = max([d.rank for d in dumps], default=-1)
@@ -85,7 +85,7 @@ def _numbered(dumps: Sequence[Dump]) -> list[int]:
     return taken
 
 
-Calls = Mapping[int, Mapping[int, Entry]]
+Calls = Mapping[int, Mapping[int, FlightEntry]]
 """By rank and by number."""
 
 
@@ -95,7 +95,7 @@ Group = tuple[str, tuple[int, ...]]
 
 def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
     """The collectives of each group, of all ranks that have any."""
-    groups: dict[Group, dict[int, dict[int, Entry]]] = {}
+    groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
     for rank, dump in ranks.items():
         for entry in dump.entries:
             if not entry.paired:
@@ -104,7 +104,7 @@ def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
     return dict(groups)
 
 
-def _expected(group: Group, ranks: Mapping[int, Dump], calls: Calls) -> tuple[int, ...]:
+def _expected_ranks(group: Group, ranks: Mapping[int, Dump], calls: Calls) -> tuple[int, ...]:
     """Ranks of a group of which there are dumps: those listed, else those that recorded something of it.
 
     All are expected in the default group, which is named 0.
@@ -124,9 +124,9 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
     for seq in sorted({seq for mine in here for seq in mine if seq >= oldest}):
         entries = {rank: calls[rank][seq] for rank in expected if seq in calls.get(rank, {})}
         first, missing = entries[min(entries)], tuple(rank for rank in expected if rank not in entries)
-        what = f"{_sized(first)}, number {seq} of group {group}"
+        what = f"{_entry_text(first)}, number {seq} of group {group}"
         if kinds := _kinds(entries):
-            each = "; ".join(f"{ranks_in_words(who)} called {_sized(entries[who[0]])}" for who in kinds)
+            each = "; ".join(f"{ranks_in_words(who)} called {_entry_text(entries[who[0]])}" for who in kinds)
             few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
             return Trouble(DIFFERS, group, first, few, f"number {seq} of group {group}: {each}")
         ended = [rank for rank in entries if seq <= last[rank]]
@@ -142,7 +142,7 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
     return None
 
 
-def _kinds(entries: Mapping[int, Entry]) -> list[tuple[int, ...]]:
+def _kinds(entries: Mapping[int, FlightEntry]) -> list[tuple[int, ...]]:
     """Ranks by what they called, most of them first; nothing where all called the same with the same sizes."""
     same = len({e.op for e in entries.values()}) == 1
     kinds: dict[object, list[int]] = {}
@@ -162,7 +162,7 @@ def _root(troubles: Sequence[Trouble], groups: Mapping[Group, Calls]) -> Trouble
     return chosen
 
 
-def _sized(entry: Entry) -> str:
+def _entry_text(entry: FlightEntry) -> str:
     """``all-reduce of [1024] Float``."""
     sizes = ", ".join(str(list(size)) for size in entry.inputs[:2]) + (", …" if len(entry.inputs) > 2 else "")
     return f"{entry.op} of {sizes} {entry.dtype}".strip() if sizes else entry.op
@@ -206,7 +206,7 @@ def _facts(ranks: Mapping[int, Dump]) -> dict[str, str]:
 def _rows(groups: Mapping[Group, Calls]) -> Iterator[CollectiveRow]:
     """What the lowest rank of each group called; of times the least of all ranks is the wire's, and what is above it waiting."""
     for (group, _), calls in groups.items():
-        mine, kinds = calls[min(calls)], dict[str, list[Entry]]()
+        mine, kinds = calls[min(calls)], dict[str, list[FlightEntry]]()
         for entry in mine.values():
             kinds.setdefault(entry.op, []).append(entry)
         for op, entries in kinds.items():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.evidence.collective_names import call_op
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 
@@ -61,7 +61,7 @@ def parse(text: str) -> Analysis:
 def _blocks(text: str) -> Iterator[Fault]:
     """A line that says that something is wrong, and the ones below it that say with what."""
     fault: Fault | None = None
-    for full in each_line(text):
+    for full in split_lines(text):
         line = full[: COUNT.most_line]
         if SAYS.begins.search(line):
             if fault:
@@ -102,7 +102,7 @@ def _take(fault: Fault, line: str) -> None:
 def _rows(text: str) -> Iterator[Fault]:
     """The collectives of a table, each with the ranks that it lacks."""
     columns: list[str] = []
-    for full in each_line(text):
+    for full in split_lines(text):
         cells = _cells(full[: COUNT.most_line])
         if all(name in cells for name in _NAMED):
             columns = cells

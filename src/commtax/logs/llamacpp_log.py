@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from commtax.evidence.finding import Claim, Finding, Section
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import MiB
-from commtax.logs.held_up import range_in_words
+from commtax.logs.serving_load import range_in_words
 from commtax.statement import Note
 
 COUNT = counts(__name__)
@@ -42,7 +42,7 @@ def parse(text: str) -> Timings:
     [49.32]
     """
     found = Timings()
-    for full in each_line(text):
+    for full in split_lines(text):
         line = full[: COUNT.most_line]
         if not any(sign in line for sign in _SIGNS) or len(found.reads) + len(found.writes) >= COUNT.most_rows:
             continue

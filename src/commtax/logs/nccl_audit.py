@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from commtax import catalog
-from commtax.catalog.hosts import with_between, with_inside
+from commtax.catalog.hosts import with_between, with_inside_link
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
 from commtax.evidence.thresholds import counts
 from commtax.files import table
-from commtax.logs.nccl_log import Communicator, NcclLog, Route, Who, joined
+from commtax.logs.nccl_log import Communicator, NcclLog, Route, Who, join_logs
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
+from commtax.verbs.settling import settle
 
 SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
 COUNT = counts(__name__)
@@ -27,13 +27,13 @@ CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str]) -> Section:
     """The logs of all ranks of a job (or of one of them)."""
-    log = joined(logs)
+    log = join_logs(logs)
     found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
-    differing, odd = _differing(log) or ("", [])  # the rank that called something else than most under the same number
+    differing, odd = _differing_calls(log) or ("", [])  # the rank that called something else than most under the same number
     called = (Culprit("late rank", odd[0], None, differing), "mismatch") if odd else None
-    culprit, blamed = called or _late(log) or _absent(log) or (None, "")
-    findings = (*_layout(log, claim), *_ways(log), *_broken(log))
-    notes, rows = (*_notes(log), *_stood(log)), tuple(_called(log))
+    culprit, blamed = called or _late_rank(log) or _absent_rank(log) or (None, "")
+    findings = (*_layout(log, claim), *_ways(log), *_timeout_findings(log))
+    notes, rows = (*_notes(log), *_progress_notes(log)), tuple(_call_rows(log))
     section = Section("log", tuple(names), findings, notes, causes=tuple(found), culprit=culprit, blamed=blamed)
     return replace(section, collectives=rows, facts=facts(log))
 
@@ -74,7 +74,7 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
         yield Finding("levels of the tree", None, depth)
 
 
-def _stuck(log: NcclLog) -> list[Communicator]:
+def _unfinished_starts(log: NcclLog) -> list[Communicator]:
     """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
     found: list[Communicator] = []
     later: dict[int, set[int]] = {}
@@ -86,14 +86,14 @@ def _stuck(log: NcclLog) -> list[Communicator]:
     return found[::-1]
 
 
-def _opened(log: NcclLog) -> Communicator | None:
+def _open_start(log: NcclLog) -> Communicator | None:
     """The communicator in whose start the log ends, where it has nothing that comes after one."""
     if log.routes or log.widths or log.calls or any(c.complete for c in log.comms.values()):
         return None
     return next((c for c in reversed(log.comms.values()) if c.opened - c.begun), None)
 
 
-def _hanging(comm: Communicator) -> str:
+def _start_words(comm: Communicator) -> str:
     """Who began, who finished, and of whom there is no line."""
     said = f"{ranks_in_words(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
     ended = f"; {ranks_in_words(sorted(comm.complete))} finished" if comm.complete else ""
@@ -101,16 +101,16 @@ def _hanging(comm: Communicator) -> str:
     return said + ended + (f"; no line of {ranks_in_words(gone)}" if gone else "")
 
 
-def _broken(log: NcclLog) -> Iterator[Finding]:
+def _timeout_findings(log: NcclLog) -> Iterator[Finding]:
     """Starts (the job hangs there, or the text ends there) and collectives that never came to an end: nothing of a sound run."""
-    if begun := _stuck(log):
+    if begun := _unfinished_starts(log):
         item = Note("unstarted", "communicators that did not start")
-        yield Finding(item, 0, len(begun), reason=_hanging(begun[0])).judged()
+        yield Finding(item, 0, len(begun), reason=_start_words(begun[0])).judged()
     if given_up := len({(t.seq, t.op) for t in log.timeouts}):
         yield Finding("collectives given up", 0, given_up, reason="they ran until the watchdog ended the job").judged()
     if failed := set(log.returned.values()):
         yield Finding(Note("failed", "calls of the library that failed"), 0, len(failed), reason=min(failed)).judged()
-    if _differing(log):
+    if _differing_calls(log):
         yield Finding("collectives that ranks call differently", 0, 1, reason="at least this one: see what each called").judged()
 
 
@@ -166,7 +166,7 @@ def _notes(log: NcclLog) -> Iterator[Note]:
                 "unfinished",
                 f"{ranks_in_words(waiting)} did not finish the start that {ranks_in_words(sorted(comm.complete))} finished",
             )
-    if begun := _opened(log):
+    if begun := _open_start(log):
         who = ranks_in_words(sorted(begun.opened))
         yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
     for text, times in log.warnings.most_common(COUNT.named):
@@ -179,7 +179,7 @@ def _notes(log: NcclLog) -> Iterator[Note]:
         yield Note("rings", f"{plural(len(log.rings), 'ring')}, the first {order}")
 
 
-def _stood(log: NcclLog) -> Iterator[Note]:
+def _progress_notes(log: NcclLog) -> Iterator[Note]:
     """Where ranks stood when the watchdog spoke: those that had come as far share a line."""
     alike: dict[tuple[str, int, int], list[int]] = {}
     for (group, rank), at in log.progress.items():
@@ -199,13 +199,15 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, by the ways that were taken."""
-    yield from _failed(log)
+    yield from _error_causes(log)
     routes = log.routes
     yield from _network(log, [r for r in routes if r.transport.startswith("NET/")], claim)
     if shared := [r for r in routes if r.transport == "SHM"]:
         off = log.counted["p2p_off"] or "NCCL_P2P_DISABLE" in log.environment
         why = ": GPUs could not be joined directly" if off else ""
-        yield _priced("shared memory", f"{plural(len(shared), 'way')} inside a host through its memory{why}", claim, inside=True)
+        yield _priced_cause(
+            "shared memory", f"{plural(len(shared), 'way')} inside a host through its memory{why}", claim, inside=True
+        )
     yield from _width(log, claim)
     if zigzag := _crossings(log):
         ring, crossed, hosts = zigzag
@@ -215,21 +217,21 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     if len(versions) > 1:
         many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
         yield _cause("versions", f"versions differ between processes: {many}")
-    if differing := _differing(log):
+    if differing := _differing_calls(log):
         yield _cause("mismatch", differing[0])
-    elif apart := _apart(log):
+    elif apart := _mismatch_words(log):
         yield _cause("mismatch", apart)
     if log.timeouts:
-        yield _timed_out(log)
-        yield from _behind(log)
-        yield from (unheard := _unheard(log))
-        if not unheard and (gone := _silent(log)):
-            yield _cause("absent", _missing(log, gone))
-    for comm in _stuck(log)[: COUNT.named]:
-        yield _cause("unstarted", f"the start of a communicator did not end: {_hanging(comm)}")
+        yield _timeout_cause(log)
+        yield from _ranks_behind(log)
+        yield from (unheard := _silent_rank_causes(log))
+        if not unheard and (gone := _silent_ranks(log)):
+            yield _cause("absent", _missing_words(log, gone))
+    for comm in _unfinished_starts(log)[: COUNT.named]:
+        yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
 
 
-def _failed(log: NcclLog) -> Iterator[Cause]:
+def _error_causes(log: NcclLog) -> Iterator[Cause]:
     """Warnings after which a call came back with an error."""
     for why, times in sorted(Counter(log.returned.values()).items())[: COUNT.named]:
         said = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
@@ -242,7 +244,7 @@ def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iter
     if sockets:
         why = "; ".join(log.failures) or ("NCCL_IB_DISABLE is set" if "NCCL_IB_DISABLE" in log.environment else "")
         said = f"{plural(len(sockets), 'way')} between hosts over TCP sockets{f' ({why})' if why else ''}"
-        yield _priced("sockets", said, claim, inside=False)
+        yield _priced_cause("sockets", said, claim, inside=False)
     staged = [r for r in routes if not r.direct and r.transport != "NET/Socket"]
     if staged:
         said = f"{plural(len(staged), 'way')} over {staged[0].transport} copy through the host: GPU direct is off"
@@ -280,9 +282,9 @@ def _cause(code: str, said: str) -> Cause:
     return Cause(code, said, change=_CAUSES["nccl"][code])
 
 
-def _priced(code: str, said: str, claim: Claim | None, *, inside: bool) -> Cause:
+def _priced_cause(code: str, said: str, claim: Claim | None, *, inside: bool) -> Cause:
     """The cause with what the claimed decode step costs more over such a way, where it uses one at all."""
-    more = _more(claim, inside) if claim else None
+    more = _extra_cost(claim, inside) if claim else None
     if not more or more[0] <= 0:
         return _cause(code, said)
     cost, plain, link = more
@@ -290,12 +292,12 @@ def _priced(code: str, said: str, claim: Claim | None, *, inside: bool) -> Cause
     return replace(_cause(code, said), cost_s=cost, share=cost / (plain + cost), gain=gain)
 
 
-def _more(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
+def _extra_cost(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
     """Seconds that a decode step costs more with the slow way, those of the step as claimed, and what the slow way is."""
     place = claim.question.cluster
     slow = catalog.link(SHARED_LINK if inside else SOCKET_LINK)
     try:
-        other: Cluster = with_inside(place, slow) if inside else with_between(place, slow)
+        other: Cluster = with_inside_link(place, slow) if inside else with_between(place, slow)
         step = claim.question.but(phase="decode", batch=claim.batch or 1, context=claim.context or 1024)
         plain, cost = (float(price(settle(replace(step, cluster=c))).step_s) for c in (place, other))
     except Refusal:  # no such chip has such a link
@@ -303,15 +305,15 @@ def _more(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
     return cost - plain, plain, slow.name
 
 
-def _timed_out(log: NcclLog) -> Cause:
+def _timeout_cause(log: NcclLog) -> Cause:
     first = min(log.timeouts, key=lambda t: t.seq)
-    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | _waited(log, first.seq))
+    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | _waiting_ranks_of(log, first.seq))
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
     said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {ranks_in_words(ranks)} and was given up"
     return _cause("timeout", said)
 
 
-def _unheard(log: NcclLog) -> list[Cause]:
+def _silent_rank_causes(log: NcclLog) -> list[Cause]:
     """Ranks of the first group that gave up of which the text has no line: by the elements that it shares out."""
     first = min(log.timeouts, key=lambda t: t.seq)
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
@@ -325,13 +327,13 @@ def _unheard(log: NcclLog) -> list[Cause]:
     return [_cause("absent", f"{said}: never came, had ended before, or their lines are cut")]
 
 
-def _waited(log: NcclLog, seq: int) -> set[int]:
+def _waiting_ranks_of(log: NcclLog, seq: int) -> set[int]:
     """Ranks of which only the watchdog's second line is there: with an error in the same work of a group that gave it up."""
     groups = {group for (group, rank), at in log.progress.items() if at.failed == seq and rank in {t.rank for t in log.timeouts}}
     return {rank for (group, rank), at in log.progress.items() if group in groups and at.failed == seq}
 
 
-def _behind(log: NcclLog) -> Iterator[Cause]:
+def _ranks_behind(log: NcclLog) -> Iterator[Cause]:
     """The ranks that gave up the lowest number, where others had come further."""
     lowest: dict[int, int] = {}
     for t in log.timeouts:
@@ -343,7 +345,7 @@ def _behind(log: NcclLog) -> Iterator[Cause]:
         yield _cause("behind", f"{said}: unless these are two groups, look there first")
 
 
-def _silent(log: NcclLog) -> list[int]:
+def _silent_ranks(log: NcclLog) -> list[int]:
     """The one rank, or the few of many, whose watchdog said nothing; without the job's size three others must have spoken."""
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     grouped = max((t.members for t in log.timeouts), default=0)
@@ -353,21 +355,21 @@ def _silent(log: NcclLog) -> list[int]:
     return gone if few and len(spoke) >= (2 if log.world else 3) else []
 
 
-def _absent(log: NcclLog) -> Blamed | None:
+def _absent_rank(log: NcclLog) -> Blamed | None:
     """The one rank that did not wait in the collective in which all others did."""
-    gone = _silent(log) if len({(t.seq, t.op) for t in log.timeouts}) == 1 else []
+    gone = _silent_ranks(log) if len({(t.seq, t.op) for t in log.timeouts}) == 1 else []
     if len(gone) != 1:
         return None
-    return Culprit("late rank", gone[0], None, _missing(log, gone)), "" if _unheard(log) else "absent"
+    return Culprit("late rank", gone[0], None, _missing_words(log, gone)), "" if _silent_rank_causes(log) else "absent"
 
 
-def _missing(log: NcclLog, gone: Sequence[int]) -> str:
+def _missing_words(log: NcclLog, gone: Sequence[int]) -> str:
     first = min(log.timeouts, key=lambda t: t.seq)
     words = f"no watchdog line of {ranks_in_words(gone)}, while the others waited from {first.op} number {first.seq:,} on"
     return f"{words}: {'it' if len(gone) == 1 else 'they'} never came, or had ended before"
 
 
-def _apart(log: NcclLog) -> str:
+def _mismatch_words(log: NcclLog) -> str:
     """The first number under which ranks gave up different collectives, in words; "" where there is none."""
     under: dict[int, dict[tuple[str, int | None], set[int]]] = {}
     for t in log.timeouts:
@@ -380,7 +382,7 @@ def _apart(log: NcclLog) -> str:
     return ""
 
 
-def _late(log: NcclLog) -> Blamed | None:
+def _late_rank(log: NcclLog) -> Blamed | None:
     """The rank that had not asked for a collective on which the others of its group gave up."""
     groups: dict[str, list[int]] = {}
     for group, rank in log.progress:
@@ -394,10 +396,10 @@ def _late(log: NcclLog) -> Blamed | None:
     return None
 
 
-def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
+def _differing_calls(log: NcclLog) -> tuple[str, list[int]] | None:
     """The first number under which ranks called different things: in words, and the ranks that most did not follow."""
     for (size, number), calls in sorted(log.issued.items()):
-        for members in _together(log, size, calls):
+        for members in _callers_by_communicator(log, size, calls):
             (usual, many), *others = Counter(calls[who] for who in members).most_common()
             if others:
                 odd = [who for who in members if calls[who] != usual]
@@ -407,7 +409,7 @@ def _differing(log: NcclLog) -> tuple[str, list[int]] | None:
     return None
 
 
-def _together(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:
+def _callers_by_communicator(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:
     """Callers of one communicator; where its number is not told, all of one size, if no process has two of it."""
     by: dict[str, list[Who]] = {}
     for who in calls:
@@ -424,7 +426,7 @@ def _rank(log: NcclLog, who: Who) -> int:
     return known[1] if known else int(who[0].rsplit(":", 1)[-1] or 0)
 
 
-def _called(log: NcclLog) -> Iterator[CollectiveRow]:
+def _call_rows(log: NcclLog) -> Iterator[CollectiveRow]:
     """Calls of the rank that made most of a kind, in all of its communicators of one size."""
     each: dict[tuple[str, int], dict[str, tuple[int, float]]] = {}
     for ((process, _), op, size), (count, nbytes) in log.calls.items():

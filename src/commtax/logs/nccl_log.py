@@ -1,7 +1,7 @@
 """Logs of NCCL and RCCL (``NCCL_DEBUG=INFO``), and of the watchdog that PyTorch keeps over them.
 
 Who talks to whom over what, in which rings and trees, over which network, which versions; calls and their sizes where
-``NCCL_DEBUG_SUBSYS=COLL`` wrote them; and which collective timed out. Files of several ranks are one job (``joined``).
+``NCCL_DEBUG_SUBSYS=COLL`` wrote them; and which collective timed out. Files of several ranks are one job (``join_logs``).
 """
 
 import re
@@ -130,10 +130,10 @@ def parse(text: str) -> NcclLog:
             if at > 0 or line.startswith(sign):
                 spoken = SAYS.spoken.search(line[max(0, at - 500) : at].rstrip())
                 host, process = (spoken[1], f"{spoken[1]}:{spoken[2]}:{spoken[4]}") if spoken else ("", "")
-                _said(log, host, process, line[at + len(sign) :], sign == "NCCL WARN ")
+                _read_nccl_line(log, host, process, line[at + len(sign) :], sign == "NCCL WARN ")
                 break
         else:
-            _watched(log, line)
+            _read_watchdog(log, line)
     return log
 
 
@@ -143,7 +143,7 @@ def _version(log: NcclLog, line: str) -> None:
         log.versions[f"{spoken[1]}:{spoken[2]}" if spoken else ""] = f"{match[1]} {match[2]}"
 
 
-def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) -> None:
+def _read_nccl_line(log: NcclLog, host: str, process: str, message: str, warning: bool) -> None:
     """One line of NCCL itself."""
     if warning and (len(log.warnings) < COUNT.most_warnings or message[: COUNT.most_text] in log.warnings):
         log.warnings[message[: COUNT.most_text].strip()] += 1
@@ -159,14 +159,14 @@ def _said(log: NcclLog, host: str, process: str, message: str, warning: bool) ->
     if "comm 0x" in message and (match := SAYS.comm.search(message)):
         _communicator(log, host, process, match, message)
     if "opCount " in message and (match := SAYS.call.search(message)):
-        _called(log, process, match)
+        _read_call(log, process, match)
     if " Bytes -> Algo " in message and (match := SAYS.tuned.search(message)):
-        name = f"{_named('algorithms', match[2])} {_named('protocols', match[3])}"
+        name = f"{_tuning_name('algorithms', match[2])} {_tuning_name('protocols', match[3])}"
         if name in log.tuned or len(log.tuned) < COUNT.most_warnings:
             _chosen(log, name, 1, int(match[1]), int(match[1]))
     if "coll channels" in message and (match := SAYS.width.search(message)):
         log.widths.add((int(match[1]), int(match[2] or 0), int(match[3])))
-        _went_on(log, process)
+        _finish_start(log, process)
     if "Init timings" in message and len(log.init_s) < COUNT.most and (match := SAYS.init.search(message)):
         log.init_s[int(match[1])] = max(float(match[2]), log.init_s.get(int(match[1]), 0.0))
     if message.startswith("Using network "):
@@ -187,7 +187,7 @@ def _chosen(log: NcclLog, name: str, times: int, least: int, most: int) -> None:
     log.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
 
 
-def _named(kind: str, word: str) -> str:
+def _tuning_name(kind: str, word: str) -> str:
     """An algorithm or a protocol, which older versions number."""
     names: list[str] = _TABLE[kind]
     return names[int(word)] if word.isdecimal() and len(word) < 3 and int(word) < len(names) else word
@@ -241,26 +241,26 @@ def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], m
         comm.complete.add(rank)
         comm.begun.discard(rank)
     elif "Init START" in message:
-        _went_on(log, process)
+        _finish_start(log, process)
         log.starting[process] = key, rank
         comm.begun.add(rank)
     elif message.startswith("ncclCommInit") and "COMPLETE" not in message:
         comm.opened.add(rank)
 
 
-def _went_on(log: NcclLog, process: str) -> None:
+def _finish_start(log: NcclLog, process: str) -> None:
     """What a process does after a start shows that it finished it, whether or not the text has the line."""
     if process and (last := log.starting.pop(process, None)):
         log.comms[last[0]].begun.discard(last[1])
 
 
-def _called(log: NcclLog, process: str, match: re.Match[str]) -> None:
+def _read_call(log: NcclLog, process: str, match: re.Match[str]) -> None:
     """A call with its size: of the whole tensor, as everywhere."""
     op = OPS.get(match[1], "")
     dtype, size, who = int(match[4]), int(match[6]), (process, match[5])
     if not op or dtype >= len(ELEMENT_BYTES) or (len(log.calls) >= COUNT.most and (who, op, size) not in log.calls):
         return
-    _went_on(log, process)
+    _finish_start(log, process)
     nbytes = float(match[3]) * ELEMENT_BYTES[dtype] * (size if op in GATHERED else 1)
     count, total = log.calls.get((who, op, size), (0, 0.0))
     log.calls[who, op, size] = count + 1, total + nbytes
@@ -280,7 +280,7 @@ def _members(op: str, entering: int, leaving: int) -> int:
     return large // small if whole and ("SCATTER" in op or "GATHER" in op) else 0
 
 
-def _watched(log: NcclLog, line: str) -> None:
+def _read_watchdog(log: NcclLog, line: str) -> None:
     """PyTorch's watchdog."""
     if "ank" in line and len(log.heard) < COUNT.most and (match := SAYS.heard.search(line)):
         log.heard.add(int(match[1] or match[2]))
@@ -299,7 +299,7 @@ _JOINED = (
 """Of a log, what is put together as it is."""
 
 
-def joined(logs: Iterable[NcclLog]) -> NcclLog:
+def join_logs(logs: Iterable[NcclLog]) -> NcclLog:
     """The files of several ranks as one log."""
     whole = NcclLog()
     for log in logs:

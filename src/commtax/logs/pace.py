@@ -48,7 +48,7 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     timed = [s for s in steps if s.step_s]
     if not timed:
         return None
-    seconds = _at_one_batch(timed)
+    seconds = _seconds_at_usual_batch(timed)
     first = _warm(seconds)
     indices, kept = [s.index for s in timed[first:]], seconds[first:]
     usual = median(kept)
@@ -69,7 +69,7 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     )
 
 
-def _at_one_batch(steps: Sequence[TrainedStep]) -> list[float]:
+def _seconds_at_usual_batch(steps: Sequence[TrainedStep]) -> list[float]:
     """Seconds as they would be at the usual batch: some runs raise theirs as they go."""
     batches = [s.batch for s in steps if s.batch]
     usual = median(batches) if batches else 0.0
@@ -89,7 +89,7 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
     n = len(seconds)
     if n < 2 * COUNT.least_side:
         return None, n
-    logs = np.log(_smoothed(seconds))
+    logs = np.log(_running_medians(seconds))
     sums, squares = np.cumsum(logs), np.cumsum(logs**2)
     at = np.arange(COUNT.least_side, n - COUNT.least_side + 1)
     left = squares[at - 1] - sums[at - 1] ** 2 / at
@@ -103,7 +103,7 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
     return Shift(indices[split], low, high), split
 
 
-def _smoothed(seconds: Sequence[float]) -> np.ndarray[Any, Any]:
+def _running_medians(seconds: Sequence[float]) -> np.ndarray[Any, Any]:
     """Running medians, where there are steps enough."""
     given = np.array(seconds, dtype=float)
     if len(given) < 2 * COUNT.smoothed:

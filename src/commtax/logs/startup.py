@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commtax.evidence.thresholds import counts
-from commtax.evidence.wordings import Patterns, patterns
+from commtax.evidence.wordings import ModulePatterns, patterns
 from commtax.files import table
 from commtax.logs import crashes
-from commtax.records import filled
+from commtax.records import record_from
 from commtax.units import GiB
 
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
@@ -52,7 +52,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedMemory:
     """What one worker on a CPU claims of the memory of its node, and how much the node has."""
 
     node: int
@@ -91,7 +91,7 @@ class StartupLog:
     kv_blocks: int | None = None
     max_concurrency: float | None = None
     moments: tuple[Moment, ...] = ()
-    claims: tuple[Claimed, ...] = ()  # of workers on CPUs
+    claims: tuple[ClaimedMemory, ...] = ()  # of workers on CPUs
 
     def said(self, name: str) -> str:
         """A setting; "" where it was not printed, or left to the engine."""
@@ -121,7 +121,7 @@ class StartupLog:
 
 
 @dataclass(slots=True)
-class Heard:
+class StartupFacts:
     """What was read so far: figures with their worker, ranks by number, and all else by field."""
 
     figures: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Heard:
         facts["claims"] = tuple(self.facts.get("claims", {}).values())
         facts |= {"engine": engine, "settings": self.settings, "moments": tuple(self.moments)}
         figures = {name: value for name, value in facts.items() if name in self.figures and name not in _FIELDS}
-        return filled(StartupLog, facts | {"figures": figures, "max_concurrency": concurrency})
+        return record_from(StartupLog, facts | {"figures": figures, "max_concurrency": concurrency})
 
 
 class Wordings:
@@ -169,7 +169,7 @@ class Wordings:
 
     def __init__(self, path: str) -> None:
         self.table = table(path)
-        self.patterns = Patterns(self.table["patterns"])
+        self.patterns = ModulePatterns(self.table["patterns"])
         self.signs: tuple[str, ...] = tuple(self.table["signs"])
         self.shapes = [re.compile(shape) for shape in self.table.get("shapes", ())]
         self.words: tuple[str, ...] = tuple(self.table["words"])
@@ -189,7 +189,7 @@ class Wordings:
         """Whether a line may say something: most of a long log do not, and are passed over."""
         return any(word in line for word in self.words)
 
-    def hear(self, heard: Heard, worker: str, line: str) -> None:
+    def hear(self, heard: StartupFacts, worker: str, line: str) -> None:
         """Take a line's figures, words and settings."""
         for name, unit, pattern in self.figures:
             if match := pattern.search(line):
@@ -204,7 +204,7 @@ class Wordings:
         if any(sign in line for sign in self.table["configured"]):
             self._settings(heard, line)
 
-    def _settings(self, heard: Heard, line: str) -> None:
+    def _settings(self, heard: StartupFacts, line: str) -> None:
         """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
         for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
             key = quoted or bare
@@ -254,7 +254,7 @@ def axes_of(worker: str) -> dict[str, int]:
     return {axis.lower(): int(n) for axis, n in re.findall(r"(DP|PP|TP|EP)(?: rank )?(\d{1,9})", worker)}
 
 
-def since_last(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
+def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
     """The number of the line with which the last start begins: the same process introduces itself again as another.
 
     Rows are a process's name, what tells its runs apart, and whether the line is such an introduction.

@@ -6,31 +6,35 @@ from dataclasses import replace
 from commtax import catalog
 from commtax.cost.memory import weights
 from commtax.evidence.finding import DISAGREE, Cause, Claim, Finding, Section
-from commtax.evidence.identity import differing
+from commtax.evidence.identity import identity_findings
 from commtax.evidence.thresholds import levels
-from commtax.logs import started
+from commtax.logs import startup_facts
 from commtax.logs.crashes import Crash
-from commtax.logs.started import ENGINES, FULL_LENGTH
 from commtax.logs.startup import StartupLog, axes_of
+from commtax.logs.startup_facts import ENGINES, FULL_LENGTH
 from commtax.question import Question
 from commtax.spec import Attention
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
-from commtax.verbs.asking import laid, settle
 from commtax.verbs.fitting import Fit, holds
+from commtax.verbs.settling import replan, settle
 
 LEVEL = levels(__name__)
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
-ENGINE_MEMORY = started.STARTS["memory"]
-WORDS: Mapping[str, str] = started.STARTS["words"]
+ENGINE_MEMORY = startup_facts.STARTS["memory"]
+WORDS: Mapping[str, str] = startup_facts.STARTS["words"]
 
 
 def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; what costs time is priced where somebody says what ran."""
     if claim is None or log.engine not in ENGINE_MEMORY:  # of an engine that is not modelled a layout that it prints is judged
         layout = tuple(_layout(log, claim)) if claim and log.tp else ()
-        findings = (*started.broken(log), *layout, *(f for f in started.told(log) if f.item not in {g.item for g in layout}))
+        findings = (
+            *startup_facts.failure_findings(log),
+            *layout,
+            *(f for f in startup_facts.plain_findings(log) if f.item not in {g.item for g in layout}),
+        )
         return _section(log, None, findings, name, _notes(log, None))
     own = claim.question.engine.key.startswith(log.engine)  # the engine that was said, or its kin
     notes = [] if own else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
@@ -39,17 +43,17 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(limits, n)}  # the user's own count first
     if log.said("enable_prefix_caching") == "False" and not limits.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
-    kv_dtype = "fp8" if started.narrow(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
+    kv_dtype = "fp8" if startup_facts.has_8bit_cache(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
     held = claim.question.but(**logged, kv_dtype=kv_dtype)
     findings = (
-        *started.broken(log),
+        *startup_facts.failure_findings(log),
         *_layout(log, claim),
-        *differing(claim, log.model, degrees={"ep": log.ep}),
+        *identity_findings(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
-        *_served(started.typical(log), claim),
-        *started.besides(log),
+        *_throughput_findings(startup_facts.typical_load(log), claim),
+        *startup_facts.other_findings(log),
     )
     return _section(log, claim, findings, name, _notes(log, asked), notes)
 
@@ -58,22 +62,29 @@ def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
     """Findings with what the log tells by itself."""
-    words, found = (*before, started.intro(log), *started.stopped(log), *notes), tuple(started.causes(log, claim))
-    return Section("log", (name,), tuple(findings), words, causes=found, facts=started.facts(log))
+    words, found = (
+        (*before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes),
+        tuple(startup_facts.causes(log, claim)),
+    )
+    return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))
 
 
 def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section:
     """A run that ended in an error, whatever program it was: the error that came first, where it was raised, what to change."""
     finding = Finding("runs that ended in an error", 0, 1, reason=crash.error).judged()
     facts = {name: value for name, value in (("process", crash.who), ("raised at", crash.where)) if value}
-    causes = (Cause("failure", f"the run ended: {crash.said}", change=started.to_change(crash.said)),)
+    causes = (Cause("failure", f"the run ended: {crash.said}", change=startup_facts.to_change(crash.said)),)
     notes = (Note("claim", "the run ended before anything of the claim could be judged"),) if claim else ()
     return Section("crash", (name,), (finding,), notes, causes=causes, facts=facts)
 
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis in ("tp", "pp", "dp"):
-        name, wanted, measured = started.AXES[axis], int(getattr(claim.plan, axis)), getattr(log, axis) or started.seen(log, axis)
+        name, wanted, measured = (
+            startup_facts.AXES[axis],
+            int(getattr(claim.plan, axis)),
+            getattr(log, axis) or startup_facts.axis_size(log, axis),
+        )
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else WORDS["silent"]
             yield Finding(name, wanted, measured or None, reason=reason).judged()
@@ -103,12 +114,12 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         yield finding.unsure(WORDS["unnamed"]) if near and finding.verdict == DISAGREE else finding
     ranks = int(asked.plan.tp) * int(asked.plan.pp) * int(asked.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
-        one = _stage_bytes(settle(laid(question, tp=1, pp=1, dp=1, ep=1)), 0)  # a copy of the model on one rank
+        one = _stage_bytes(settle(replan(question, tp=1, pp=1, dp=1, ep=1)), 0)  # a copy of the model on one rank
         loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), one * int(asked.plan.dp)
         beyond, more = format_bytes(abs(loaded - whole)), "more" if loaded >= whole else "less"
         why = f"one copy has {format_bytes(whole)}; ranks together hold {beyond} {more}"
         tolerance = LEVEL.weights_tolerance + slack * ranks / total
-        yield Finding(started.ALL_WEIGHTS, total, loaded, "bytes", tolerance, why, evidence=True).judged()
+        yield Finding(startup_facts.ALL_WEIGHTS, total, loaded, "bytes", tolerance, why, evidence=True).judged()
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -144,15 +155,15 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if left is None:
         why, base = limits if tokens else WORDS["silent"], whole / judged.kv_bytes_per_token
         found = Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEVEL.left_tolerance, why, base)
-        yield _as_counted(_left(found, log, judged, said))
+        yield _relative_to_count(_excuse_left_memory(found, log, judged, said))
         if judged.needed_kv_bytes > 0:
             each, base = log.max_concurrency, whole / judged.needed_kv_bytes
             found = Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEVEL.left_tolerance, limits, base)
-            yield _as_counted(_left(found, log, judged, said))
+            yield _relative_to_count(_excuse_left_memory(found, log, judged, said))
         return
     node = min((claim.node_bytes for claim in log.claims), default=0.0)  # of which CPU workers take their shares
     if "fixed" not in log.figures and node:
-        yield _of_node(log, judged, node)
+        yield _node_memory_finding(log, judged, node)
     elif "fixed" not in log.figures:
         item = "KV memory left, of all memory"
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
@@ -160,12 +171,12 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
             abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance
         )  # which is judged in its own line, and not again here
         room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
-        yield _left(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
+        yield _excuse_left_memory(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
     if left > 0:  # else it did not fit: there is nothing to count
-        yield from _counted(log, asked, judged, left, tokens)
+        yield from _capacity_findings(log, asked, judged, left, tokens)
 
 
-def _counted(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
+def _capacity_findings(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
     """Tokens, and requests of full length, in the memory that the log has for them."""
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
@@ -196,7 +207,7 @@ def _excuse(log: StartupLog, asked: Question, wanted: int, tokens: int | None, l
     return WORDS["all_full"] if counted and abs(tokens / counted - 1) <= LEVEL.cache_tolerance else ""
 
 
-def _of_node(log: StartupLog, judged: Fit, node: float) -> Finding:
+def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {ENGINE_MEMORY[log.engine]['flag']} than {share:g}, or other weights"
@@ -220,7 +231,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
 
 
-def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
+def _excuse_left_memory(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
     made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
     most = ENGINE_MEMORY[log.engine].get("other_versions", LEVEL.other_engines)
@@ -239,7 +250,7 @@ def _left(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
 
 
-def _as_counted(finding: Finding) -> Finding:
+def _relative_to_count(finding: Finding) -> Finding:
     """What was judged on all memory, with its difference and tolerance as shares of the count itself."""
     if not finding.predicted or not finding.base:
         return finding
@@ -266,7 +277,7 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
-def _served(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Finding]:
+def _throughput_findings(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Finding]:
     """Tokens a second while requests were served, against decode steps of as many; prompts between them make it less."""
     if not usual:
         return

@@ -50,7 +50,7 @@ def _sum(lines: Iterator[Line] | list[Line]) -> float:
     return float(sum(float(x.exposed_s) for x in lines))
 
 
-def in_words(found: list[Tax], measured_s: float, mfu: float) -> str:
+def tax_sentence(found: list[Tax], measured_s: float, mfu: float) -> str:
     """Where 100 % of the GPUs' arithmetic went.
 
     >>> in_words([Tax("bubble", "pipeline bubble", 0.25), Tax("unexplained", "not explained by the plan", -0.1)], 1.0, 0.85)
@@ -67,7 +67,7 @@ def in_words(found: list[Tax], measured_s: float, mfu: float) -> str:
     return f"of 100% of the peak: {', '.join(parts)}"
 
 
-def as_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mfu: float) -> Iterator[Cause]:
+def tax_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mfu: float) -> Iterator[Cause]:
     """Each tax with what would lower it."""
     offered = {c.code: c for c in counterfactuals(priced) if c.delta_s < 0}
     for tax in found:

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from commtax.evidence.finding import Cause, Claim, Finding, Section, assumed
-from commtax.evidence.identity import differing
+from commtax.evidence.finding import Cause, Claim, Finding, Section, reason_assumed
+from commtax.evidence.identity import identity_findings
 from commtax.evidence.thresholds import levels, thresholds
 from commtax.logs.pace import Pace, pace
-from commtax.logs.taxes import as_causes, in_words, taxes
+from commtax.logs.taxes import tax_causes, tax_sentence, taxes
 from commtax.logs.training_log import TrainingLog
-from commtax.logs.training_plan import Told, told_by
+from commtax.logs.training_plan import LoggedPlan, logged_plan
 from commtax.question import PHASES, Question
 from commtax.spec import AXES, PARALLEL, SIZES
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds, plural
-from commtax.verbs.asking import settle, unsettled
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.settling import resolve_question, settle
 
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
 COMPARED = ("params_dtype", "transformer_impl", "optimizer")
@@ -29,15 +29,15 @@ MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more
 
 def audit_training(log: TrainingLog, claim: Claim | None, name: str = "log") -> Section:
     """What happened step by step; with a claim (or where the log itself tells enough) whether it should have."""
-    told, went = told_by(log), pace(log.steps)
-    priced, why = _priced(log, told, claim)
+    told, went = logged_plan(log), pace(log.steps)
+    priced, why = _price_step(log, told, claim)
     notes = [*log.notes, *told.notes, *_notes(log, went)]
-    findings, causes = list(_figures(log, went, priced, claim)), list(_happened(log, went))
+    findings, causes = list(_figures(log, went, priced, claim)), list(_pace_causes(log, went))
     if priced is not None and (measured := _step_s(log, went, priced)):
         found, mfu = taxes(priced, measured), _mfu(priced, measured)
-        notes.append(Note("taxes", in_words(found, measured, mfu)))
+        notes.append(Note("taxes", tax_sentence(found, measured, mfu)))
         notes.append(Note("mfu", f"MFU counts {priced.mfu_definition}"))
-        causes += as_causes(priced, found, measured, mfu)
+        causes += tax_causes(priced, found, measured, mfu)
     elif why:
         notes.append(Note("not-priced", why))
     plan = list(_plan(log, told, claim)) if claim else []
@@ -45,7 +45,7 @@ def audit_training(log: TrainingLog, claim: Claim | None, name: str = "log") -> 
     return Section("training", (name,), (*plan, *findings), tuple(notes), causes=tuple(causes), facts=_facts(log, told))
 
 
-def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill | None, str]:
+def _price_step(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> tuple[StepBill | None, str]:
     """The step of the run, or why it has no price."""
     model = claim.question.model if claim else told.model
     cluster = claim.question.cluster if claim else told.cluster
@@ -56,16 +56,16 @@ def _priced(log: TrainingLog, told: Told, claim: Claim | None) -> tuple[StepBill
     if "batch" not in options or "context" not in options:
         return None, "the log does not tell the batch and the length of its sequences: say --global-batch and --context"
     try:
-        return price(settle(unsettled(model, cluster, options))), ""
+        return price(settle(resolve_question(model, cluster, options))), ""
     except Refusal as refusal:
         return None, f"the logged plan has no price here: {refusal}"
 
 
-def _options(log: TrainingLog, told: Told, claim: Claim | None) -> dict[str, Any]:
+def _options(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> dict[str, Any]:
     """The options of the training question: what the user says, else what the log says."""
     options: dict[str, Any] = {k: v for k, v in told.options.items() if v is not None}
     asked = claim.question if claim else None
-    options |= _said(asked) if asked else {}
+    options |= _given_options(asked) if asked else {}
     if claim and claim.context:
         options["context"] = claim.context
     sizes: dict[str, int] = {axis: int(options.get(axis, 1)) for axis in SIZES}
@@ -82,7 +82,7 @@ def _options(log: TrainingLog, told: Told, claim: Claim | None) -> dict[str, Any
     return {**options, **sizes, "phase": "train", "engine": engine, "profile": asked.profile if asked else None}
 
 
-def _said(asked: Question) -> dict[str, Any]:
+def _given_options(asked: Question) -> dict[str, Any]:
     """What of the question is not as it is when nobody says anything."""
     plain = Question(asked.model, asked.cluster, asked.engine)
     said: dict[str, Any] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
@@ -101,7 +101,7 @@ def _batch(log: TrainingLog) -> float:
     return median(batches) if batches else 0.0
 
 
-def _told_batch(log: TrainingLog) -> float:
+def _logged_batch(log: TrainingLog) -> float:
     """The global batch of the arguments, where no step's line has it."""
     said = next((log.arguments[name] for name in BATCH_NAMES if name in log.arguments), "")
     return float(said) if said.isdecimal() and len(said) < 16 else 0.0
@@ -146,7 +146,7 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
     elif tokens_per_s:
         yield Finding("tokens/s per GPU", None, tokens_per_s)
-    if batch := _batch(log) or _told_batch(log):
+    if batch := _batch(log) or _logged_batch(log):
         yield Finding("global batch, sequences", None, batch)
     if samples_per_s:
         yield Finding("samples/s", None, samples_per_s)
@@ -173,20 +173,20 @@ def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
 
 def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
     """Decided only where the price rests on measurements."""
-    why = assumed(priced) if priced else ""
+    why = reason_assumed(priced) if priced else ""
     return finding.unsure(why) if why else finding.judged()
 
 
-def _plan(log: TrainingLog, told: Told, claim: Claim) -> Iterator[Finding]:
+def _plan(log: TrainingLog, told: LoggedPlan, claim: Claim) -> Iterator[Finding]:
     """Model, chip and sizes that the user says against those that the log says."""
-    yield from differing(claim, told.model.key if told.model else "", " ".join(log.facts.get("device", ())))
+    yield from identity_findings(claim, told.model.key if told.model else "", " ".join(log.facts.get("device", ())))
     for axis in SIZES:
         said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
         if said != 1 and logged is not None:
             yield Finding(PARALLEL[axis].title, said, int(logged), reason=f"the run was started with {axis} {logged}").judged()
 
 
-def _happened(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
+def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
     """What the steps themselves show."""
     if went and (shift := went.shift):
         now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
@@ -237,7 +237,7 @@ def _notes(log: TrainingLog, went: Pace | None) -> Iterator[Note]:
         yield Note("restarts", f"the run started again {plural(log.restarts, 'time')}; its longest part is told")
 
 
-def _facts(log: TrainingLog, told: Told) -> dict[str, str]:
+def _facts(log: TrainingLog, told: LoggedPlan) -> dict[str, str]:
     """What two runs may differ in."""
     facts = {"program": log.program, "engine": told.engine}
     facts |= {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in told.options.items()}

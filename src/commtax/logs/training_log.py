@@ -57,7 +57,7 @@ class TrainedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Timer:
+class ProgramTimer:
     """One of the program's own clocks, an iteration: the quickest and the slowest rank, medians over what was printed."""
 
     name: str
@@ -75,7 +75,7 @@ class TrainingLog:
     restarts: int = 0
     arguments: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    timers: tuple[Timer, ...] = ()
+    timers: tuple[ProgramTimer, ...] = ()
     memory_bytes: Mapping[int, float] = field(default_factory=dict)  # the most, by rank
     notes: tuple[Note, ...] = ()
 
@@ -83,12 +83,12 @@ class TrainingLog:
 def looks_like(text: str) -> bool:
     """Whether a line of a training step stands in a text."""
     stepped = (SAYS.colour.sub("", line) for line in lines_with(SAYS.stepped, text, COUNT.line_chars))
-    return any(_stepped(line) or ("consumed samples:" in line and SAYS.iteration.search(line)) for line in stepped)
+    return any(_read_step(line) or ("consumed samples:" in line and SAYS.iteration.search(line)) for line in stepped)
 
 
 def parse(text: str) -> TrainingLog:
     """All steps, arguments and clocks of a log."""
-    reading = _Reading()
+    reading = _TrainingReading()
     for line in _lines(text):
         reading.take(line)
     return reading.told()
@@ -103,14 +103,14 @@ def _lines(text: str) -> Iterator[str]:
             begun.append(line)
             continue
         if begun:
-            yield _whole(begun)
+            yield _join_line(begun)
             begun = []
         if "iteration" in line and SAYS.iteration.search(line):
             begun = [line]
         else:
             yield line
     if begun:
-        yield _whole(begun)
+        yield _join_line(begun)
 
 
 def _continues(begun: list[str], line: str) -> bool:
@@ -122,7 +122,7 @@ def _continues(begun: list[str], line: str) -> bool:
     return not begun[-1].rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
 
 
-def _whole(parts: list[str]) -> str:
+def _join_line(parts: list[str]) -> str:
     """One line: a break after a bar is a space, and one inside a word is nothing."""
     whole = parts[0]
     for part in parts[1:]:
@@ -130,7 +130,7 @@ def _whole(parts: list[str]) -> str:
     return whole[: COUNT.line_chars]
 
 
-def _stepped(line: str) -> tuple[str, int, int, Figures] | None:
+def _read_step(line: str) -> tuple[str, int, int, Figures] | None:
     """The program of a step's line, its iteration, the last one, and its figures."""
     if "iteration" in line and (match := SAYS.iteration.search(line)):
         parts = (part.rpartition(": ") for part in (line[: match.start()] + line[match.end() :]).split("|")[:60])
@@ -192,7 +192,7 @@ def _float(text: str) -> float:
     return number if math.isfinite(number) else 0.0
 
 
-class _Reading:
+class _TrainingReading:
     """What was read so far, line by line."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class _Reading:
             self.open.update(_figures([(match[1], match[2])]))
             return
         self._close()
-        if found := _stepped(line):
+        if found := _read_step(line):
             program, number, last, figures = found
             self.last = max(self.last, last)
             if program == "composer":
@@ -285,10 +285,12 @@ class _Reading:
         if program != "deepspeed" and (most := [s.memory_bytes for r in self.runs.get("deepspeed", []) for s in r.values()]):
             memory.setdefault(0, max(m or 0.0 for m in most))
         kept = f"the first {COUNT.most_steps:,} steps are told"
-        timers = [Timer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in self.times.items() if clock]
+        timers = [
+            ProgramTimer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in self.times.items() if clock
+        ]
         return TrainingLog(
             program=program,
-            steps=_paced([steps[n] for n in sorted(steps)], program, self.facts),
+            steps=_with_seconds([steps[n] for n in sorted(steps)], program, self.facts),
             last=self.last,
             restarts=len(runs) - 1,
             arguments=self.arguments,
@@ -311,7 +313,7 @@ def _clock(line: str) -> float | None:
     return moment.timestamp() + _float(f"0.{found[3] or 0}")
 
 
-def _paced(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str, ...]]) -> tuple[TrainedStep, ...]:
+def _with_seconds(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str, ...]]) -> tuple[TrainedStep, ...]:
     """Steps with their seconds where a program prints none: by rates and batches, else by the clock between two lines."""
     local, over_all, length = (_float(word) for word in facts.get("batch", ("0", "0", "0")))
     sizes = mesh(facts)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commtax import catalog
-from commtax.catalog.foreign_names import device_named, model_key
+from commtax.catalog.foreign_names import find_device_chip, model_key
 from commtax.catalog.hf import from_config
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.launch.flags import flags_of
-from commtax.launch.reading import parse
-from commtax.launch.shapes import model_with
+from commtax.launch.model_sizes import model_with
+from commtax.launch.read_command import parse
 from commtax.logs.training_log import TrainingLog, mesh
 from commtax.spec import AXES, Model
 from commtax.statement import Note, Refusal
@@ -24,7 +24,7 @@ COUNT, LEVEL = thresholds(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LoggedPlan:
     """``options`` are those of a training question; "", 0 and None where the log does not say."""
 
     engine: str
@@ -44,12 +44,12 @@ class Told:
         return f"{hosts}x{each}x{self.chip}" if hosts > 1 else f"{self.gpus}x{self.chip}"
 
 
-def told_by(log: TrainingLog) -> Told:
+def logged_plan(log: TrainingLog) -> LoggedPlan:
     """The plan, the model and the chip of a log."""
     return _by_mesh(log) if log.program == "torchtitan" else _by_arguments(log)
 
 
-def _by_mesh(log: TrainingLog) -> Told:
+def _by_mesh(log: TrainingLog) -> LoggedPlan:
     """torchtitan says its mesh, its batches, its model's name and its device."""
     facts, sizes = log.facts, mesh(log.facts)
     options: dict[str, Any] = dict(sizes)
@@ -66,7 +66,7 @@ def _by_mesh(log: TrainingLog) -> Told:
         options["zero"] = 0
     key = model_key(facts["model"][0]) if "model" in facts else ""
     gpus = math.prod(sizes.get(axis, 1) for axis in AXES)
-    return Told("torchtitan", options, catalog.model(key) if key else None, _chip(log), gpus if sizes else 0)
+    return LoggedPlan("torchtitan", options, catalog.model(key) if key else None, _chip(log), gpus if sizes else 0)
 
 
 def _chip(log: TrainingLog) -> str:
@@ -74,7 +74,7 @@ def _chip(log: TrainingLog) -> str:
     if "device" not in log.facts:
         return ""
     name, reported = log.facts["device"][0], float(log.facts["device"][1]) * GiB
-    key = device_named(name)
+    key = find_device_chip(name)
     if not key:
         return ""
     first = key.partition("-")[0]
@@ -83,12 +83,12 @@ def _chip(log: TrainingLog) -> str:
     return min(near, key=lambda other: abs(catalog.chip(other).visible_bytes / reported - 1)) if near else key
 
 
-def _by_arguments(log: TrainingLog) -> Told:
+def _by_arguments(log: TrainingLog) -> LoggedPlan:
     """Megatron's dump is its command line, every argument spelled out; DeepSpeed's config has the batches."""
-    arguments = _spelled(log.arguments)
+    arguments = _flags_of_arguments(log.arguments)
     engine = _engine(log)
     if not arguments:
-        return Told(engine)
+        return LoggedPlan(engine)
     known = flags_of("megatron").flags
     words = [
         f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
@@ -101,7 +101,7 @@ def _by_arguments(log: TrainingLog) -> Told:
     try:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
     except Refusal as refusal:
-        return Told(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
+        return LoggedPlan(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
     options: dict[str, Any] = dict(launch.options)
     if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
         options["chunks"] = chunks
@@ -112,8 +112,8 @@ def _by_arguments(log: TrainingLog) -> Told:
     try:
         model = _model(dict(launch.shape), arguments, log)
     except Refusal as refusal:
-        return Told(engine, options, None, "", gpus if told_all else 0, (Note("arguments", f"no model: {refusal}"),))
-    return Told(engine, options, model, "", gpus if told_all else 0)
+        return LoggedPlan(engine, options, None, "", gpus if told_all else 0, (Note("arguments", f"no model: {refusal}"),))
+    return LoggedPlan(engine, options, model, "", gpus if told_all else 0)
 
 
 def _engine(log: TrainingLog) -> str:
@@ -124,7 +124,7 @@ def _engine(log: TrainingLog) -> str:
     return "megatron-bridge" if "bridge" in log.facts else "megatron"
 
 
-def _spelled(arguments: Mapping[str, str]) -> dict[str, str]:
+def _flags_of_arguments(arguments: Mapping[str, str]) -> dict[str, str]:
     """Arguments by the names of flags, those that are set; what belongs to features that are off is left out."""
     made: dict[str, str] = {}
     for name, value in arguments.items():

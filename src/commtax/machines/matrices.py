@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from commtax.evidence.grids import Grid, grids
+from commtax.evidence.grids import NodeMatrix, grids
 from commtax.files import table
-from commtax.machines.topology import Topology, of_grid
+from commtax.machines.topology import Topology, topology_of
 from commtax.statement import Refusal
 
 WORDS = table("machines/words.toml")
@@ -35,7 +35,7 @@ def looks_like(text: str) -> bool:
     return any(_tells(grid) for grid in grids(text))
 
 
-def _tells(grid: Grid) -> bool:
+def _tells(grid: NodeMatrix) -> bool:
     """Whether it is more than one word behind a GPU's name."""
     return any(len(row) > 1 or len(grid.nodes) == grid.num_columns == 1 for row in grid.rows.values())
 
@@ -49,4 +49,4 @@ def parse(text: str) -> Matrices:
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
     paths = bool(_PATHS_ALONE.search(text))
     lists = not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text))
-    return Matrices(of_grid(links[-1]) if links else None, peers[-1].square() if peers else (), lists, paths)
+    return Matrices(topology_of(links[-1]) if links else None, peers[-1].square() if peers else (), lists, paths)

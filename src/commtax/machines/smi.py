@@ -73,7 +73,7 @@ def looks_like_links(text: str) -> bool:
     for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(SAYS.named, text, COUNT.line_chars)):
         if line.lstrip(" ").startswith("GPU ") and SAYS.gpu.match(line):
             named = True
-        elif named and (((found := SAYS.link.match(line)) and _said(found[2])) or SAYS.none.search(line)):
+        elif named and (((found := SAYS.link.match(line)) and _is_known_wording(found[2])) or SAYS.none.search(line)):
             return True
     return False
 
@@ -86,7 +86,7 @@ def _lines(text: str) -> Iterator[str]:
     return (line.rstrip("\r").replace("\t", " ") for line in short_lines(text, COUNT.line_chars))
 
 
-def _said(words: str) -> bool:
+def _is_known_wording(words: str) -> bool:
     return bool(words == "<inactive>" or _COUNTED.match(words) or SAYS.speed.match(words) or SAYS.errors.match(words))
 
 

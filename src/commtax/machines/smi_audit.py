@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
-from commtax.evidence.identity import differing
+from commtax.evidence.identity import identity_findings
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.machines.smi import Links, Monitor
@@ -23,7 +23,7 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
     sent = {gpu: (plural(len(of), "link"), sum(tx for tx, _ in of.values())) for gpu, of in carried.items()}
     findings = [Finding(Note("sent", f"GPU {gpu}: sent over {over}"), None, n, "bytes") for gpu, (over, n) in sent.items()]
     findings += _speeds(links, claim)
-    findings += differing(claim, chip=next(iter(links.names.values()), "")) if claim else ()
+    findings += identity_findings(claim, chip=next(iter(links.names.values()), "")) if claim else ()
     notes = []
     if carried:
         times = len(links.snapshots)
@@ -31,7 +31,7 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
         since = f"between the first and the last of {times} outputs" if between else "since the counters were reset"
         notes.append(Note("counters", f"bytes are counted {since}"))
     facts = {"devices": ", ".join(dict.fromkeys(links.names.values())), "gpus": str(len(links.names))}
-    causes = (*_down(links), *_silent(carried), *_uneven_gpus(links), *_errors(links))
+    causes = (*_inactive_links(links), *_uneven_traffic(carried), *_uneven_gpus(links), *_errors(links))
     return Section("links", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
 
@@ -66,7 +66,7 @@ def _speeds(links: Links, claim: Claim | None) -> Iterator[Finding]:
         yield Finding(item, rate and rate / 1e9, sum(of.values()) / 1e9, "", LEVEL.speed_tolerance, why, evidence=True).judged()
 
 
-def _down(links: Links) -> Iterator[Cause]:
+def _inactive_links(links: Links) -> Iterator[Cause]:
     for gpu, of in links.speeds.items():
         down = [n for n, speed in of.items() if not speed]
         if down and len(down) < len(of):
@@ -77,7 +77,7 @@ def _down(links: Links) -> Iterator[Cause]:
             yield Cause("links-down", said, share=1.0, change=RESET)
 
 
-def _silent(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterator[Cause]:
+def _uneven_traffic(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterator[Cause]:
     """GPUs that carry nothing while others do, links that do not while their GPU's others do, and uneven ones."""
     totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in carried.items()}
     most = max(totals.values(), default=0.0)
@@ -131,7 +131,12 @@ def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Sec
         notes.append(Note("idle", f"GPU {', '.join(map(str, idle))}: no load, so that low clocks and power are as they should be"))
     elif low := [gpu for gpu, of in busy.items() if not of]:
         notes.append(Note("idle", f"GPU {', '.join(map(str, low))}: never busy, so that clocks tell nothing"))
-    causes = (*_clocks(busy, claim), *_violated(seen), *(() if "pid" in seen.columns else _starved(seen)), *_over_pcie(seen))
+    causes = (
+        *_clocks(busy, claim),
+        *_throttling_causes(seen),
+        *(() if "pid" in seen.columns else _waiting_gpus(seen)),
+        *_pcie_causes(seen),
+    )
     facts = {"gpus": str(len(seen.samples)), "columns": " ".join(seen.columns)}
     return Section("monitor", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
@@ -152,7 +157,7 @@ def _figures(
     if used := of.get("sm"):
         what = "mean utilisation of a process" if "pid" in of else "utilisation"
         item = Note("utilisation", f"GPU {gpu}: {what}")
-        yield Finding(item, None, mean(used) / 100, "share", reason=_most(used, "%"), told=True)
+        yield Finding(item, None, mean(used) / 100, "share", reason=_highest_words(used, "%"), told=True)
     busy_known = bool(busy) and "sm" in of
     when = " when busy" if busy_known else ""
     if clocks := busy.get("pclk") or of.get("pclk"):
@@ -163,12 +168,12 @@ def _figures(
     if watts := busy.get("pwr") or of.get("pwr"):
         limit = chip.tdp_w or None if chip and busy_known else None
         item = Note("power", f"GPU {gpu}: power{when}, W")
-        yield Finding(item, limit, median(watts), tolerance=LEVEL.clock_tolerance, reason=_most(watts, " W"), told=True)
+        yield Finding(item, limit, median(watts), tolerance=LEVEL.clock_tolerance, reason=_highest_words(watts, " W"), told=True)
     if heat := of.get("gtemp") or of.get("temp"):
         yield Finding(Note("temperature", f"GPU {gpu}: highest temperature, °C"), None, max(heat))
 
 
-def _most(values: Sequence[float], unit: str) -> str:
+def _highest_words(values: Sequence[float], unit: str) -> str:
     """The highest of several samples, beside what is usual."""
     return f"{max(values):,.10g}{unit} at most" if min(values) < max(values) else ""
 
@@ -190,7 +195,7 @@ def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) 
                 yield Cause("power-cap", f"{said}, {clocks[gpu] * 1e6 / chip.clock_Hz:.0%} of its boost clock")
 
 
-def _violated(seen: Monitor) -> Iterator[Cause]:
+def _throttling_causes(seen: Monitor) -> Iterator[Cause]:
     """Throttling and memory errors that the driver itself says."""
     for column, what in (("pviol", "its power limit"), ("tviol", "its temperature")):
         for gpu, of in seen.samples.items():
@@ -208,7 +213,7 @@ def _tells(used: Sequence[float]) -> bool:
     return len(used) >= (COUNT.changing_samples if changes else COUNT.least_samples)
 
 
-def _starved(seen: Monitor) -> Iterator[Cause]:
+def _waiting_gpus(seen: Monitor) -> Iterator[Cause]:
     """GPUs that wait: one of them for its work, or all for something else."""
     used = {gpu: mean(of["sm"]) for gpu, of in seen.samples.items() if _tells(of.get("sm", ()))}
     used = {gpu: share for gpu, share in used.items() if share >= LEVEL.unused}  # others have no part in what runs
@@ -223,7 +228,7 @@ def _starved(seen: Monitor) -> Iterator[Cause]:
             yield Cause("starved-gpu", said, share=1 - share / 100)
 
 
-def _over_pcie(seen: Monitor) -> Iterator[Cause]:
+def _pcie_causes(seen: Monitor) -> Iterator[Cause]:
     for gpu, of in seen.samples.items():
         moved = sum(mean(of[column]) * MB for column in ("rxpci", "txpci") if of.get(column))
         if moved >= LEVEL.busy_pcie_bps:

@@ -47,7 +47,7 @@ def parse(text: str) -> States:
     '345 MHz'
     """
     samples: dict[str, list[dict[str, str]]] = {}
-    for name, said in _listed(text) if SAYS.gpu.search(text) or SAYS.words.search(text) else smi_tables.samples(text):
+    for name, said in _listed_gpus(text) if SAYS.gpu.search(text) or SAYS.words.search(text) else smi_tables.samples(text):
         if name in samples or len(samples) < COUNT.most_gpus:
             mine = samples.setdefault(name, [])
             mine += [said] if len(mine) < COUNT.most_samples else []
@@ -55,7 +55,7 @@ def parse(text: str) -> States:
     return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine}, int(attached[1]) if attached else 0)
 
 
-def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _listed_gpus(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """GPUs of ``-q``: lines under their headings; those above the first heading are the rest of one that is cut off."""
     gpus: list[tuple[str, dict[str, str]]] = [("", {})]
     above: list[str] = []
@@ -69,10 +69,10 @@ def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             above = [*above[: len(found[1]) // INDENT - 1], found[2]]
             if found[3] is not None and len(gpus[-1][1]) < COUNT.most_lines:
                 gpus[-1][1]["/".join(above)] = found[3].strip()
-    return ((name, said) for name, said in gpus if name or _told(said))
+    return ((name, said) for name, said in gpus if name or _is_of_gpu(said))
 
 
-def _told(said: Mapping[str, str]) -> bool:
+def _is_of_gpu(said: Mapping[str, str]) -> bool:
     """Whether lines without a heading are of a GPU, and not of the driver."""
     return any(f"/{word}/" in f"/{path}/" for path in said for word in KNOWN)
 
@@ -89,7 +89,7 @@ def figure(said: Mapping[str, str], *paths: str) -> float | None:
     return None
 
 
-def active(said: Mapping[str, str]) -> list[str]:
+def clock_reasons(said: Mapping[str, str]) -> list[str]:
     """The reasons that hold a GPU's clocks back, as the driver names them.
 
     >>> active({"Clocks Event Reasons/Idle": "Not Active", "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active"})

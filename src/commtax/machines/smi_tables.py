@@ -31,7 +31,7 @@ def samples(text: str) -> Iterator[Sample]:
             yield from reader(text)
 
 
-def _said(found: Mapping[str, str | None], unit: str = "") -> dict[str, str]:
+def _available_fields(found: Mapping[str, str | None], unit: str = "") -> dict[str, str]:
     """What was printed, but for what is not available; memory with its unit, where figures have none."""
     told = {path: words for path, words in found.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")}
     return {path: f"{words} {unit}" if unit and path.startswith("FB") else words for path, words in told.items()}
@@ -59,7 +59,7 @@ def _boxes(text: str) -> Iterator[Sample]:
         said = dict(zip(_FIELDS["box"], first.groups()[1:], strict=True))
         said |= dict(zip(_FIELDS["box_used"], second.groups(), strict=True)) if second else {}
         lost = {LOST: "Yes"} if "ERR!" in said.values() else {}
-        yield first[1], _said({path: words for path, words in said.items() if words != "ERR!"} | lost, "MiB")
+        yield first[1], _available_fields({path: words for path, words in said.items() if words != "ERR!"} | lost, "MiB")
 
 
 def _amd_boxes(text: str) -> Iterator[Sample]:
@@ -68,7 +68,7 @@ def _amd_boxes(text: str) -> Iterator[Sample]:
         if second:
             said = dict(zip(_FIELDS["amd"], first.groups(), strict=True))
             said |= dict(zip(_FIELDS["amd_used"], second.groups()[1:], strict=True))
-            yield second[1], _said(said | {"Product Name": said["Product Name"].lstrip(".")}, "MB")
+            yield second[1], _available_fields(said | {"Product Name": said["Product Name"].lstrip(".")}, "MB")
 
 
 def _concise(text: str) -> Iterator[Sample]:
@@ -84,7 +84,7 @@ def _concise(text: str) -> Iterator[Sample]:
         said = {"Temperature/GPU Current Temp": heat[1] if heat else "", "Utilization/Gpu": shares[-1] if shares else ""}
         said |= {"Clocks/SM": clocks[0] if clocks else "", "GPU Power Readings/Power Draw": watts[0] if watts else ""}
         said |= {"GPU Power Readings/Current Power Limit": watts[1] if len(watts) > 1 else ""}
-        yield row[1], _said(said)
+        yield row[1], _available_fields(said)
 
 
 def _monitor(text: str) -> Iterator[Sample]:
@@ -96,7 +96,7 @@ def _monitor(text: str) -> Iterator[Sample]:
         elif names and len(figures := SAYS.figure.findall(line)) == len(names):
             row = dict(zip(names, figures, strict=True))
             said = {path: row[name] for name, path in _FIELDS["monitor"].items() if name in row}
-            yield row["GPU"], _said(said, "MB")
+            yield row["GPU"], _available_fields(said, "MB")
 
 
 def _query(text: str) -> Iterator[Sample]:
@@ -110,17 +110,17 @@ def _query(text: str) -> Iterator[Sample]:
         elif fields and len(cells) == len(fields):
             row = dict(zip(fields, cells, strict=True))
             turn = "0" if "timestamp" in row else str(count)
-            yield next((row[key] for key in ("index", "uuid", "gpu_uuid", "pci.bus_id") if key in row), turn), _queried(row)
+            yield next((row[key] for key in ("index", "uuid", "gpu_uuid", "pci.bus_id") if key in row), turn), _query_fields(row)
             count += 1
 
 
-def _queried(row: Mapping[str, str]) -> dict[str, str]:
+def _query_fields(row: Mapping[str, str]) -> dict[str, str]:
     said = {path: row[name] for name, path in _FIELDS["query"].items() if name in row}
     for name, words in row.items():
         kind, _, reason = name.rpartition(".")
         if kind in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _FIELDS["reasons"]:
             said[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
-    return _said(said)
+    return _available_fields(said)
 
 
 def _xml(text: str) -> Iterator[Sample]:
@@ -132,7 +132,7 @@ def _xml(text: str) -> Iterator[Sample]:
         closes, name, words = match[1], match[2], match[3].strip()
         if closes:
             if name == "gpu" and number >= 0:
-                yield str(number), _said(said)
+                yield str(number), _available_fields(said)
             above = above[: above.index(name)] if name in above else above
             continue
         if name == "gpu" and "id=" in match[0]:

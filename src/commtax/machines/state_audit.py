@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from commtax.catalog.foreign_names import device_named
+from commtax.catalog.foreign_names import find_device_chip
 from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.thresholds import levels
 from commtax.files import table
 from commtax.machines.smi_audit import CHANGES, counted_gpus, named_gpus, slow_clocks
-from commtax.machines.smi_query import States, active, figure
+from commtax.machines.smi_query import States, clock_reasons, figure
 from commtax.statement import Note
 
 Said = Mapping[str, str]
@@ -29,20 +29,20 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
         for code in TITLES
         if often[code]
     ]
-    findings += [*_chips(states, claim), *(f for gpu in states.samples for f in _told(gpu, states.last(gpu)))]
+    findings += [*_chips(states, claim), *(f for gpu in states.samples for f in _gpu_findings(gpu, states.last(gpu)))]
     buses = {gpu: states.last(gpu).get("PCI/Bus Id", "").removeprefix("00000000:") for gpu in states.samples}  # outlive the order
     named = {gpu: f"GPU {gpu} ({bus})" if bus else f"GPU {gpu}" for gpu, bus in buses.items()}
     causes = [Cause(code, f"{named[gpu]}: {said}", change=CHANGES[code]) for code, gpu, said in found]
     limits = [(code, gpu, said) for gpu in states.samples for code, said in _limits(states.last(gpu))]
     causes += [Cause(code, f"GPU {gpu}: {said}", change=CHANGES[code]) for code, gpu, said in limits]
-    causes += [*_slow(states), *_mixed(states)]
+    causes += [*_slow(states), *_mixed_gpus(states)]
     return Section("state", (name,), tuple(findings), tuple(_notes(states)), causes=tuple(causes), facts=_facts(states))
 
 
 def _faults(states: States, gpu: int) -> Iterator[tuple[str, str]]:
     """Codes of ``TITLES`` with what is said, each once."""
     said, seen = states.last(gpu), states.samples[gpu]
-    held = Counter(reason for sample in seen for reason in active(sample) if reason in WORDS["states"]["faults"])
+    held = Counter(reason for sample in seen for reason in clock_reasons(sample) if reason in WORDS["states"]["faults"])
     if held:
         often = f" in {max(held.values())} of {len(seen)} samples" if len(seen) > 1 else ""
         yield "throttled", f"its clocks are held back{often}: {', '.join(held)}"
@@ -65,7 +65,7 @@ def _busy(said: Said) -> bool:
     """Whether it computed when it was asked; an idle GPU slows its link and its clocks down."""
     used = figure(said, "Utilization/Gpu", "Utilization/GPU")
     told = any(path.endswith(" Reasons/Idle") for path in said)
-    return "Idle" not in active(said) and (told if used is None else used >= levels("machines.smi_audit").busy)
+    return "Idle" not in clock_reasons(said) and (told if used is None else used >= levels("machines.smi_audit").busy)
 
 
 def _uncorrectable(said: Said, since: str) -> Iterator[tuple[str, float]]:
@@ -84,7 +84,7 @@ def _limits(said: Said) -> Iterator[tuple[str, str]]:
         yield "power-limit", f"its power is limited to {now:.0f} W, by default {usual:.0f}"
     clock, most = figure(said, "Clocks/SM"), figure(said, "Max Clocks/SM")
     at = f" ({clock:,.0f} of {most:,.0f} MHz)" if clock and most else ""
-    reasons = active(said)
+    reasons = clock_reasons(said)
     if _busy(said) and "Applications Clocks Setting" in reasons:
         yield "clocks-set", f"its clocks are held by a setting{at}"
     if _busy(said) and "SW Power Cap" in reasons:
@@ -99,7 +99,7 @@ def _slow(states: States) -> Iterator[Cause]:
     return slow_clocks({gpu: clock for gpu, of in said.items() if (clock := figure(of, "Clocks/SM"))})
 
 
-def _mixed(states: States) -> Iterator[Cause]:
+def _mixed_gpus(states: States) -> Iterator[Cause]:
     kinds: dict[str, list[int]] = {}
     for gpu in states.samples:
         kinds.setdefault(states.name(gpu), []).append(gpu)
@@ -113,7 +113,7 @@ def _chips(states: States, claim: Claim | None) -> Iterator[Finding]:
     if claim is None:
         return
     wanted = claim.question.cluster.chip.key
-    keys = {gpu: device_named(states.name(gpu)) for gpu in states.samples}
+    keys = {gpu: find_device_chip(states.name(gpu)) for gpu in states.samples}
     if other := [gpu for gpu, key in keys.items() if key and key != wanted]:
         item, why = Note("chip", f"GPUs that are no {wanted}"), f"{named_gpus(other)}: {states.name(other[0])}"
         yield Finding(item, 0, len(other), reason=why).judged()
@@ -125,7 +125,7 @@ def _bytes(words: str) -> float | None:
     return float(number) * WORDS["units"][unit] if unit in WORDS["units"] and number.replace(".", "", 1).isdecimal() else None
 
 
-def _told(gpu: int, said: Said) -> Iterator[Finding]:
+def _gpu_findings(gpu: int, said: Said) -> Iterator[Finding]:
     for code, (title, *paths) in WORDS["figures"].items():
         value = _bytes(said.get(paths[0], "")) if code == "used" else figure(said, *paths)
         if value is not None:

@@ -11,7 +11,7 @@ from itertools import combinations
 from math import comb
 
 from commtax import catalog
-from commtax.evidence.grids import Grid, grids
+from commtax.evidence.grids import NodeMatrix, grids
 from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.spec import Chip, Cluster, Link
@@ -89,10 +89,10 @@ def parse(text: str) -> Topology:
     if not whole:
         lacks = f"the rows of {', '.join(found[-1].nodes[i] for i in found[-1].missing[:8])} are missing" if found else ""
         raise Refusal(f"topo: {lacks or 'no matrix of GPU0, GPU1 … found'} (paste the output of nvidia-smi topo -m)", "topo")
-    return of_grid(whole[-1])
+    return topology_of(whole[-1])
 
 
-def of_grid(grid: Grid) -> Topology:
+def topology_of(grid: NodeMatrix) -> Topology:
     """A table of links; what its rows contradict each other in is refused."""
     links = grid.square()
     for i, j in combinations(range(len(links)), 2):
@@ -111,7 +111,7 @@ def describe(matrix: Topology) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedCluster:
     """The cluster as a plan meets it, the groups of GPUs, and why."""
 
     cluster: Cluster
@@ -143,7 +143,7 @@ def pcie_of(chip: Chip) -> Link:
     return own if own.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
 
 
-def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Placed:
+def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> PlacedCluster:
     """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host.
 
     One inside link is priced for the whole plan: that of the farthest pair of any group, since a ring is as fast as its
@@ -157,23 +157,23 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     topology = Note("topology", f"topology: {describe(matrix)}")
     own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
-        return Placed(cluster, groups, (topology,))
+        return PlacedCluster(cluster, groups, (topology,))
     if own.kind == "nvlink" and own.switched and max(map(len, matrix.joined())) == 1:
         lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
         hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
         down = Note("no NVLink", f"{lacks}, {hint}")
-        return Placed(cluster, groups, (topology, down))
+        return PlacedCluster(cluster, groups, (topology, down))
     worst = max((matrix.worst(g) for g in groups), key=distance)
     notes = [topology, _advice(matrix, groups, worst)]
     if not worst.startswith("NV"):
         notes += _slow(matrix, size, worst, slow)
-        return Placed(replace(cluster, intra=slow, nvlink_domain=1, bridge=None), groups, tuple(notes))
-    link, more = _bonded(matrix, groups, nvlink_of(cluster.chip))
+        return PlacedCluster(replace(cluster, intra=slow, nvlink_domain=1, bridge=None), groups, tuple(notes))
+    link, more = _link_with_fewest(matrix, groups, nvlink_of(cluster.chip))
     domain = cluster.gpus_per_host if link.switched else size
-    return Placed(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, (*notes, *more))
+    return PlacedCluster(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, (*notes, *more))
 
 
-def _bonded(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
+def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
     """The link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
     least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
     if least == link.num_links:

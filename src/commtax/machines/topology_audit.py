@@ -30,7 +30,7 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     if links and links.num_gpus > 1:
         findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
         causes += [*_lonely(links), *_thin(links), *_far(links)]
-        notes += [*_unlinked(matrices, links), Note("topology", _described(links)), *_rows(links)]
+        notes += [*_unlinked(matrices, links), Note("topology", _topology_words(links)), *_rows(links)]
     if apart := _apart(matrices):
         findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
         causes += _no_peers(matrices)
@@ -47,7 +47,7 @@ def _kinds(links: Topology) -> Counter[str]:
     return Counter(kind for kind in pairs if kind != UNTOLD)
 
 
-def _described(links: Topology) -> str:
+def _topology_words(links: Topology) -> str:
     kinds = _kinds(links)
     if len(kinds) == 1 or kinds.keys() - {*MEANS} - {k for k in kinds if k.startswith("NV")}:
         return f"{links.num_gpus} GPUs: " + ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from commtax.options import only
+from commtax.options import check_taken
 from commtax.planner import serving_search, training_search
-from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, Standing, TrainPlans, describe_kind, order, worth
-from commtax.planner.money import Prices, priced
+from commtax.planner.columns import (
+    SERVED,
+    ServingColumns,
+    ServingPlans,
+    StandingPlan,
+    TrainPlans,
+    describe_kind,
+    objective_value,
+    order,
+)
+from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
@@ -21,12 +30,12 @@ from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
-from commtax.verbs.apart import describe_pools
-from commtax.verbs.asking import describe_gpus, describe_layout, laid, settle, unsettled
 from commtax.verbs.billing import price
+from commtax.verbs.closed_loop import serve
 from commtax.verbs.confidence import confidence_of, margin_of
+from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
-from commtax.verbs.serving import serve
+from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 if TYPE_CHECKING:
     from commtax.verbs.keywords import PlanOptions, PlanTrainingOptions
@@ -64,15 +73,15 @@ def plan(
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
     usual: PlanOptions = {"disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
-    put = unsettled(model, cluster, {**usual, **only("plan", options), "dtype": dtypes[0]})
+    put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
-    return best_serving(priced([put], usd_per_gpu_hour)[0])
+    return best_serving(with_prices([put], usd_per_gpu_hour)[0])
 
 
 def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
-    answer = serving_search.searched(put)
+    answer = serving_search.search_serving(put)
     if len(answer.plans):
         return replace(answer, why=tuple(explain(answer, answer.recommended)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
@@ -94,25 +103,25 @@ def plan_training(
     Days and dollars are those of ``train_tokens``.
     """
     trained = {"phase": "train", "sequence_parallel": True, "context": seq}
-    put = unsettled(model, cluster, {**only("plan_training", options), **trained})
+    put = resolve_question(model, cluster, {**check_taken("plan_training", options), **trained})
     goal = put.but(global_batch=global_batch, margin=margin_of(margin), train_tokens=float(train_tokens))
-    return best_training(priced([goal], usd_per_gpu_hour)[0])
+    return best_training(with_prices([goal], usd_per_gpu_hour)[0])
 
 
 def best_training(put: Question) -> TrainPlans:
     """The training plans of a question, and why one is recommended."""
-    answer = training_search.searched(put)
+    answer = training_search.search_training(put)
     return replace(answer, why=tuple(explain_training(answer, answer.recommended))) if len(answer.plans) else answer
 
 
-def standing(
+def rank_own_plan(
     answer: ServingPlans,
     sizes: Mapping[str, int],
     replicas: int,
     dtype: str = "",
     clients: int = 0,
     prompts: Plan | None = None,
-) -> Standing:
+) -> StandingPlan:
     """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load.
 
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
@@ -130,9 +139,11 @@ def standing(
     for by, exchange in enumerate(answer.exchanges):
         if (exchange.wide and sizes["ep"] < WIDE) or not (exchange.apart if prompts else exchange.shared):
             continue
-        run = laid(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
+        run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
         try:
-            found.append(_apart(run, prompts, clients, index, by) if prompts else _together(run, clients, index, by))
+            found.append(
+                _own_split_columns(run, prompts, clients, index, by) if prompts else _own_plan_columns(run, clients, index, by)
+            )
         except ValueError as error:
             refused = refused or str(error)
     if not found:
@@ -140,13 +151,13 @@ def standing(
     every = ServingColumns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
     if not len(good):
-        return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
+        return StandingPlan(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
     theirs, own = (order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
-    gain = float(worth(q, answer.plans)[0] / worth(q, good)[0]) if len(answer.plans) else 1.0
-    return Standing(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
+    gain = float(objective_value(q, answer.plans)[0] / objective_value(q, good)[0]) if len(answer.plans) else 1.0
+    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:
@@ -158,12 +169,12 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
     return ""
 
 
-def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standing:
+def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
     """A plan that no row can be made of."""
-    return Standing(name, answer.plans.take(slice(0)), reason=reason)
+    return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
 
 
-def _together(run: Question, clients: int, index: int, by: int) -> ServingColumns:
+def _own_plan_columns(run: Question, clients: int, index: int, by: int) -> ServingColumns:
     """Copies of one plan at their loads."""
     base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
@@ -177,7 +188,7 @@ def _together(run: Question, clients: int, index: int, by: int) -> ServingColumn
     return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
 
 
-def _apart(run: Question, prompts: Plan, clients: int, index: int, by: int) -> ServingColumns:
+def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, by: int) -> ServingColumns:
     """Servers of both kinds at their loads, as the search lists them."""
     plan, copies = run.plan, int(run.plan.replicas)
     ranks = copies * int(plan.dp)
@@ -203,7 +214,7 @@ def _index(q: Question, dtype: str) -> int:
     return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
-def training_standing(answer: TrainPlans, run: Question) -> Standing:
+def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
     """A training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
     axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in (*SIZES[:3], *reversed(SIZES[3:])))
@@ -220,7 +231,7 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
     budget = training_search.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:
         need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}"
-        return Standing(described, row, reason=f"does not fit: {need}")
+        return StandingPlan(described, row, reason=f"does not fit: {need}")
     better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
     gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0
-    return Standing(described, row, 1 + int(np.sum(better)), gain)
+    return StandingPlan(described, row, 1 + int(np.sum(better)), gain)

@@ -7,21 +7,21 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from commtax.arrays import different
-from commtax.cost.serving import Load, decoding_seqs
+from commtax.arrays import unique_values
+from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.planner.exchanges import ExpertExchange, exchanges
-from commtax.planner.money import counted, paid, per_million
+from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.apart import describe_pools, prompter
-from commtax.verbs.asking import describe_layout, laid, settle
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.confidence import Estimate
+from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.serving import Simulation, serve
+from commtax.verbs.settling import describe_layout, replan, settle
 
 Array = np.ndarray[Any, Any]
 SERVED = SIZES[:4]
@@ -157,7 +157,7 @@ NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchAnswer:
     """What a search answers with."""
 
     question: Question
@@ -195,7 +195,7 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingPlans(Searched):
+class ServingPlans(SearchAnswer):
     """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
 
     trains: ClassVar[Literal[False]] = False
@@ -221,7 +221,7 @@ class ServingPlans(Searched):
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
         kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
-        return laid(self.question, **sizes_of(rows, i), **kinds)
+        return replan(self.question, **sizes_of(rows, i), **kinds)
 
     def longest(self, rows: ServingColumns, i: int) -> int:
         """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
@@ -237,7 +237,7 @@ class ServingPlans(Searched):
         varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
         return int(max(wanted.tokens, min(varied, kv, asked.model.max_len)))
 
-    def simulation(self, rows: ServingColumns, i: int, clients: int = 0) -> Simulation:
+    def simulation(self, rows: ServingColumns, i: int, clients: int = 0) -> ClosedLoop:
         """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at another of the whole."""
         copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
@@ -256,11 +256,11 @@ class ServingPlans(Searched):
     def ranges(self, rows: ServingColumns, name: str) -> list[tuple[float, float]]:
         """The same of all rows, those of one pool priced together."""
         found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
-        for index, by in different(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
+        for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
             alike = np.flatnonzero((rows.mode == 0) & (rows.dtype == index) & (rows.exchange == by))
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED}
-            put = laid(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
+            put = replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             widths = np.broadcast_to(priced.range_of(name)[1] / getattr(priced, name), len(alike))
             values = getattr(some, name)
@@ -278,7 +278,7 @@ class ServingPlans(Searched):
     def usd_per_million_tokens(self, rows: ServingColumns) -> Array:
         q = self.question
         gpus = paid(q.goal, rows.gpus, rows.prefill_gpus)
-        return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted(q, rows.tokens_per_s)))
+        return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted_tokens_per_s(q, rows.tokens_per_s)))
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
@@ -288,11 +288,11 @@ class ServingPlans(Searched):
     def comm_fractions(self, rows: ServingColumns) -> Array:
         """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
         shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep, rows.exchange])
-        for index, ep, by in different(kinds, axis=1).T.astype(int).tolist():
+        for index, ep, by in unique_values(kinds, axis=1).T.astype(int).tolist():
             alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep) & (rows.exchange == by))
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED[:3]}
-            put = laid(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
+            put = replan(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             shares[alike] = price(settle(put.but(batch=self.decoding(some), context=self._middle))).comm_fraction
         return shares
 
@@ -304,13 +304,13 @@ class ServingPlans(Searched):
     def decoding(self, rows: ServingColumns) -> Array:
         """Requests of each decode step: all that run, less those that still wait for their first token."""
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
-        load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
+        load = ClosedLoopLoad(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
         decode = np.ceil(decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine))
         return np.asarray(np.maximum(1, np.where(rows.mode == 1, np.round(seqs), decode)).astype(int))
 
 
 @dataclass(frozen=True, slots=True)
-class TrainPlans(Searched):
+class TrainPlans(SearchAnswer):
     """Plans that fit, fastest first; where none fits, the nearest."""
 
     trains: ClassVar[Literal[True]] = True
@@ -338,7 +338,7 @@ class TrainPlans(Searched):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingPlan:
     """A plan that somebody runs already, at its best load, and its place among the good plans."""
 
     plan: str  # in words
@@ -350,7 +350,7 @@ class Standing:
 
 def ground(put: Question) -> Question:
     """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
-    return settle(laid(put)).plain().but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
+    return settle(replan(put)).plain().but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:
@@ -358,7 +358,7 @@ def paid_rate(q: Question, c: ServingColumns) -> Array:
     return np.asarray(c.tokens_per_s / paid(q.goal, c.gpus, c.prefill_gpus))
 
 
-def over(q: Question, c: ServingColumns) -> Array:
+def worst_limit_ratio(q: Question, c: ServingColumns) -> Array:
     """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
     with np.errstate(over="ignore"):  # limits of next to nothing are missed by more than a number holds
         return np.maximum(c.sure_ttft_s / q.goal.ttft_s, c.sure_tpot_s / q.goal.tpot_s)
@@ -375,7 +375,7 @@ def power(q: Question, c: ServingColumns) -> Array:
     return np.asarray(rate / request_s(q, c))
 
 
-def worth(q: Question, c: ServingColumns) -> Array:
+def objective_value(q: Question, c: ServingColumns) -> Array:
     """What the objective counts, larger is better: tokens/s, requests a second of one client, tokens/s a GPU, or 1 / GPUs."""
     if q.goal.objective == "latency":
         return np.asarray(1 / request_s(q, c))
@@ -387,7 +387,7 @@ def worth(q: Question, c: ServingColumns) -> Array:
 def order(q: Question, c: ServingColumns) -> list[Array]:
     """What ranks, larger is better, the most telling first: worth to 11 digits, then fewer GPUs, then shorter waits."""
     second = c.tokens_per_s_per_gpu if q.goal.objective == "gpus" else -c.gpus
-    return [np.round(np.log(worth(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
+    return [np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 
 
 def family(c: ServingColumns) -> Array:
@@ -408,7 +408,7 @@ def sizes_of(rows: ColumnTable, i: int) -> dict[str, Any]:
     return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 
 
-def cached(q: Question) -> float:
+def mean_cached_tokens(q: Question) -> float:
     """Cached tokens of a request on average: all it may need where the engine reserves them, else half of its output."""
     return float(q.requests.input_len + q.requests.output_len * (1.0 if q.engine.serves.kv_reserved else 0.5))
 

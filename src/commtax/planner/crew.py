@@ -32,7 +32,7 @@ class Crew(Protocol):
         """What the work makes of each task, with the task's place, as they are done."""
 
 
-class Alone:
+class SingleProcess:
     """This process, one task after the other."""
 
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
@@ -51,7 +51,7 @@ class Processes:
         from multiprocessing import current_process, get_context
 
         if len(tasks) < 2 or current_process().daemon:  # which may have no children
-            yield from Alone().each(work, tasks)
+            yield from SingleProcess().each(work, tasks)
             return
         from concurrent.futures import ProcessPoolExecutor, as_completed  # half of what a small plan takes to import
 
@@ -90,7 +90,7 @@ def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
         return
     count = processes or cores()
     if count == 1:
-        yield Alone()
+        yield SingleProcess()
         return
     several = Processes(count)
     try:

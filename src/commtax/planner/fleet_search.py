@@ -13,7 +13,17 @@ import numpy as np
 from commtax.planner.choosing import complexity_of, margin, simplest
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
-from commtax.planner.fleet_trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
+from commtax.planner.fleet_trials import (
+    Task,
+    Trial,
+    all_requests,
+    least_fleet,
+    rate_of,
+    retry_if_able,
+    with_capacity,
+    with_growth,
+    with_ranges,
+)
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.question import Question
 from commtax.spec import Plan
@@ -31,11 +41,11 @@ def burden(trial: Trial) -> float:
     """What the objective counts, smaller is better: GPUs, dollars an hour, or GPUs for each token/s that may be sustained."""
     goal = trial.layout.question.goal
     if goal.objective == "tokens":
-        return trial.gpus / sustained(trial)
+        return trial.gpus / sustained_tokens_per_s(trial)
     return trial.gpus * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 
 
-def sustained(trial: Trial) -> float:
+def sustained_tokens_per_s(trial: Trial) -> float:
     """Output tokens/s at the highest rate that holds."""
     q = trial.layout.question
     return q.offered.request_rate * (1 + max(0.0, trial.growth)) * float(q.requests.output_len)
@@ -47,7 +57,7 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
     return round(burden(trial), 9), unknown, -(trial.layout.throughput(*trial.size) if unknown else trial.growth), trial.gpus
 
 
-def recommended(ranking: Sequence[Trial]) -> int:
+def recommended_place(ranking: Sequence[Trial]) -> int:
     """The place of the simplest fleet that the best, the first, beats by no more than the margin."""
     ahead = (Plan(tp=trial.layout.prefill_tp) if trial.layout.apart else None for trial in ranking)
     asked = [trial.layout.question for trial in ranking]
@@ -98,7 +108,7 @@ class Search:
             tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
             results = dict[int, Trial]()
             try:
-                for place, trial in self.workers.each(least, tasks):
+                for place, trial in self.workers.each(least_fleet, tasks):
                     results[place] = trial
                     self._tell()
             finally:
@@ -142,7 +152,7 @@ class Search:
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
             if self.held or not unseen:
                 return
-            known = dict(self.workers.each(examined, [self.broken[place] for place in unseen]))
+            known = dict(self.workers.each(retry_if_able, [self.broken[place] for place in unseen]))
             for at, place in enumerate(unseen):
                 self.broken[place] = known[at]
             self.held = [trial for trial in self.broken if trial.holds]
@@ -151,18 +161,18 @@ class Search:
     def _detail(self) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""
         self.held.sort(key=order)
-        if self.held and (chosen := recommended(self.held)) >= self.top:  # it is listed too
+        if self.held and (chosen := recommended_place(self.held)) >= self.top:  # it is listed too
             self.held.insert(self.top - 1, self.held.pop(chosen))
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         first = self.held[: max(ties, min(self.top, DETAILED))]
-        known = dict(self.workers.each(_detailed, first))
+        known = dict(self.workers.each(_add_details, first))
         self.held[: len(first)] = [known[place] for place in range(len(first))]
         self.held.sort(key=order)
         listed = self.held[: self.top]
-        capacities = dict(self.workers.each(saturated, listed))
+        capacities = dict(self.workers.each(with_capacity, listed))
         self.held[: len(listed)] = [capacities[place] for place in range(len(listed))]
 
 
-def _detailed(trial: Trial) -> Trial:
+def _add_details(trial: Trial) -> Trial:
     """With its growth and its ranges, by one worker, which has priced its steps."""
-    return replace(grown(trial), ranges=ranged(trial).ranges)
+    return replace(with_growth(trial), ranges=with_ranges(trial).ranges)

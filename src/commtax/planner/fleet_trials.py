@@ -12,20 +12,20 @@ from math import ceil, inf, isfinite, isnan, nan
 
 import numpy as np
 
-from commtax.arrays import a_few_remembered, remembered
+from commtax.arrays import cache_answers, cache_few_answers
 from commtax.ledger import Z80
 from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
-from commtax.planner.space import beside
+from commtax.planner.space import workers_beside
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.spec import Plan
-from commtax.spec.stream import Stream
-from commtax.verbs.asking import Settled, settle
-from commtax.verbs.confidence import Estimate, through
-from commtax.verbs.loads import first
-from commtax.verbs.requests import RANGED, Outcome, capacity_of, fleet_of, longest_of, range_between, stream_of
+from commtax.spec.stream import RequestStream
+from commtax.verbs.confidence import Estimate, estimate_through
+from commtax.verbs.loads import first_requests
+from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, longest_of, range_between, stream_of
+from commtax.verbs.settling import Settled, settle
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -99,7 +99,7 @@ class Trial:
         for name, limit in goal.slo:
             value = self.figures.get(name, nan)
             if self.sure.get(name, nan) > 0:
-                known.append(through(value, self.sure[name], goal.confidence).kept(limit))
+                known.append(estimate_through(value, self.sure[name], goal.confidence).kept(limit))
             elif name in self.ranges:
                 known.append(Estimate(value, *self.ranges[name]).kept(limit))
         return min(known, default=None)
@@ -110,7 +110,7 @@ def rate_of(q: Question) -> float:
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
-def under_way(q: Question) -> int:
+def warm_up_requests(q: Question) -> int:
     """Requests under way at once where tokens take as long as they may (Little's law): the warm-up."""
     limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
     outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
@@ -121,25 +121,25 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
     """Requests of a run, and how many of them are warm-up."""
     if isfinite(q.requests.num_prompts):
         count = int(q.requests.num_prompts)
-        return count, min(under_way(q), count // 5)
+        return count, min(warm_up_requests(q), count // 5)
     counted = max(COUNTED, EACH * copies)
-    warmup = min(under_way(q), MOST - min(counted, MOST // 2))
+    warmup = min(warm_up_requests(q), MOST - min(counted, MOST // 2))
     return min(MOST, warmup + counted), warmup
 
 
-def all_requests(q: Question) -> Stream:
+def all_requests(q: Question) -> RequestStream:
     """The longest stream that any fleet of a question sees."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
     alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
-    return _drawn(replace(q, plan=Plan(), requests=alike))
+    return _cached_stream(replace(q, plan=Plan(), requests=alike))
 
 
-@a_few_remembered
-def _drawn(q: Question) -> Stream:
+@cache_few_answers
+def _cached_stream(q: Question) -> RequestStream:
     return stream_of(q)
 
 
-def least(task: Task) -> Trial:
+def least_fleet(task: Task) -> Trial:
     """The least fleet of a layout that holds; where none does, the largest one."""
     layout = task.layout
     able = _sizes(layout, rate_of(layout.question), task.most_gpus)
@@ -160,7 +160,7 @@ def least(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        if able[at] not in tried and (too_slow(layout, able[at]) or _overloaded(layout, able[at])):
+        if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at])):
             hopeless.add(able[at])
             return False
         return trial(at).holds
@@ -168,7 +168,7 @@ def least(task: Task) -> Trial:
     find = _first_pair if layout.apart else _first_count
     best = trial(find(able, holds))
     best = replace(best, simulated=len(hopeless.union(tried)))
-    return grown(best) if task.grows and best.holds else best
+    return with_growth(best) if task.grows and best.holds else best
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
@@ -181,20 +181,20 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
     return None if unsure else layout.too_slow(rate_of(q) / size[0])
 
 
-def _overloaded(layout: Layout, size: Size) -> bool:
+def _is_overloaded(layout: Layout, size: Size) -> bool:
     """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
         return False
-    if layout.apart and min(count * alone for count, alone in zip(size, _each_alone(layout), strict=True)) * SURE <= rate:
+    if layout.apart and min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True)) * SURE <= rate:
         return True
     return capacity(layout, size) <= rate
 
 
-def _each_alone(layout: Layout) -> tuple[float, float]:
+def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
     decoding = layout.question.but(decode_workers=1, prefill_workers=1)
-    return _saturated(decoding, "decoding"), _saturated(decoding.but(tp=layout.prefill_tp), "prompts")
+    return _saturation_rate(decoding, "decoding"), _saturation_rate(decoding.but(tp=layout.prefill_tp), "prompts")
 
 
 def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -244,20 +244,20 @@ def _overload(q: Question, most: float) -> float:
 
 def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
-    return _saturated(_sized(layout, size)) if layout.apart else size[0] * _saturated(layout.question)
+    return _saturation_rate(_fleet_question(layout, size)) if layout.apart else size[0] * _saturation_rate(layout.question)
 
 
-@remembered
-def _saturated(q: Question, alone: str = "") -> float:
+@cache_answers
+def _saturation_rate(q: Question, alone: str = "") -> float:
     """Of all workers, or of those that do one thing alone."""
-    stream = first(all_requests(q), COUNTED)
+    stream = first_requests(all_requests(q), COUNTED)
     asked, fleet = _engines(q, longest_of(stream))
     if alone:
         fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
     return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
-@a_few_remembered
+@cache_few_answers
 def _engines(q: Question, longest: int) -> tuple[Settled, Fleet]:
     """A question as it is run, and its engines."""
     asked = settle(q)
@@ -271,52 +271,52 @@ def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
         return [(n, 0) for n in range(first, min(layout.most, most_gpus // layout.group) + 1)]
     cluster, tp, ahead = layout.question.cluster, layout.group, layout.prefill_tp
     copies = np.arange(1, layout.most + 1)
-    room = beside(copies, tp, ahead, cluster)
+    room = workers_beside(copies, tp, ahead, cluster)
     every = [(n, p) for n, most in zip(copies.tolist(), room.tolist(), strict=True) for p in range(1, most + 1)]
     able = [size for size in every if layout.gpus(*size) <= most_gpus and layout.throughput(*size) * SLACK > rate]
     return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
 
 
-def _sized(layout: Layout, size: Size) -> Question:
+def _fleet_question(layout: Layout, size: Size) -> Question:
     """The question of a whole fleet."""
     if layout.apart:
         return layout.question.but(decode_workers=size[0], prefill_workers=size[1])
     return layout.question.but(replicas=size[0])
 
 
-def ran(
+def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
-) -> Outcome:
+) -> RequestsInTime:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
     length = length or lengths_of_run(layout.question, sum(size))
-    part = first(all_requests(layout.question), length[0])
+    part = first_requests(all_requests(layout.question), length[0])
     stream = replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
-    asked, fleet = _engines(_sized(layout, size), longest_of(stream))
+    asked, fleet = _engines(_fleet_question(layout, size), longest_of(stream))
     asked = asked.but(request_rate=rate, warmup=length[1])
-    fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first(stream, most)
-    return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+    fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first_requests(stream, most)
+    return RequestsInTime(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
 
 
-def worst(q: Question, outcome: Outcome) -> float:
+def worst(q: Question, outcome: RequestsInTime) -> float:
     """The time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
     ratios = [outcome.statistic(name) / limit for name, limit in q.goal.slo]
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
-def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
+def _decide_fleet(layout: Layout, size: Size, rate: float) -> tuple[float, RequestsInTime]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
     whole = lengths_of_run(q, sum(size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
-            outcome = ran(layout, size, rate, (warmup + counted, warmup))
+            outcome = run_fleet(layout, size, rate, (warmup + counted, warmup))
             over = worst(q, outcome)
             if over > sure:
                 return over, outcome
             if over <= 1:
                 break
-    outcome = ran(layout, size, rate, whole)
+    outcome = run_fleet(layout, size, rate, whole)
     return worst(q, outcome), outcome
 
 
@@ -324,53 +324,53 @@ def _trial(layout: Layout, size: Size) -> Trial:
     """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
     whatever a run of some minutes says."""
     q, rate = layout.question, rate_of(layout.question)
-    over, outcome = _decided(layout, size, rate)
+    over, outcome = _decide_fleet(layout, size, rate)
     stretch, longer = 1.0, None
     if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
         stretch = stretch_of(outcome)
-        longer = ran(layout, size, rate, stretch=stretch) if q.goal.slo else None
+        longer = run_fleet(layout, size, rate, stretch=stretch) if q.goal.slo else None
         over = worst(q, longer) if longer else over
     most = nan
     if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate * max(1.0, stretch)):
         most = capacity(layout, size)
         over = over if most > rate * stretch else _overload(q, most / stretch)
     if q.goal.growth and over <= 1:
-        outcome = ran(layout, size, q.offered.request_rate)
-        longer = ran(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
+        outcome = run_fleet(layout, size, q.offered.request_rate)
+        longer = run_fleet(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
     limited = [name for name, _ in q.goal.slo]
     sure = {name: longer.statistic(name) for name in limited} if longer else {}
     figures = {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *limited))}
     return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=outcome.sigma if over <= 1 else 0.0)
 
 
-def stretch_of(outcome: Outcome) -> float:
+def stretch_of(outcome: RequestsInTime) -> float:
     """How much longer than priced steps are, at most, with the confidence that is wanted."""
     step = outcome.alike
     return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
 
 
-def saturated(trial: Trial) -> Trial:
+def with_capacity(trial: Trial) -> Trial:
     """With its capacity."""
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
 
 
-def judged(trial: Trial) -> Trial:
+def with_confidence(trial: Trial) -> Trial:
     """With its capacity, and how surely it keeps the limits."""
-    trial = saturated(trial)
-    return ranged(trial) if trial.figures and not trial.sure else trial
+    trial = with_capacity(trial)
+    return with_ranges(trial) if trial.figures and not trial.sure else trial
 
 
-def examined(trial: Trial) -> Trial:
+def retry_if_able(trial: Trial) -> Trial:
     """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
-    trial = saturated(trial)
+    trial = with_capacity(trial)
     return _trial(trial.layout, trial.size) if not trial.figures and trial.capacity > rate_of(trial.layout.question) else trial
 
 
-def grown(trial: Trial) -> Trial:
+def with_growth(trial: Trial) -> Trial:
     """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
     if trial.growth >= 0:
         return trial
-    trial = saturated(trial)
+    trial = with_capacity(trial)
     q = trial.layout.question
     rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
     high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
@@ -379,25 +379,25 @@ def grown(trial: Trial) -> Trial:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         # the whole run, with steps as long as they may be: near the limit no short look is enough
-        if worst(q, ran(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:
+        if worst(q, run_fleet(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:
             low = middle
         else:
             high = middle
     return replace(trial, growth=float(np.expm1(low)))
 
 
-def ranged(trial: Trial) -> Trial:
+def with_ranges(trial: Trial) -> Trial:
     """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
     q, layout, size = trial.layout.question, trial.layout, trial.size
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
     if not trial.sigma:
-        outcome = ran(layout, size, q.offered.request_rate)
+        outcome = run_fleet(layout, size, q.offered.request_rate)
         return replace(trial, ranges={name: outcome.range_of(name) for name in names})
     factor = float(np.exp(Z80 * trial.sigma))
-    short, long = (ran(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
+    short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures
     if len(short.stream) < lengths_of_run(q, sum(size))[0]:
-        part = ran(layout, size, q.offered.request_rate, most=RANGED)
+        part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
     return replace(trial, ranges={name: range_between(trial.figures[name], *known) for name, known in ends.items()})

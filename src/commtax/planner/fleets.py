@@ -13,26 +13,26 @@ from dataclasses import replace
 from math import inf, isnan
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from commtax.options import only
+from commtax.options import check_taken
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
-from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended
-from commtax.planner.fleet_trials import Task, Trial, judged, least, lengths_of_run, rate_of, too_slow
+from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended_place
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, lengths_of_run, rate_of, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
-from commtax.planner.money import Prices, priced
-from commtax.planner.reasons import in_type
-from commtax.planner.remedies import larger, to_fit
-from commtax.planner.several import leading
+from commtax.planner.money import Prices, with_prices
+from commtax.planner.reasons import dtype_words
+from commtax.planner.remedies import larger_clusters, to_fit
+from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs import checking
-from commtax.verbs.apart import check_one_place
-from commtax.verbs.asking import describe_layout, unsettled
 from commtax.verbs.confidence import confidence_of, margin_of, percent
+from commtax.verbs.disaggregation import check_one_place
 from commtax.verbs.loads import split
+from commtax.verbs.settling import describe_layout, resolve_question
 
 if TYPE_CHECKING:
     from commtax.verbs.keywords import PlanFleetOptions
@@ -103,12 +103,12 @@ def plan_fleet(
     if not places:
         raise Refusal.about(cluster="name one, such as 8xh100-sxm")
     usual: PlanFleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
-    plain, offered = split({**usual, **only("plan_fleet", options), "request_rate": request_rate})
-    put = [check_one_place(unsettled(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
+    plain, offered = split({**usual, **check_taken("plan_fleet", options), "request_rate": request_rate})
+    put = [check_one_place(resolve_question(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
     limits, sure, within = limits_of(slo or {}), confidence_of(confidence), margin_of(margin)
     put = [q.but(slo=limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), growth=headroom) for q in put]
     put = [q.but(confidence=sure, margin=within, cost_of=cost_of, offered=offered) for q in put]
-    return best_fleets(priced(put, usd_per_gpu_hour), on, processes)
+    return best_fleets(with_prices(put, usd_per_gpu_hour), on, processes)
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
@@ -129,7 +129,7 @@ def best_fleets(
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     for q in put:
         _check(q)
-    objective, missing = _objective(put), _unpriced(put)
+    objective, missing = _objective(put), _chips_without_price(put)
     # of a chip without a price, fewest dollars are fewest GPUs
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
@@ -167,7 +167,7 @@ def _objective(put: Sequence[Question]) -> str:
     return said if known or said != "cost" else "gpus"
 
 
-def _unpriced(put: Sequence[Question]) -> tuple[str, ...]:
+def _chips_without_price(put: Sequence[Question]) -> tuple[str, ...]:
     """Chips that fewest dollars cannot be told of, where these are asked for."""
     asked = [q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour]
     return tuple(dict.fromkeys(asked))
@@ -179,8 +179,8 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     # those that dollars cannot rank stand behind those that they do
     held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
-    plans = leading(held, [trial.layout.question.cluster.key for trial in held], top)
-    chosen = held[recommended(held)] if held else None
+    plans = leaders_of_ranking(held, [trial.layout.question.cluster.key for trial in held], top)
+    chosen = held[recommended_place(held)] if held else None
     plans = plans if chosen is None or any(trial is chosen for trial in plans) else (*plans, chosen)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
@@ -195,7 +195,7 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     )
     if held or not answer.complete:
         return answer
-    known = dict(workers.each(judged, answer.near))
+    known = dict(workers.each(with_confidence, answer.near))
     near = tuple(known[place] for place in range(len(known)))
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
@@ -203,18 +203,18 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
     """Why layouts lost; what is true of several clusters is said once, with their names."""
     if len(searches) == 1:
-        yield from _lost(searches[0])
+        yield from _rejected_layouts(searches[0])
         return
     found: dict[Rejected, list[str]] = {}
     for search in searches:
-        for lost in _lost(search):
+        for lost in _rejected_layouts(search):
             found.setdefault(lost, []).append(search.question.cluster.key)
     for lost, places in found.items():
         where = f" on {' and '.join(dict.fromkeys(places))}"
         yield replace(lost, family=lost.family + where, where=where)
 
 
-def _lost(search: Search) -> Iterator[Rejected]:
+def _rejected_layouts(search: Search) -> Iterator[Rejected]:
     """Why layouts of one cluster lost."""
     yield from search.rejected
     for trial in search.broken:
@@ -228,7 +228,7 @@ def words(layout: Layout) -> str:
     q = layout.question
     name = describe_layout(q.plan)
     kinds = f"TP {layout.prefill_tp} for prompts + {name} to decode" if layout.apart else name
-    return kinds + in_type(q, q.goal.dtypes.index(q.plan.weights_dtype))
+    return kinds + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype))
 
 
 def obstacle(trial: Trial) -> str:
@@ -259,7 +259,7 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     if not answer.near:
         yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
         return
-    yield from _more_gpus(answer, workers)
+    yield from _fleets_on_more_gpus(answer, workers)
     nearest = answer.near[0]
     if nearest.capacity <= rate_of(q) * nearest.stretch:
         most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
@@ -271,16 +271,16 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         yield f"a confidence of about {percent(sure)} (--confidence)"
 
 
-def _more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
+def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     """The least fleet of the nearest layouts on more GPUs."""
-    for place, _ in zip(larger(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
+    for place, _ in zip(larger_clusters(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
         tasks = []
         for trial in answer.near[:NEAR]:
             layout = trial.layout
             copies = place.num_gpus // layout.group
             grown = replace(layout, question=layout.question.but(cluster=place), most=copies)
             tasks.append(Task(grown, place.num_gpus))
-        good = sorted((trial for _, trial in workers.each(least, tasks) if trial.holds), key=order)
+        good = sorted((trial for _, trial in workers.each(least_fleet, tasks) if trial.holds), key=order)
         if good:
             yield f"{plural(good[0].gpus, 'GPU')}, {fleet_words(good[0])} ({place.key})"
             return
@@ -294,4 +294,4 @@ def fleet_words(trial: Trial) -> str:
         text = f"{prompts} x TP {layout.prefill_tp} for prompts + {copies} x TP {layout.group} to decode"
     else:
         text = describe_layout(replace(q.plan, replicas=copies))
-    return text + in_type(q, q.goal.dtypes.index(q.plan.weights_dtype))
+    return text + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype))

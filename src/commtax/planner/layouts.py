@@ -11,23 +11,23 @@ from math import ceil, inf
 
 import numpy as np
 
-from commtax.arrays import different
-from commtax.cost.serving import Load
+from commtax.arrays import unique_values
+from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.planner.columns import Array, Rejected, ground, sizes_of
 from commtax.planner.exchanges import exchanges
-from commtax.planner.reasons import in_type
+from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
-from commtax.planner.space import Space, at_once, beside, simulated, sizes
+from commtax.planner.space import Space, at_once, simulated, sizes, workers_beside
 from commtax.planner.splits import full_copy
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.spec import Plan
-from commtax.spec.stream import Stream
+from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
-from commtax.verbs.apart import MOVING, cache_bytes, outside_Bps, prompting_of
-from commtax.verbs.asking import describe_layout, laid, settle
+from commtax.verbs.closed_loop import serve
+from commtax.verbs.disaggregation import MOVING, cache_bytes, outside_Bps, prompting_of
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.serving import serve
+from commtax.verbs.settling import describe_layout, replan, settle
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
 SLACK = 1.25  # times the closed form's throughput: saturated pipelines that were simulated answered up to 1.18 times it
@@ -83,7 +83,7 @@ class Layout:
         return self.gpus(ceil(rate / self.answers / slack), prompts)
 
 
-def candidates(q: Question, stream: Stream) -> tuple[list[Layout], tuple[Rejected, ...], int]:
+def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[Rejected, ...], int]:
     """Of all types: layouts that are worth a simulation, those that are not and why, and how many plans there were."""
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
@@ -95,36 +95,36 @@ def candidates(q: Question, stream: Stream) -> tuple[list[Layout], tuple[Rejecte
         if len(plans):
             kept, slow = _bearable(one, plans, stream, index)
             lost += slow
-            layouts += [*_shared(one, kept), *(_apart(one, kept, plans) if q.requests.disaggregated else ())]
+            layouts += [*_colocated_layouts(one, kept), *(_split_layouts(one, kept, plans) if q.requests.disaggregated else ())]
     return layouts, tuple(dict.fromkeys(lost)), count
 
 
-def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[Space, list[Rejected]]:
+def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) -> tuple[Space, list[Rejected]]:
     """Plans whose times without load are below the limits; the others by their degree of tp."""
     kept, lost = np.ones(len(plans), dtype=bool), list[Rejected]()
     for name, limit in one.goal.slo:
-        least = _alone(one, plans, name, stream)
+        least = _unloaded_statistic(one, plans, name, stream)
         slow = least * ALONE > limit
-        for tp in different(plans.tp[slow & kept]).tolist():
+        for tp in unique_values(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(Plan(**sizes_of(plans, int(these[0]))))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
-            lost.append(Rejected(words + in_type(one, index), f"breaks the limit: {best}", slow=True))
+            lost.append(Rejected(words + dtype_words(one, index), f"breaks the limit: {best}", slow=True))
         kept &= ~slow
     return plans.take(kept), lost
 
 
-def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
+def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestStream) -> Array:
     """A statistic of requests that each have a copy to themselves: prompts take longer the longer they are."""
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = serve(settle(laid(_steady(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)))
+    s = serve(settle(replan(_endless_loop(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
 
-def _steady(one: Question) -> Question:
+def _endless_loop(one: Question) -> Question:
     """The question of a closed loop without beginning and end."""
     return one.but(num_prompts=inf)
 
@@ -135,56 +135,56 @@ def limit_name(name: str) -> str:
     return f"{which} {metric.upper()}"
 
 
-def _held(one: Question, plans: Space) -> Array:
+def _requests_per_replica(one: Question, plans: Space) -> Array:
     """Requests that a copy (a rank of attention data parallelism) runs at once."""
     return np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)
 
 
-def _shared(one: Question, plans: Space) -> Iterator[Layout]:
+def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
     """Copies that compute their own prompts; throughput need not be most where most requests run."""
     if not len(plans):
         return
-    loads = [np.maximum(1, _held(one, plans) // part) for part in (1, 2, 4)]
-    answers = np.max([simulated(_steady(one), plans, load).requests_per_s for load in loads], axis=0)
+    loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
+    answers = np.max([simulated(_endless_loop(one), plans, load).requests_per_s for load in loads], axis=0)
     limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):
-        copy = laid(one, **sizes_of(plans, i))
+        copy = replan(one, **sizes_of(plans, i))
         yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace)
 
 
 def _paces(one: Question, plans: Space) -> list[Paces]:
-    rows, load, last = grid_of(_held(one, plans))
-    s = simulated(_steady(one), plans.take(rows), load)
+    rows, load, last = grid_of(_requests_per_replica(one, plans))
+    s = simulated(_endless_loop(one), plans.take(rows), load)
     ends = np.flatnonzero(last)[:-1] + 1
     per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
     return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
 
 
-def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
+def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
     """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain.
 
     Whoever computes prompts alone has no time between tokens to keep: all that have room are ``able`` to.
     """
-    decoding, prompting, one = _plain(plans, one), _plain(able, one), laid(one)
+    decoding, prompting, one = _tp_only_plans(plans, one), _tp_only_plans(able, one), replan(one)
     if not len(decoding) or one.requests.output_len < 2:
         return
     lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
-    load = Load(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
-    steps_of_prompts = prompting_of(settle(laid(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
+    load = ClosedLoopLoad(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
+    steps_of_prompts = prompting_of(settle(replan(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):
-        copy = settle(laid(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
+        copy = settle(replan(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
         moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
         answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(one.requests.output_len - 1))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
-            most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
+            most = int(np.sum(workers_beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
                 yield Layout(asked, tp, most, answers, ahead, float(prompted[j]), moved_s=(moved / ahead, moved / tp))
 
 
-def _plain(plans: Space, one: Question) -> Space:
+def _tp_only_plans(plans: Space, one: Question) -> Space:
     """Copies that tp alone splits, inside a fast domain."""
     return plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))

@@ -45,15 +45,15 @@ class Money:
     @property
     def usd_per_million_tokens(self) -> float | None:
         """As asked: GPUs that idle are paid all the same."""
-        return _of(self.usd_per_hour, self.tokens_per_s)
+        return _usd_per_million(self.usd_per_hour, self.tokens_per_s)
 
     @property
     def full_usd_per_million_tokens(self) -> float | None:
         """With as many requests as it answers within the limits."""
-        return _of(self.usd_per_hour, self.full_tokens_per_s)
+        return _usd_per_million(self.usd_per_hour, self.full_tokens_per_s)
 
 
-def _of(usd_per_hour: float | None, tokens_per_s: float) -> float | None:
+def _usd_per_million(usd_per_hour: float | None, tokens_per_s: float) -> float | None:
     return None if usd_per_hour is None or isnan(tokens_per_s) else float(per_million(usd_per_hour, tokens_per_s))
 
 
@@ -67,7 +67,7 @@ def counted_tokens(q: Question) -> Number:
     return q.requests.tokens if q.goal.cost_of == "total" else q.requests.output_len
 
 
-def counted(q: Question, output_tokens_per_s: Number) -> Number:
+def counted_tokens_per_s(q: Question, output_tokens_per_s: Number) -> Number:
     """Counted tokens/s, of so many tokens of outputs."""
     return output_tokens_per_s * (counted_tokens(q) / q.requests.output_len)
 
@@ -78,9 +78,9 @@ def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
     return gpus + prompting * (ahead / goal.usd_per_gpu_hour - 1) if ahead else gpus
 
 
-def of_plan(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
+def plan_money(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
     """Of a plan in a closed loop, whose load is all that is asked of it; GPUs of two kinds cost their mean."""
-    tokens = float(counted(q, output_tokens_per_s))
+    tokens = float(counted_tokens_per_s(q, output_tokens_per_s))
     mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
     return Money(gpus, mean, tokens, tokens)
 
@@ -94,7 +94,7 @@ class TrainingRun:
     usd: float | None
 
 
-def of_run(q: Question, gpus: int, tokens_per_s: float) -> TrainingRun:
+def training_money(q: Question, gpus: int, tokens_per_s: float) -> TrainingRun:
     """The goal's tokens at a pace."""
     hours = q.goal.train_tokens / tokens_per_s / 3600
     return TrainingRun(hours / 24, q.goal.usd_per_gpu_hour, gpus * q.goal.usd_per_gpu_hour * hours or None)
@@ -109,23 +109,23 @@ def check(goal: Goal) -> None:
         raise Refusal.of(f"one of {', '.join(COUNTED)}", COUNTED, cost_of=goal.cost_of)
 
 
-def priced(put: Sequence[Question], usd: Prices) -> list[Question]:
+def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
     """With what a GPU-hour costs: as was said, for all clusters or for each (of prompts before decoding), else the catalogue's."""
-    each = iter(each_price(sum(len(q.places) for q in put), usd))
-    asked = [_priced(q, [next(each) for _ in q.places]) for q in put]
+    each = iter(price_per_cluster(sum(len(q.places) for q in put), usd))
+    asked = [_with_price(q, [next(each) for _ in q.places]) for q in put]
     for q in asked:
         check(q.goal)
     return asked
 
 
-def _priced(q: Question, said: list[float | None]) -> Question:
+def _with_price(q: Question, said: list[float | None]) -> Question:
     known = [float(place.chip.usd_per_gpu_hour if own is None else own) for place, own in zip(q.places, said, strict=True)]
     if not all(known):  # half of a sum is no price
         known = [0.0] * len(known)
     return q.but(usd_per_gpu_hour=known[-1], prefill_usd_per_gpu_hour=known[0] if len(known) > 1 else 0.0)
 
 
-def each_price(clusters: int, usd: Prices) -> list[float | None]:
+def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
     """What was said of each of so many clusters."""
     each = [usd] * clusters if usd is None or isinstance(usd, int | float) else list(usd)
     if len(each) != clusters:

@@ -5,48 +5,48 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.arrays import different
-from commtax.cost.legality import RULES, Case
+from commtax.arrays import unique_values
+from commtax.cost.legality import RULES, PlanToCheck
 from commtax.planner.choosing import KINDS, TRAINED, complexity, kinds, margin, training_kinds
-from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, sizes_of, worth
+from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.units import format_seconds, plural
-from commtax.verbs.asking import describe_layout, laid
 from commtax.verbs.billing import StepBill
 from commtax.verbs.confidence import percent
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds
+from commtax.verbs.settling import describe_layout, replan
 
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
-def in_type(q: Question, index: int) -> str:
+def dtype_words(q: Question, index: int) -> str:
     """ " in fp8", where several types are compared."""
     return f" in {q.goal.dtypes[index] or 'its own type'}" if len(q.goal.dtypes) > 1 else ""
 
 
-def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
+def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
     """One line for each rule and tp degree that it forbids."""
     first = dict[tuple[int, int], int]()
     for i in np.flatnonzero(whole.codes).tolist():
         first.setdefault((int(whole.tp[i]), int(whole.codes[i])), i)
     for (_, code), i in first.items():
         sizes, says = sizes_of(whole, i), RULES[code - 1].says
-        case = Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)
+        case = PlanToCheck(base.model, base.cluster, base.but(**sizes).plan, base.engine)
         yield Rejected(describe_layout(case.plan), says(case), sizes["tp"], says(replace(case, named="{tp}")))
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
     """Plans without room for one request: the largest of each tp degree stands for its smaller ones."""
     length = min(base.model.max_len, int(base.requests.tokens))
-    for tp in different(legal.tp[~fits]).tolist():
+    for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
-        lack = max(holds(laid(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
+        lack = max(holds(replan(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
-        name = describe_layout(Plan(**sizes)) + in_type(base, index)
+        name = describe_layout(Plan(**sizes)) + dtype_words(base, index)
         yield Rejected(name, f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}")
 
 
@@ -55,21 +55,21 @@ def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterat
     key = family(every)
     met = np.bincount(key, weights=good) > 0
     bad = ~met[key] & (every.mode == 0)
-    for index, tp in different(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
+    for index, tp in unique_values(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
-        several = len(different(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
+        several = len(unique_values(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
         name = f"TP {tp} ({several} plans)" if several > 1 else describe_layout(Plan(**sizes_of(rows, 0)))
-        yield Rejected(name + in_type(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
+        yield Rejected(name + dtype_words(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
 
 def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
     """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
-    broken = [odds(answer, rows, least[name], name, " at best") for name in missed(answer.question, rows, least)]
+    broken = [odds(answer, rows, least[name], name, " at best") for name in missed_times(answer.question, rows, least)]
     return ", ".join(broken) or "TTFT and TPOT limits are never met together"
 
 
-def missed(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
+def missed_times(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
     """Those times that are above their limits, as surely as is wanted, of a row for each."""
     return [name for name, limit in q.goal.times[::-1] if float(getattr(rows, f"sure_{name}")[at[name]]) > limit]
 
@@ -81,26 +81,28 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
     return f"{SAID[name]} {ends}{when}: the limit of {format_seconds(limit)} is {percent(known.kept(limit))} likely to hold"
 
 
-def behind(answer: ServingPlans) -> Iterator[Rejected]:
+def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
     """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and why."""
     rows, q = answer.plans, answer.question
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    value, shares, named = worth(q, rows), answer.comm_fractions(rows), set()
+    value, shares, named = objective_value(q, rows), answer.comm_fractions(rows), set()
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
-        for size in different(getattr(rows, axis)).tolist():
+        for size in unique_values(getattr(rows, axis)).tolist():
             same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
             if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(same[0])
             if value[i] <= 0.9 * value[0] and i not in named:
                 named.add(i)
-                yield Rejected(f"{name} {int(size)}", f"{lost(answer, i)}: {why(answer, i, shares[i], shares[0])}")
+                yield Rejected(
+                    f"{name} {int(size)}", f"{distance_words(answer, i)}: {reason_behind(answer, i, shares[i], shares[0])}"
+                )
 
 
-def lost(answer: ServingPlans, i: int) -> str:
+def distance_words(answer: ServingPlans, i: int) -> str:
     """How far plan ``i`` is behind the winner, in the objective's own measure."""
-    goal, value = answer.question.goal, worth(answer.question, answer.plans)
+    goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
         return f"requests take {float(value[0] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
@@ -115,7 +117,7 @@ def _unit(answer: ServingPlans) -> str:
     return each if goal.objective == "cost" else "tokens/s"
 
 
-def why(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> str:
+def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> str:
     """What plan ``i`` suffers from that another does not, most telling first: by the shares of communication of both."""
     return "; ".join(_suffers(answer, i, share, usual, first)) or _steps(answer, i, first)
 
@@ -132,7 +134,7 @@ def _suffers(answer: ServingPlans, i: int, share: float, usual: float, first: in
         links = _links(answer.step_of(rows, i))
         across = "crosses hosts, " if cluster.inter.key in links else ""
         yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
-    yield from _held(answer, i, first)
+    yield from _fewer_requests(answer, i, first)
     if rows.gpus[i] < rows.gpus[first]:
         yield f"leaves {plural(answer.question.gpus_there - int(rows.gpus[i]), 'GPU')} idle"
 
@@ -157,7 +159,7 @@ def _links(step: StepBill) -> list[str]:
     return sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
 
 
-def _held(answer: ServingPlans, i: int, first: int) -> Iterator[str]:
+def _fewer_requests(answer: ServingPlans, i: int, first: int) -> Iterator[str]:
     """Fewer requests: the cache is full, or a limit is reached sooner."""
     rows, goal = answer.plans, answer.question.goal
     if goal.objective == "latency" or rows.concurrency[i] >= rows.concurrency[first]:
@@ -174,14 +176,14 @@ def _held(answer: ServingPlans, i: int, first: int) -> Iterator[str]:
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` costs and why, and how it compares with others: the recommended one with those beside it."""
     rows, goal = answer.plans, answer.question.goal
-    said = [answer.gpu_words(rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
+    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
     where = "each attention rank" if rows.dp[i] > 1 else "each replica"
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
     if i == answer.recommended:
-        said += compared(answer)
+        said += compare_recommended(answer)
     elif i:
-        said.append(f"{lost(answer, i)} than the best: {_told(answer, i, 0)}")
+        said.append(f"{distance_words(answer, i)} than the best: {_reason_beside(answer, i, 0)}")
     means = {name: format_seconds(float(getattr(rows, name)[i])) for name in SAID}
     limits = [f"{SAID[name]} {means[name]} of {format_seconds(most)}" for name, most in goal.times]
     sure = f"{percent(answer.kept(rows, i))} likely to hold, {percent(goal.confidence)} asked for (--confidence)" if limits else ""
@@ -197,19 +199,19 @@ def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
         yield f"requests wait {wait} for a first token, most of their time: no limit is set on that (--ttft)"
 
 
-def compared(answer: ServingPlans) -> Iterator[str]:
+def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     """The recommended plan beside the best, the next, and the best of those that are simpler, at the same load or limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind, effort = kinds(rows, q.cluster), complexity(rows, q.cluster, q.requests.prefill_cluster)
     if own:
-        gain = f"{_more(answer, 0, own)} with {_name(answer, 0)}, the best{_other_kind(kind, 0, own)}"
+        gain = f"{_lead_words(answer, 0, own)} with {_name(answer, 0)}, the best{_other_kind(kind, 0, own)}"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    for i, simpler in _beside(range(len(rows)), effort, own):
+    for i, simpler in _next_plans(range(len(rows)), effort, own):
         role = f", the best that is simpler{_other_kind(kind, i, own)}" if simpler else ", the next"
-        yield f"{_more(answer, own, i)} against {_name(answer, i)}{role}: {_told(answer, i, own)}"
+        yield f"{_lead_words(answer, own, i)} against {_name(answer, i)}{role}: {_reason_beside(answer, i, own)}"
 
 
-def _beside(places: Iterable[int], effort: Array, own: int) -> list[tuple[int, bool]]:
+def _next_plans(places: Iterable[int], effort: Array, own: int) -> list[tuple[int, bool]]:
     """The next plan behind one that is not simpler, and the next that is, in their order."""
     behind = [(i, bool(effort[i] < effort[own])) for i in places if i > own]
     return sorted({simpler: (i, simpler) for i, simpler in reversed(behind)}.values())
@@ -220,17 +222,17 @@ def _other_kind(kind: Array, i: int, own: int) -> str:
     return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[own] else ""
 
 
-def _told(answer: ServingPlans, i: int, own: int) -> str:
+def _reason_beside(answer: ServingPlans, i: int, own: int) -> str:
     """What plan ``i`` suffers from beside the recommended one."""
     share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, own))
-    return why(answer, i, share, usual, own) + _close(answer, i, own)
+    return reason_behind(answer, i, share, usual, own) + _close(answer, i, own)
 
 
-def _more(answer: ServingPlans, i: int, j: int) -> str:
+def _lead_words(answer: ServingPlans, i: int, j: int) -> str:
     """How far plan ``i`` is ahead of plan ``j`` in the objective's own measure, each at its best; and with the same clients,
     where no limit says how many and that is another figure."""
     q, rows = answer.question, answer.plans
-    value = worth(q, rows)
+    value = objective_value(q, rows)
     if q.goal.objective == "gpus":
         fewer = int(rows.gpus[j] - rows.gpus[i])
         return f"{plural(fewer, 'GPU')} fewer" if fewer else "as many GPUs"
@@ -266,7 +268,7 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
 
 def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
     """Whether plan ``i`` is within the range of the ratio of both: then the order is not certain."""
-    q, value = answer.question, worth(answer.question, answer.plans)
+    q, value = answer.question, objective_value(answer.question, answer.plans)
     if q.goal.objective == "gpus" or value[first] > value[i] * (1 + margin(q)):
         return ""
     return "; within the range of their ratio: measure both"
@@ -274,7 +276,7 @@ def _close(answer: ServingPlans, i: int, first: int = 0) -> str:
 
 def _name(answer: ServingPlans, i: int) -> str:
     rows = answer.plans
-    return answer.workers(rows, i) + in_type(answer.question, int(rows.dtype[i]))
+    return answer.workers(rows, i) + dtype_words(answer.question, int(rows.dtype[i]))
 
 
 def explain_training(answer: TrainPlans, i: int) -> list[str]:
@@ -292,12 +294,12 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = training_kinds(rows, q)
     if own:
-        gain = f"{_faster(answer, 0, own)} with {answer.whole_words(rows, 0)}, the best"
+        gain = f"{_faster_words(answer, 0, own)} with {answer.whole_words(rows, 0)}, the best"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    for i, simpler in _beside(answer.splits().tolist(), kind, own):
+    for i, simpler in _next_plans(answer.splits().tolist(), kind, own):
         role = f", the best that is simpler ({TRAINED[int(kind[i]) % len(TRAINED)]})" if simpler else ", the next"
-        yield f"{_faster(answer, own, i)} against {answer.whole_words(rows, i)}{role}"
+        yield f"{_faster_words(answer, own, i)} against {answer.whole_words(rows, i)}{role}"
 
 
-def _faster(answer: TrainPlans, i: int, j: int) -> str:
+def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
     return f"{float(answer.plans.step_s[j] / answer.plans.step_s[i]) - 1:+.1%} tokens/s"

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from commtax.arrays import different
+from commtax.arrays import unique_values
 from commtax.planner import money, reasons
 from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import (
@@ -21,19 +21,19 @@ from commtax.planner.columns import (
     ServingPlans,
     family,
     ground,
+    objective_value,
     order,
-    over,
     power,
     request_s,
-    worth,
+    worst_limit_ratio,
 )
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
-from commtax.verbs.apart import where_prompts_run
 from commtax.verbs.checking import positive
+from commtax.verbs.disaggregation import where_prompts_run
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
@@ -52,7 +52,7 @@ DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
 
-def searched(put: Question) -> ServingPlans:
+def search_serving(put: Question) -> ServingPlans:
     """The plans of a question, best first, and which of them to run."""
     _check(put)
     q = replace(ground(put), plan=put.plan)
@@ -61,7 +61,7 @@ def searched(put: Question) -> ServingPlans:
         raise Refusal(f"input_len + output_len = {q.requests.tokens:,}: more than {longest}", "input_len")
     points, lost, counts = zip(*(_points(q, index) for index in range(len(q.goal.dtypes))), strict=True)
     answer = ServingPlans(q, sum(counts), rejected=tuple(dict.fromkeys(chain(*lost))))
-    return _ranked(answer, ServingColumns.joined(list(points)))
+    return _rank_answer(answer, ServingColumns.joined(list(points)))
 
 
 def _check(q: Question) -> None:
@@ -98,16 +98,16 @@ def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], in
         if len(roomy):
             found.append(Roomy(base, roomy, index, by))
     if q.requests.prefill_cluster:
-        lost = _lost_on_either(q, index, lost)
+        lost = _rejected_on_either(q, index, lost)
     ways = exchanges(q)
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     points = ServingColumns.joined([*(search(one) for one in alike), split([one for one in found if ways[one.exchange].apart])])
     if found and q.requests.disaggregated and not np.any(points.mode == 1):
-        lost.append(Rejected(APART + reasons.in_type(q, index), why_none(found[0].question, found[0].plans)))
+        lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count
 
 
-def _lost_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejected]:
+def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejected]:
     """Families that are illegal, and those without room, named by what they would do where only one of both clusters lacks it."""
     ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
     both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
@@ -120,7 +120,7 @@ def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Ques
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
     base = replace(ground(put), what_if=put.what_if)
     whole = space(base, exchange)
-    lost = [] if exchange.wide else list(reasons.illegal(base, whole))
+    lost = [] if exchange.wide else list(reasons.illegal_families(base, whole))
     legal = whole.legal
     if not len(legal):
         return base, legal, lost, len(whole)
@@ -142,7 +142,7 @@ def search(of: Roomy) -> ServingColumns:
     rows, load, last = grid_of(of.held)
     coarse = of.at(rows, load)
     ahead = np.where(last, load, np.append(load[1:], 1))
-    past = over(base, coarse)
+    past = worst_limit_ratio(base, coarse)
     near = (past <= DIP) | (~last & np.append(past[1:] <= DIP, False))
     open_ = np.zeros(len(load), dtype=bool)
     for score, bound, listed in _scores(base, coarse, ahead / load):
@@ -166,7 +166,7 @@ def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Arra
 
 def grid_of(room: Array) -> tuple[Array, Array, Array]:
     """(plan, clients, whether it is the plan's last) of the coarse grid: powers of the root of two up to each plan's room."""
-    steps = different(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
+    steps = unique_values(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
     rows, load = [], []
     for plan_, most in enumerate(room.tolist()):
         clients = np.append(steps[steps < most], most)
@@ -184,28 +184,28 @@ def _bar(rows: Array, score: Array, listed: int, within: float) -> float:
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
 
 
-def _ranked(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
+def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     """The answer with the best of all points, the front of the good ones, and why others lost."""
-    q, met = answer.question, over(answer.question, every) <= 1
+    q, met = answer.question, worst_limit_ratio(answer.question, every) <= 1
     good = every.take(np.flatnonzero(met))
     plans, near = best_first(q, every)
     slow = reasons.too_slow(answer, every, met) if len(every) else ()
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
     if not len(plans):
         return answer
-    first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), worth(q, plans), margin(q))
+    first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), objective_value(q, plans), margin(q))
     # nothing says where between short requests and many tokens/s to run
     open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
-    return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer)))
+    return replace(answer, rejected=(*answer.rejected, *reasons.families_behind(answer)))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
     once, both = margin(q), (1 + margin(q)) ** 2 - 1  # both tokens/s and the time of a request are in the power
-    scores = (1 / request_s(q, every), once), (power(q, every), both), (worth(q, every), once)
+    scores = (1 / request_s(q, every), once), (power(q, every), both), (objective_value(q, every), once)
     for name, (value, within) in zip(PLACES, scores, strict=True):
-        ranked = _ranking([np.round(np.log(value), 11), *order(q, every)])
+        ranked = _rank_by_keys([np.round(np.log(value), 11), *order(q, every)])
         first = ranked[_firsts(family(every)[ranked])]
         plans = every.take(first)
         effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
@@ -214,19 +214,19 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
-    good = every.take(np.flatnonzero(over(q, every) <= 1))
+    good = every.take(np.flatnonzero(worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
-        return _first(good, order(q, good)), NO_SERVING
-    return NO_SERVING, _first(every, [-over(q, every)]).take(slice(5))
+        return _best_of_families(good, order(q, good)), NO_SERVING
+    return NO_SERVING, _best_of_families(every, [-worst_limit_ratio(q, every)]).take(slice(5))
 
 
-def _first(c: ServingColumns, keys: list[Array]) -> ServingColumns:
+def _best_of_families(c: ServingColumns, keys: list[Array]) -> ServingColumns:
     """The best row of each family by ``keys``, best family first."""
-    ranked = _ranking(keys)
+    ranked = _rank_by_keys(keys)
     return c.take(ranked[_firsts(family(c)[ranked])]) if len(c) else c
 
 
-def _ranking(keys: list[Array]) -> Array:
+def _rank_by_keys(keys: list[Array]) -> Array:
     """Indices, the largest first by the first key, then by the others."""
     return np.lexsort([-key for key in reversed(keys)])
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import SERVED, Array, ColumnTable, ServingColumns, cached
+from commtax.planner.columns import SERVED, Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Number, Plan
-from commtax.verbs.asking import laid, settle
+from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import state_places, state_tokens
-from commtax.verbs.serving import Simulation, serve
+from commtax.verbs.settling import replan, settle
 
 WIDE = 8  # ranks that share experts, from which exchanges of their own and redundant experts are tried
 
@@ -44,10 +44,10 @@ class Space(ColumnTable):
 
 def space(q: Question, exchange: ExpertExchange) -> Space:
     """Every plan of at most the cluster's GPUs, as its experts are reached."""
-    return _wide(q, exchange) if exchange.wide else _whole(q)
+    return _wide_expert_plans(q, exchange) if exchange.wide else _all_plans(q)
 
 
-def _whole(q: Question) -> Space:
+def _all_plans(q: Question) -> Space:
     """Every plan, illegal ones too: they are named later.
 
     What is tried depends on the cluster only by what fits on it, so that more GPUs never take a plan away. Degrees of tp
@@ -62,20 +62,20 @@ def _whole(q: Question) -> Space:
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
                 spread = sorted({1, tp}) if dp == 1 else [tp * dp]
                 rows += [(tp, pp, dp, ep) for ep in (spread if mixture else [1])]
-    return _judged(q, rows)
+    return _judged_space(q, rows)
 
 
-def _wide(q: Question, exchange: ExpertExchange) -> Space:
+def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
     """Attention data parallelism with experts over ``WIDE`` ranks or more, as many as divide them and their copies."""
     experts = q.model.experts
     assert experts
     slots, gpus, heads = experts.num_experts + exchange.redundant, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [n for n in range(WIDE, min(gpus, slots) + 1) if slots % n == 0]
     rows = [(tp, 1, ep // tp, ep) for ep in degrees for tp in range(1, min(8, ep // 2) + 1) if ep % tp == heads % tp == 0]
-    return _judged(q, rows).legal
+    return _judged_space(q, rows).legal
 
 
-def _judged(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
+def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
     kinds: dict[str, Any] = {name: getattr(q.plan, name) for name in ("order", "weights_dtype", "redundant_experts")}
     whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, **kinds)
@@ -97,7 +97,7 @@ def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
     return np.asarray(np.where(group <= cluster.domain, inside, across + rest))
 
 
-def beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
+def workers_beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
     """Workers of ``other`` GPUs that fit beside ``copies`` of ``group``; below 0 where not even those do.
 
     Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, so many a
@@ -159,15 +159,17 @@ def sizes(s: Space) -> dict[str, Array]:
 def at_once(base: Question, plans: Space) -> Array:
     """Requests that the cache of a copy has room for, with their states."""
     every = base.but(**sizes(plans))
-    return np.asarray(np.minimum(plans.kv_tokens // (cached(base) + state_tokens(every)), state_places(every, plans.kv_tokens)))
+    return np.asarray(
+        np.minimum(plans.kv_tokens // (mean_cached_tokens(base) + state_tokens(every)), state_places(every, plans.kv_tokens))
+    )
 
 
-def simulated(base: Question, s: Space, clients: Array) -> Simulation:
+def simulated(base: Question, s: Space, clients: Array) -> ClosedLoop:
     """One copy of each plan under its load."""
-    return serve(settle(laid(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)))
+    return serve(settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)))
 
 
-def columns(grid: Space, load: Array, priced: Simulation, dtype: int, exchange: int) -> ServingColumns:
+def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: int) -> ServingColumns:
     return ServingColumns.of(
         len(grid),
         mode=0,
@@ -185,14 +187,14 @@ def columns(grid: Space, load: Array, priced: Simulation, dtype: int, exchange: 
     )
 
 
-def figures(s: Simulation, held: Number) -> dict[str, Array]:
+def figures(s: ClosedLoop, held: Number) -> dict[str, Array]:
     """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
-    headroom = 1 - s.running * (cached(s.question) + s.state_tokens) / np.asarray(held)
+    headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(held)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
     return {"running": s.running, **times, "kv_headroom": headroom}
 
 
-def surely(s: Simulation, name: str) -> Number:
+def surely(s: ClosedLoop, name: str) -> Number:
     """A time as long as it is with the confidence that is wanted, where it has a limit; ranges are priced for those alone."""
     goal, value = s.question.goal, getattr(s, name)
     if goal.confidence == EVEN or getattr(goal, name) == np.inf:

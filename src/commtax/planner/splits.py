@@ -9,28 +9,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.arrays import different
+from commtax.arrays import unique_values
 from commtax.cost import legality
-from commtax.cost.network import Decoding, Network, Prompting, flow, prompt_wait_s
-from commtax.cost.serving import Load, Steps, closed_loop, prompts_apart, running
+from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, disaggregated_means, running_requests
+from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
 from commtax.planner.choosing import margin
-from commtax.planner.columns import NO_SERVING, Array, ColumnTable, ServingColumns, cached
+from commtax.planner.columns import NO_SERVING, Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import exchanges
 from commtax.planner.money import paid
-from commtax.planner.space import Roomy, Space, beside, most_each, replicas, space, surely
+from commtax.planner.space import Roomy, Space, most_each, replicas, space, surely, workers_beside
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
-from commtax.verbs.apart import Apart, decoding_of, network_of, prompting_of, where_prompts_run
-from commtax.verbs.asking import laid, settle
+from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.serving import Simulation, serve
-from commtax.verbs.steps import decoding, step_bill
+from commtax.verbs.settling import replan, settle
+from commtax.verbs.steps import decode_workload, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
-LOADS = different(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
+LOADS = unique_values(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
 """Clients of a rank that decodes that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
 PIECES = 9  # that the room between two loads is cut into
@@ -48,7 +48,7 @@ class SplitRows(ColumnTable):
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class UnqueuedReplica:
     """One copy where no prompt waits for a worker, by kind of prompt workers and clients."""
 
     loads: Array
@@ -66,11 +66,11 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompters:
+class PromptWorkers:
     """Kinds of workers that compute prompts, of each of which one is priced."""
 
     plan: Plan  # sizes are columns
-    prompting: Prompting
+    prompting: PromptStation
     sure_ttft: Array  # how many times as long TTFT is with the confidence that is wanted
 
     @property
@@ -84,12 +84,12 @@ class DecodeWorkers:
     """Workers of one kind that decode, and the kinds of prompt workers beside them."""
 
     question: Question
-    load: Load
-    decoding: Decoding
+    load: ClosedLoopLoad
+    decoding: DecodeStation
     most: int  # clients of a rank
     longer: Array  # how many times as long TPOT of each batch is with the confidence that is wanted
     kv_tokens: float
-    ahead: Prompters
+    ahead: PromptWorkers
 
     @property
     def ranks(self) -> int:
@@ -101,22 +101,22 @@ class DecodeWorkers:
         """GPUs of a copy."""
         return int(self.question.plan.num_gpus)
 
-    def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> Network:
+    def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> QueueNetwork:
         """Splits (rows) under loads (columns)."""
         sizes, of = self.ahead.plan, self.ahead.prompting
         plan = replace(self.question.plan, tp=sizes.tp[kind], dp=sizes.dp[kind], ep=sizes.ep[kind])
-        apart = Apart(plan, workers, copies)
-        prompting = Prompting(apart.senders, of.one_s[kind], of.more_s[kind], of.most[kind], of.ranks[kind])
+        apart = Disaggregation(plan, workers, copies)
+        prompting = PromptStation(apart.senders, of.one_s[kind], of.more_s[kind], of.most[kind], of.ranks[kind])
         return network_of(self.question, self.load, clients, apart, prompting, replace(self.decoding, workers=copies))
 
     @property
     def loads(self) -> Array:
         return np.append(LOADS[: np.searchsorted(LOADS, self.most)], self.most)
 
-    def free(self) -> Free:
+    def free(self) -> UnqueuedReplica:
         net = self.network(np.arange(len(self.ahead.group))[:, None], self.loads * self.ranks, 1, None)
         passed = flow(net)
-        return Free(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
+        return UnqueuedReplica(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
 
 
 def split(found: Sequence[Roomy]) -> ServingColumns:
@@ -127,12 +127,12 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     wanted = found[0].question.requests if found else None
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    load = Load(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
+    load = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
     sizes = _workers(found)
     parts = list[ServingColumns]()
     for of in found:
-        ahead = dict[bool, Prompters]()
-        for i in _plain(of.question, of.plans, wanted.prefill_cluster is not None).tolist():
+        ahead = dict[bool, PromptWorkers]()
+        for i in _simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist():
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
                 ahead[spread] = _prompters(of, load, sizes, spread)
@@ -141,7 +141,7 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     return ServingColumns.joined(parts)
 
 
-def _plain(base: Question, plans: Space, alone: bool) -> Array:
+def _simple_workers(base: Question, plans: Space, alone: bool) -> Array:
     """Workers of tp alone inside a fast domain, or of attention data parallelism alone; they leave GPUs for others, unless those
     have a cluster of their own."""
     inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
@@ -156,11 +156,11 @@ def _workers(found: Sequence[Roomy]) -> Array:
     if alone:
         ahead = where_prompts_run(base)
         pools = [(ahead, space(ahead, exchange).legal) for exchange in exchanges(base)]
-    several = [np.stack([plans.tp[plain], plans.dp[plain]]) for q, plans in pools for plain in [_plain(q, plans, alone)]]
-    return np.asarray(different(np.concatenate(several, axis=1), axis=1))
+    several = [np.stack([plans.tp[plain], plans.dp[plain]]) for q, plans in pools for plain in [_simple_workers(q, plans, alone)]]
+    return np.asarray(unique_values(np.concatenate(several, axis=1), axis=1))
 
 
-def _prompters(of: Roomy, load: Load, sizes: Array, spread: bool) -> Prompters:
+def _prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> PromptWorkers:
     """Those of all kinds that are legal and have room where decode workers spread their experts or not."""
     (tp, dp), base = sizes, of.question
     ep = tp * dp if spread else np.where(dp > 1, dp, 1)
@@ -172,7 +172,7 @@ def _prompters(of: Roomy, load: Load, sizes: Array, spread: bool) -> Prompters:
     asked, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
     priced = prompting_of(asked, load, 1, kv)[0]
     columns = (np.broadcast_to(x, kv.shape) for x in (priced.one_s, priced.more_s, priced.most, priced.ranks))
-    return Prompters(asked.plan, Prompting(1, *columns), _sure_ttft(asked, kv, base))
+    return PromptWorkers(asked.plan, PromptStation(1, *columns), _sure_ttft(asked, kv, base))
 
 
 def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
@@ -185,12 +185,12 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
 
 
-def _copies(of: Roomy, i: int, load: Load, ahead: Prompters) -> DecodeWorkers:
+def _copies(of: Roomy, i: int, load: ClosedLoopLoad, ahead: PromptWorkers) -> DecodeWorkers:
     plans, kv = of.plans, float(of.plans.kv_tokens[i])
-    one = laid(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
+    one = replan(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
     seats = int(min(of.held[i], step_limits(one)[1]))
     most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
-    return DecodeWorkers(one, load, full_copy(one, load, kv), most, _longer(one, load, seats, kv), kv, ahead)
+    return DecodeWorkers(one, load, full_copy(one, load, kv), most, _confidence_factor(one, load, seats, kv), kv, ahead)
 
 
 def why_none(base: Question, roomy: Space) -> str:
@@ -207,22 +207,22 @@ def why_none(base: Question, roomy: Space) -> str:
     return f"a worker needs {plural(least, 'GPU')}, two need {2 * least}, and {place.key} has {place.num_gpus}"
 
 
-def full_copy(one: Question, load: Load, kv_tokens: float) -> Decoding:
+def full_copy(one: Question, load: ClosedLoopLoad, kv_tokens: float) -> DecodeStation:
     """A copy that decodes as many requests at once as its cache and engine let in."""
     most = np.minimum(step_limits(one)[1], state_places(one, kv_tokens))
     alone = replace(load, concurrency=np.inf, state_tokens=state_tokens(one))
-    return decoding_of(one, load, running(alone, one.engine, kv_tokens, most), 1)
+    return decoding_of(one, load, running_requests(alone, one.engine, kv_tokens, most), 1)
 
 
-def _longer(one: Question, load: Load, most: int, kv: float) -> Array:
+def _confidence_factor(one: Question, load: ClosedLoopLoad, most: int, kv: float) -> Array:
     """How many times as long a decode step of each batch is with the confidence that is wanted."""
     seqs = np.arange(1, most + 1)
     if one.goal.confidence == EVEN or one.goal.tpot_s == np.inf:
         return np.ones(most)
-    decode = step_bill(one, decoding(seqs, load))
+    decode = step_bill(one, decode_workload(seqs, load))
     steps = Steps(decode.step_s, 0.0)
     quiet = closed_loop(replace(load, concurrency=seqs), steps, seqs, 0.0 * seqs, one.engine)
-    return np.asarray(surely(Simulation(settle(one), seqs, seqs, steps, kv, quiet, (decode, decode)), "tpot_s") / quiet.tpot_s)
+    return np.asarray(surely(ClosedLoop(settle(one), seqs, seqs, steps, kv, quiet, (decode, decode)), "tpot_s") / quiet.tpot_s)
 
 
 def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
@@ -234,28 +234,32 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
     cluster, ahead = of.question.cluster, of.question.requests.prefill_cluster
     small = of.question.goal.objective in ("cost", "gpus")
     if ahead:
-        return _on_both(of, ahead, small), not small
+        return _rows_on_both(of, ahead, small), not small
     one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
     places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
-    found = [(kind, *_beside(place, of.group, n, small)) for kind, n in enumerate(of.ahead.group.tolist()) for place in places]
+    found = [
+        (kind, *_replicas_and_workers(place, of.group, n, small))
+        for kind, n in enumerate(of.ahead.group.tolist())
+        for place in places
+    ]
     none = SplitRows(*np.zeros((3, 0), dtype=int))
     return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in found)]), not small
 
 
-def _beside(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
+def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
     """Copies, and prompt workers beside them: all that fit, or of small splits any number."""
     if not small:
         tried = COPIES[COPIES * group < place.num_gpus]
-        fit = beside(tried, group, ahead, place)
+        fit = workers_beside(tried, group, ahead, place)
         return tried[fit > 0], fit[fit > 0]
     most = min(place.num_gpus, max(SMALL, 4 * max(group, ahead)))
     pairs = np.mgrid[1 : most // group + 1, 1 : most // ahead + 1].reshape(2, -1)
     copies, workers = pairs[:, pairs[0] * group + pairs[1] * ahead <= most]
-    fits = beside(copies, group, ahead, place) >= workers
+    fits = workers_beside(copies, group, ahead, place) >= workers
     return copies[fits], workers[fits]
 
 
-def _on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
+def _rows_on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
     """Copies on their cluster and prompt workers on another: all that fit there, or of small splits any number."""
     own, sizes = of.question, of.ahead.plan
     most = int(replicas(np.array([of.group]), np.array([int(own.plan.tp)]), own.cluster)[0])
@@ -280,15 +284,17 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
         return NO_SERVING
     free = of.free() if fewer else None
     loads = np.minimum(of.loads, most[:, None])
-    grid = _priced(of, rows, loads, free)
-    parts = [{name: value[_kept(of.question.goal, grid)] for name, value in grid.items()}]
-    parts += _between(of, rows, loads, grid["good"], free)
+    grid = _price_splits(of, rows, loads, free)
+    parts = [{name: value[_best_loads(of.question.goal, grid)] for name, value in grid.items()}]
+    parts += _loads_between(of, rows, loads, grid["good"], free)
     if not of.question.goal.times:
-        parts.append(_most_powerful(of, rows, loads, grid, free))
+        parts.append(_most_powerful_loads(of, rows, loads, grid, free))
     return ServingColumns.joined([_columns(of, part, roomy) for part in parts])
 
 
-def _between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: Free | None) -> Iterator[dict[str, Array]]:
+def _loads_between(
+    of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None
+) -> Iterator[dict[str, Array]]:
     """The most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
@@ -297,13 +303,15 @@ def _between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free
     low, high, rows = *(loads[gaps, first[gaps] + more] for more in (0, 1)), rows.take(gaps)
     while np.any(high - low > 1):
         inner = low[:, None] + (high - low)[:, None] * np.arange(1, PIECES) // PIECES
-        good = _priced(of, rows, inner, free)["good"]
+        good = _price_splits(of, rows, inner, free)["good"]
         low = np.maximum(low, np.where(good, inner, 0).max(1))
         high = np.where(~good & (inner > low[:, None]), inner, high[:, None]).min(1)
-    yield {name: value[:, 0] for name, value in _priced(of, rows, low[:, None], free).items()}
+    yield {name: value[:, 0] for name, value in _price_splits(of, rows, low[:, None], free).items()}
 
 
-def _most_powerful(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: Free | None) -> dict[str, Array]:
+def _most_powerful_loads(
+    of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: UnqueuedReplica | None
+) -> dict[str, Array]:
     """The load with most tokens/s over the time of a request, which has one peak, of each split that may be the best or near it."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
@@ -312,16 +320,16 @@ def _most_powerful(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[
     low, high = (loads[place, np.clip(top + step, 0, loads.shape[1] - 1)] for step in (-1, 1))
     while np.any(high - low > 2):
         inner = low[:, None] + (high - low)[:, None] * np.arange(PIECES + 1) // PIECES
-        priced = _priced(of, rows, inner, free)
+        priced = _price_splits(of, rows, inner, free)
         best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
         low, high = (inner[place, np.clip(best + step, 0, PIECES)] for step in (-1, 1))
     inner = np.minimum(low[:, None] + np.arange(3), high[:, None])
-    priced = _priced(of, rows, inner, free)
+    priced = _price_splits(of, rows, inner, free)
     best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
     return {name: value[place, best] for name, value in priced.items()}
 
 
-def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free) -> Array:
+def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica) -> Array:
     """The fewest prompt workers, of those that fit, with which a prompt waits no more than ``SAME`` of a request that never does,
     were as many sent as then."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
@@ -335,7 +343,7 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free) -> Arr
     return np.asarray(high)
 
 
-def _priced(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free | None) -> dict[str, Array]:
+def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
     """Splits (rows) under loads (columns): what is listed of them, how far their times go of the limits, and whether they are
     good: within these."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
@@ -343,7 +351,7 @@ def _priced(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free | None)
     clients = copies * loads * of.ranks
     net = of.network(kind, clients, copies, workers)
     passed = flow(net)
-    served = prompts_apart(net, passed, q.engine)
+    served = disaggregated_means(net, passed, q.engine)
     batch = np.clip(np.ceil(passed.seqs), 1, len(of.longer)).astype(int) - 1
     ttft, tpot, ahead = served.ttft_s, served.tpot_s, of.ahead
     times = {"ttft_s": ttft, "tpot_s": tpot, "sure_ttft_s": ttft * ahead.sure_ttft[kind], "sure_tpot_s": tpot * of.longer[batch]}
@@ -360,7 +368,7 @@ def _priced(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Free | None)
         "running": passed.seqs,
         **times,
         "tokens_per_s": clients / request_s * of.load.output_len,
-        "kv_headroom": 1 - np.minimum(passed.seqs, loads) * cached(q) / of.kv_tokens,
+        "kv_headroom": 1 - np.minimum(passed.seqs, loads) * mean_cached_tokens(q) / of.kv_tokens,
         "prefill_gpus": workers * ahead.group[kind],
         "request_s": request_s,
         "over": over,
@@ -375,7 +383,7 @@ def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> Servi
     return ServingColumns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
 
 
-def _kept(goal: Goal, grid: dict[str, Array]) -> Array:
+def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
     """Of the loads (columns) of splits (rows): the best of each split that meets the limits, or the nearest, and of each load the
     split with most for each GPU; without limits also the shortest requests of each split."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]

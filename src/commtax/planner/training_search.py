@@ -13,9 +13,9 @@ from commtax.planner.choosing import margin, simplest, training_kinds
 from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
 from commtax.spec import SIZES, Engine, Model
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
+from commtax.verbs.settling import settle
 
 MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)
@@ -24,7 +24,7 @@ LONG = 8192  # tokens a rank from which sequences are cut over context-parallel 
 Grid = dict[str, Array]
 
 
-def searched(put: Question) -> TrainPlans:
+def search_training(put: Question) -> TrainPlans:
     """The training plans of a question, fastest first."""
     positive(put.goal.global_batch, "global_batch")
     positive(put.context, "seq")
@@ -38,7 +38,7 @@ def searched(put: Question) -> TrainPlans:
     good = every.take(order[fits])
     answer = replace(answer, candidates=len(every), plans=good, near=every.take(near))
     first = simplest(training_kinds(good, base), 1 / good.step_s, margin(base)) if len(good) else 0
-    return replace(answer, recommended=first, rejected=tuple(_lost(answer, every, good, budget)))
+    return replace(answer, recommended=first, rejected=tuple(_rejected_families(answer, every, good, budget)))
 
 
 def _widest_first(answer: TrainPlans, grid: Grid, budget: float) -> TrainColumns:
@@ -50,11 +50,11 @@ def _widest_first(answer: TrainPlans, grid: Grid, budget: float) -> TrainColumns
     most = np.zeros(int(split.max(initial=0)) + 1, dtype=int)
     np.maximum.at(most, split, grid["dp"])
     widest = grid["dp"] == most[split]
-    first = _priced(answer, {name: column[widest] for name, column in grid.items()})
+    first = _price_grid(answer, {name: column[widest] for name, column in grid.items()})
     fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
     gpus = grid["tp"] * grid["pp"] * grid["cp"] * grid["dp"]
     hopeful = ~widest & (_least_s(answer) <= fastest * gpus)
-    more = _priced(answer, {name: column[hopeful] for name, column in grid.items()})
+    more = _price_grid(answer, {name: column[hopeful] for name, column in grid.items()})
     return TrainColumns.joined([part for part in (first, more) if len(part)])
 
 
@@ -64,10 +64,10 @@ def _least_s(answer: TrainPlans) -> float:
     return float(one.model_flops("causal") / one.peak_flops_per_s)
 
 
-def _priced(answer: TrainPlans, grid: Grid) -> TrainColumns:
+def _price_grid(answer: TrainPlans, grid: Grid) -> TrainColumns:
     parts = []
     for index, kind in enumerate(answer.kinds):
-        able = _fitting(grid, kind)
+        able = _rows_of_kind(grid, kind)
         if len(able["tp"]):
             b = price(settle(kind.but(batch=kind.goal.global_batch // able["dp"], **able)))
             rows = columns(b, index, able)
@@ -79,14 +79,14 @@ def _kinds(base: Question) -> Iterator[Question]:
     """ZeRO stages, recomputation and schedules that the engine has."""
     trains = base.engine.trains
     stages = (trains.zero,) if trains.master_is_parameter else (0, 1, 3) if trains.zero == 3 else (0, 1)
-    partly = [*(["selective"] if trains.selective else []), *_light(base)]
+    partly = [*(["selective"] if trains.selective else []), *_light_modules(base)]
     for zero, recompute in itertools.product(stages, ["none", "full", *partly]):
         yield base.but(zero=zero, recompute=recompute)
         for chunks in CHUNKS:
             yield base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
 
 
-def _light(base: Question) -> list[str]:
+def _light_modules(base: Question) -> list[str]:
     """Modules of a mixture whose recomputation takes next to no time, where the engine recomputes by name."""
     if base.model.experts is None or base.engine.trains.selective != "attention":
         return []
@@ -116,7 +116,7 @@ def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
     return [e for e in (2**i for i in range(10)) if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
-def _fitting(grid: Grid, kind: Question) -> Grid:
+def _rows_of_kind(grid: Grid, kind: Question) -> Grid:
     """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks a layer each.
 
     Where gradients of all microbatches are kept, ZeRO 3 has no stages.
@@ -147,7 +147,7 @@ def columns(b: StepBill, index: int, sizes: Grid) -> TrainColumns:
     )
 
 
-def _lost(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
+def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
     """One line a family that does not fit, or is a twentieth slower at best."""
     for name, column, values in _families(a, every, len(good) > 0):
         of_all, of_good = (np.isin(getattr(rows, column), values) for rows in (every, good))

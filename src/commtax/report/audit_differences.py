@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 
 from commtax.evidence.finding import Audit
 from commtax.report.audit_words import culprit_sentence, merged, share_text, told_culprit, value_text
-from commtax.report.auditing import short
-from commtax.report.documents import Record, plain, record
-from commtax.report.drawn import Console
-from commtax.report.tables import TableCells, notes, say, show_table, without_empty
-from commtax.traces.differing import Change, Difference, SentChange
+from commtax.report.auditing import short_kernel_name
+from commtax.report.documents import Record, record, to_json
+from commtax.report.drawing import Console
+from commtax.report.tables import TableCells, drop_empty_columns, notes, say, show_table
+from commtax.traces.run_differences import Difference, FigureChange, SentChange
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_KERNELS = 10
@@ -25,43 +25,45 @@ def sentence(d: Difference) -> str:
 
 
 def _length(d: Difference) -> str:
-    figures = ", ".join(f"{c.item} {_moved(c)}" for c in sorted(d.worse, key=_most)[:MOST_METRICS] if c is not d.step)
+    figures = ", ".join(
+        f"{c.item} {_change_words(c)}" for c in sorted(d.worse, key=_size_of_change)[:MOST_METRICS] if c is not d.step
+    )
     if d.step is None or d.step.relative is None:
-        return f"B is worse: {figures}" if figures else _better(d)
+        return f"B is worse: {figures}" if figures else _better_words(d)
     if abs(d.step.relative) <= d.tolerance:
-        said = f"B's step takes as long as A's within {d.tolerance:.0%}: {_moved(d.step)}"
+        said = f"B's step takes as long as A's within {d.tolerance:.0%}: {_change_words(d.step)}"
         return f"{said}; worse: {figures}" if figures else said
     by = f"{format_seconds(abs(d.step.delta))} ({d.step.relative:+.1%})"
     parts = ", ".join(_part(d, p) for p in d.noteworthy)
     return f"B's step is {by} {'longer' if d.step.delta > 0 else 'shorter'}: {parts}"
 
 
-def _better(d: Difference) -> str:
+def _better_words(d: Difference) -> str:
     """What is shorter or a higher rate in B, where nothing is worse."""
     back = [c for c in d.metrics if c.reversed.is_worse(d.tolerance)]
     if back:
-        return f"B is better: {', '.join(f'{c.item} {_moved(c)}' for c in sorted(back, key=_most)[:MOST_METRICS])}"
+        return f"B is better: {', '.join(f'{c.item} {_change_words(c)}' for c in sorted(back, key=_size_of_change)[:MOST_METRICS])}"
     return f"no figure of B is worse than A's by more than {d.tolerance:.0%}" if d.metrics else "no figure that both runs have"
 
 
-def _most(c: Change) -> float:
+def _size_of_change(c: FigureChange) -> float:
     return -abs(c.relative or 0.0)
 
 
-def _part(d: Difference, part: Change) -> str:
+def _part(d: Difference, part: FigureChange) -> str:
     """A part of the step with what moved it: the collective that is exposed more, or the kernel that takes longer."""
     said = f"{'+' if part.delta >= 0 else '-'}{format_seconds(abs(part.delta))} {PARTS[part.item]}"
     if part.item == "exposed communication":
         moved = [c for c in d.collectives if c.exposed_s * part.delta > 0]
-        return f"{said} {_why(moved[0])}" if moved and d.per_step else f"{said} communication"
+        return f"{said} {_reason_of_change(moved[0])}" if moved and d.per_step else f"{said} communication"
     if part.item == "compute":
         comm = {r.name for run in (d.before, d.after) for s in run.sections for r in s.kernels if r.kind != "compute"}
         one = next((k for k in d.kernels if k.delta * part.delta > 0 and k.item not in comm), None)
-        return f"{said} ({short(one.item, 40)} {_signed(one)})" if one else said
+        return f"{said} ({short_kernel_name(one.item, 40)} {_signed_delta(one)})" if one else said
     return said
 
 
-def _why(c: SentChange) -> str:
+def _reason_of_change(c: SentChange) -> str:
     """What of a collective changed that may explain its time, the first that did."""
     a, b = c.before, c.after
     if a.algorithms != b.algorithms and a.algorithms and b.algorithms:
@@ -108,11 +110,13 @@ def tables(d: Difference) -> list[TableCells]:
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
     unit = " per step" if d.per_step else ""
     made = (
-        without_empty(("fact", "A", "B"), ((f.name, f.before or "-", f.after or "-") for f in d.facts)),
-        without_empty(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
-        without_empty(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
-        without_empty((f"collective{unit}", *SENT), (_collective(c) for c in d.collectives if not c.is_same)),
-        without_empty(("kernel, time per step", *COLUMNS), (_row(k, short(k.item)) for k in d.kernels[:MOST_KERNELS])),
+        drop_empty_columns(("fact", "A", "B"), ((f.name, f.before or "-", f.after or "-") for f in d.facts)),
+        drop_empty_columns(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
+        drop_empty_columns(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
+        drop_empty_columns((f"collective{unit}", *SENT), (_collective(c) for c in d.collectives if not c.is_same)),
+        drop_empty_columns(
+            ("kernel, time per step", *COLUMNS), (_row(k, short_kernel_name(k.item)) for k in d.kernels[:MOST_KERNELS])
+        ),
     )
     return [table for table in made if table[1]]
 
@@ -129,20 +133,20 @@ def remarks(d: Difference) -> Iterator[str]:
         yield f"{plural(len(d.kernels) - MOST_KERNELS, 'other kernel')} moved less (--json)"
 
 
-def _is_same(c: Change) -> bool:
+def _is_same(c: FigureChange) -> bool:
     return c.relative is not None and abs(c.relative) < SAME
 
 
-def _row(c: Change, name: str = "") -> tuple[str, ...]:
+def _row(c: FigureChange, name: str = "") -> tuple[str, ...]:
     relative = "new" if c.before is None else "gone" if c.after is None else share_text(c.relative, "+")
-    return name or c.item, value_text(c.before, c.unit), value_text(c.after, c.unit), _signed(c), relative
+    return name or c.item, value_text(c.before, c.unit), value_text(c.after, c.unit), _signed_delta(c), relative
 
 
-def _signed(c: Change) -> str:
+def _signed_delta(c: FigureChange) -> str:
     return f"{'+' if c.delta >= 0 else '-'}{value_text(abs(c.delta), c.unit)}"
 
 
-def _moved(c: Change) -> str:
+def _change_words(c: FigureChange) -> str:
     return f"{value_text(c.before, c.unit)} -> {value_text(c.after, c.unit)} ({share_text(c.relative, '+')})"
 
 
@@ -150,21 +154,24 @@ def _collective(c: SentChange) -> tuple[str, ...]:
     return (
         c.op,
         f"{c.ranks}" if c.ranks else "",
-        _both(f"{c.before.count:,.4g}", f"{c.after.count:,.4g}"),
-        _both(*("-" if s.nbytes is None else format_bytes(s.nbytes) for s in (c.before, c.after))),
-        _both(*(", ".join(s.algorithms) for s in (c.before, c.after))),
-        *(_both(*(format_seconds(getattr(s, field)) for s in (c.before, c.after))) for field in ("wire_s", "wait_s", "hidden_s")),
+        _before_and_after(f"{c.before.count:,.4g}", f"{c.after.count:,.4g}"),
+        _before_and_after(*("-" if s.nbytes is None else format_bytes(s.nbytes) for s in (c.before, c.after))),
+        _before_and_after(*(", ".join(s.algorithms) for s in (c.before, c.after))),
+        *(
+            _before_and_after(*(format_seconds(getattr(s, field)) for s in (c.before, c.after)))
+            for field in ("wire_s", "wait_s", "hidden_s")
+        ),
     )
 
 
-def _both(before: str, after: str) -> str:
+def _before_and_after(before: str, after: str) -> str:
     return before if before == after else f"{before or '-'} -> {after or '-'}"
 
 
 def difference_document(d: Difference) -> Record:
     """``audit --diff --json``."""
 
-    def changes(several: Iterable[Change]) -> list[Record]:
+    def changes(several: Iterable[FigureChange]) -> list[Record]:
         return [record("audit-change", change=c) for c in several]
 
     made = record(
@@ -180,7 +187,7 @@ def difference_document(d: Difference) -> Record:
         kernels=changes(d.kernels),
         runs={"a": _run(d.before), "b": _run(d.after)},
     )
-    return plain(made)  # type: ignore[no-any-return]
+    return to_json(made)  # type: ignore[no-any-return]
 
 
 def _run(run: Audit) -> Record:
@@ -189,5 +196,5 @@ def _run(run: Audit) -> Record:
 
 
 def _sent_change(c: SentChange) -> Record:
-    a, b = (plain(sent) | {"exposed_s": sent.exposed_s} for sent in (c.before, c.after))
+    a, b = (to_json(sent) | {"exposed_s": sent.exposed_s} for sent in (c.before, c.after))
     return {"op": c.op, "ranks": c.ranks, "a": a, "b": b, "exposed_change_s": c.exposed_s}

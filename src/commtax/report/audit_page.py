@@ -7,12 +7,22 @@ import numpy as np
 from commtax.evidence.finding import Audit, Section
 from commtax.report import audit_differences as differences
 from commtax.report import auditing
-from commtax.report.audit_words import MOST_CAUSES, blamed, changed, headline, other_causes, priced, ran, remarks, title
+from commtax.report.audit_words import (
+    MOST_CAUSES,
+    change_lines,
+    cost_words,
+    culprit_lines,
+    headline,
+    job_lines,
+    other_causes,
+    remarks,
+    title,
+)
 from commtax.report.documents import Record
 from commtax.report.tables import TableCells
 from commtax.timeline import Timeline
-from commtax.traces.differing import Difference
-from commtax.traces.predicted import predicted_step, priced_step
+from commtax.traces.predicted_timeline import predicted_step, priced_step
+from commtax.traces.run_differences import Difference
 from commtax.units import format_seconds
 
 MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one
@@ -29,10 +39,10 @@ def audit_page(audited: Audit, command: str) -> Record:
         "kind": "audit",
         "command": command,
         "title": headline(audited),
-        "ran": " ".join(ran(audited)),
+        "ran": " ".join(job_lines(audited)),
         "verdict": audited.verdict,
-        "culprit": " ".join(blamed(audited)),
-        "causes": [{"said": c.said, "price": priced(c), "rest": changed(c), "share": c.share} for c in causes],
+        "culprit": " ".join(culprit_lines(audited)),
+        "causes": [{"said": c.said, "price": cost_words(c), "rest": change_lines(c), "share": c.share} for c in causes],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
         "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
@@ -49,7 +59,7 @@ def difference_page(d: Difference, command: str) -> Record:
     """``audit --diff --html``."""
     first, *others = differences.summary(d)
     both = (("A", d.before), ("B", d.after))
-    charts = [chart(s.measured, f"{name}, measured") for name, run in both if (s := _timed(run)) and s.measured]
+    charts = [chart(s.measured, f"{name}, measured") for name, run in both if (s := _timed_section(run)) and s.measured]
     return {
         "kind": "diff",
         "command": command,
@@ -69,14 +79,14 @@ def _table(table: TableCells) -> Record:
     return {"columns": heads, "rows": [[str(cell) for cell in row] for row in rows]}
 
 
-def _timed(audited: Audit) -> Section | None:
+def _timed_section(audited: Audit) -> Section | None:
     """The section whose step is drawn."""
     return next((s for s in audited.sections if s.measured is not None), None)
 
 
 def _charts(audited: Audit) -> Iterator[Record]:
     """The measured step above the predicted one; of several jobs a step of each of the first, and no prediction."""
-    section = _timed(audited)
+    section = _timed_section(audited)
     if section is None or section.measured is None:
         return
     timed = [(s.files[0], s.measured) for s in audited.sections if s.measured is not None]
@@ -97,7 +107,7 @@ def chart(timeline: Timeline, name: str) -> Record:
     used = np.unique(timeline.lane)
     lanes = sorted(used[np.argsort(-busy[used], kind="stable")][:MOST_LANES].tolist())
     shown = {lane: row for row, lane in enumerate(lanes)}
-    rows = thinned([(shown[r[0]], *r[1:]) for r in _rows(timeline, begin) if r[0] in shown])
+    rows = thin_intervals([(shown[r[0]], *r[1:]) for r in _rows(timeline, begin) if r[0] in shown])
     names = list(dict.fromkeys(r[4] for r in rows))
     place = {text: number for number, text in enumerate(names)}
     left_out = f" ({len(used) - len(lanes)} lanes more)" if len(used) > len(lanes) else ""
@@ -123,17 +133,17 @@ def _rows(timeline: Timeline, begin: float) -> Iterator[Interval]:
         yield int(timeline.lane[i]), start, end - start, int(timeline.kind[i]), timeline.name[i][:NAME]
 
 
-def thinned(rows: Sequence[Interval], most: int = MOST_SHOWN) -> list[Interval]:
+def thin_intervals(rows: Sequence[Interval], most: int = MOST_SHOWN) -> list[Interval]:
     """The same picture of at most so many intervals: neighbours of one kind that no eye parts become one."""
     span = max((r[1] + r[2] for r in rows), default=0)
     gap, shown = max(1, span // FINEST), list(rows)
     by_kind = sorted(rows, key=lambda r: (r[0], r[3], r[1]))
     while len(shown) > max(most, len({(r[0], r[3]) for r in rows})):
-        shown, gap = list(_joined(by_kind, gap)), gap * 2
+        shown, gap = list(_join_intervals(by_kind, gap)), gap * 2
     return shown
 
 
-def _joined(rows: Iterable[Interval], gap: int) -> Iterator[Interval]:
+def _join_intervals(rows: Iterable[Interval], gap: int) -> Iterator[Interval]:
     held: Interval | None = None
     count = 1
     for row in rows:
@@ -142,11 +152,11 @@ def _joined(rows: Iterable[Interval], gap: int) -> Iterator[Interval]:
             held = (held[0], held[1], max(held[2], row[1] + row[2] - held[1]), held[3], held[4])
             continue
         if held:
-            yield _counted(held, count)
+            yield _label_count(held, count)
         held, count = row, 1
     if held:
-        yield _counted(held, count)
+        yield _label_count(held, count)
 
 
-def _counted(row: Interval, count: int) -> Interval:
+def _label_count(row: Interval, count: int) -> Interval:
     return row if count == 1 else (*row[:4], f"{count} intervals")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section, Usage
-from commtax.evidence.lacking import missing
+from commtax.evidence.missing_evidence import missing_sentence
 from commtax.files import table
-from commtax.report.documents import Record, plain, record
+from commtax.report.documents import Record, record, to_json
 from commtax.results.bench_audit import RESULTS
 from commtax.traces.repetition import WHOLE as WHOLE_TRACE
-from commtax.traces.typical import PARTS, by_rank, of_all, usual_phase
+from commtax.traces.typical_step import PARTS, by_rank, typical_of_ranks, usual_phase
 from commtax.units import format_bytes, format_seconds, plural
 
 WORDS = table("report/words.toml")["audit"]
@@ -31,11 +31,13 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": 
 def headline(audited: Audit) -> str:
     """The verdict in one line: what ran, and how it went."""
     if audited.claim is None:
-        went = f"partial, {_went(audited, 'what it has shows nothing off')}" if _is_cut(audited) else _went(audited)
-        return f"{what_ran(audited.sections)}: {went}"
+        went = (
+            f"partial, {_outcome_words(audited, 'what it has shows nothing off')}" if _is_cut(audited) else _outcome_words(audited)
+        )
+        return f"{job_sentence(audited.sections)}: {went}"
     asked, own = audited.claim.question, audited.claim.question.profile
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    said = _blamed(audited.culprit) if audited.culprit else WORDS["verdicts"][audited.verdict]
+    said = _culprit_words(audited.culprit) if audited.culprit else WORDS["verdicts"][audited.verdict]
     said = f"partial, {said}" if _is_cut(audited) else said
     return f"{asked.model.key} on {place}, TP {audited.claim.tp}: {said} ({_counts(audited)})"
 
@@ -43,25 +45,25 @@ def headline(audited: Audit) -> str:
 def summary(audited: Audit) -> list[str]:
     """All that is said before any table."""
     others = map(cause_sentence, other_causes(audited)[:MOST_CAUSES])
-    return [headline(audited), *lacking(audited), *ran(audited), *blamed(audited), *others]
+    return [headline(audited), *missing_lines(audited), *job_lines(audited), *culprit_lines(audited), *others]
 
 
-def lacking(audited: Audit) -> list[str]:
+def missing_lines(audited: Audit) -> list[str]:
     """Below a claim without a verdict: what is missing to judge it."""
-    return [f"to judge it: {why}"] if (why := missing(audited)) else []
+    return [f"to judge it: {why}"] if (why := missing_sentence(audited)) else []
 
 
-def ran(audited: Audit) -> list[str]:
+def job_lines(audited: Audit) -> list[str]:
     """Below the verdict on a claim: what a trace shows of the job, and what binds it."""
-    return [what_ran(audited.sections)] if audited.claim and any(s.steps for s in audited.sections) else []
+    return [job_sentence(audited.sections)] if audited.claim and any(s.steps for s in audited.sections) else []
 
 
-def blamed(audited: Audit) -> list[str]:
+def culprit_lines(audited: Audit) -> list[str]:
     """The culprit in a sentence, with its price and what to change."""
     if audited.culprit is None:
         return []
     cause = blamed_cause(audited)
-    rest = [priced(cause), *changed(cause)] if cause else []
+    rest = [cost_words(cause), *change_lines(cause)] if cause else []
     return ["; ".join(filter(None, (to_blame(audited.culprit, audited), *rest)))]
 
 
@@ -91,11 +93,11 @@ def cause_sentence(cause: Cause) -> str:
     >>> cause_sentence(Cause("exposed", "all-reduces are exposed", 0.0013, 0.14, "--disable-eager", "up to 1.3 ms a step"))
     'all-reduces are exposed: costs 1.3 ms (14%); change: --disable-eager; gain: up to 1.3 ms a step'
     """
-    rest = "; ".join(filter(None, (priced(cause), *changed(cause))))
+    rest = "; ".join(filter(None, (cost_words(cause), *change_lines(cause))))
     return f"{cause.said}: {rest}" if rest else cause.said
 
 
-def priced(cause: Cause) -> str:
+def cost_words(cause: Cause) -> str:
     """What it costs, and what share of a step or request that is."""
     share = f"{cause.share:.0%}" if cause.share is not None and math.isfinite(cause.share) else ""
     if cause.cost_s is None or not math.isfinite(cause.cost_s):
@@ -103,7 +105,7 @@ def priced(cause: Cause) -> str:
     return f"costs {format_seconds(cause.cost_s)}{f' ({share})' if share else ''}"
 
 
-def changed(cause: Cause) -> list[str]:
+def change_lines(cause: Cause) -> list[str]:
     """What to change, and what that gains."""
     return [*([f"change: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
@@ -131,14 +133,14 @@ def other_causes(audited: Audit) -> list[Cause]:
     return [c for c in causes(audited) if c is not blamed]
 
 
-def what_ran(sections: Sequence[Section]) -> str:
+def job_sentence(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
     if (several := _jobs(sections)) > 1:
         return f"traces of {several} jobs, each reported separately"
     for section in sections:
-        if used := of_all(section):
-            words = WORDS["binding"] | (WORDS["on_host"] if on_host(section) else {})
-            return f"{job(section)}, {binding(used, words)}"
+        if used := typical_of_ranks(section):
+            words = WORDS["binding"] | (WORDS["on_host"] if has_no_device(section) else {})
+            return f"{job(section)}, {binding_words(used, words)}"
     kinds: Counter[str] = Counter()
     for section in sections:
         kinds[section.kind] += int(section.facts.get(RESULTS, "1"))
@@ -159,19 +161,19 @@ def _figures(section: Section) -> Iterator[str]:
 def job(section: Section) -> str:
     """How many ranks and steps, and how long a step is."""
     ranks = by_rank(section)
-    used, steps = of_all(section), max(count for _, count, _ in ranks)
+    used, steps = typical_of_ranks(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
     many, kind = plural(len(ranks), "rank"), f"{usual_phase(section)} step".strip()
     whole = not steps or all(row.name == WHOLE_TRACE for row in section.steps)
     return f"{many}, {length} as a whole" if whole else f"{many}, {plural(steps, kind)} of {length}"
 
 
-def on_host(section: Section) -> bool:
+def has_no_device(section: Section) -> bool:
     """Whether no device was traced."""
     return any(n.code == "no device" for n in section.notes)
 
 
-def binding(used: Usage, words: Mapping[str, str]) -> str:
+def binding_words(used: Usage, words: Mapping[str, str]) -> str:
     """The part of a step that most of it is."""
     most = max(PARTS, key=lambda name: getattr(used, name))
     return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
@@ -181,14 +183,14 @@ def _is_cut(audited: Audit) -> bool:
     return any(n.code == "partial" for s in audited.sections for n in s.notes)
 
 
-def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
+def _outcome_words(audited: Audit, sound: str = "nothing in it is off") -> str:
     if audited.culprit:
-        return _blamed(audited.culprit)
+        return _culprit_words(audited.culprit)
     if audited.count(DISAGREE):
         return f"something is off ({_counts(audited)})"
-    used = [of_all(s) for s in audited.sections if s.steps]
+    used = [typical_of_ranks(s) for s in audited.sections if s.steps]
     untimed = len(used) == len(audited.sections) and not any(u and u.total_s > 0 for u in used)  # steps that take no time
-    if not any(told(s) for s in audited.sections) or untimed:
+    if not any(says_anything(s) for s in audited.sections) or untimed:
         return "nothing could be determined"
     found = causes(audited)
     if worst := next((c for c in found if c.code in DECIDE), None):
@@ -204,16 +206,16 @@ def _went(audited: Audit, sound: str = "nothing in it is off") -> str:
     if not jobs:
         asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
         return f"{sound}; {asked} says whether it should be faster"
-    return "nobody is to blame" if any(map(on_host, jobs)) else "nobody is to blame, and nothing is off"
+    return "nobody is to blame" if any(map(has_no_device, jobs)) else "nobody is to blame, and nothing is off"
 
 
-def told(section: Section) -> bool:
+def says_anything(section: Section) -> bool:
     """Whether a section says anything beyond notes."""
     rows = (section.steps, section.collectives, section.kernels)
     return any((section.findings, section.usage, section.causes, *rows, section.facts))
 
 
-def _blamed(culprit: Culprit) -> str:
+def _culprit_words(culprit: Culprit) -> str:
     return f"rank {culprit.rank} is to blame ({culprit.kind})" if culprit.rank is not None else f"a {culprit.kind} is to blame"
 
 
@@ -259,7 +261,7 @@ def audit_document(audited: Audit) -> Record:
     made = record(
         "audit",
         audited=audited,
-        missing=missing(audited),
+        missing=missing_sentence(audited),
         summary=summary(audited),
         culprit=told_culprit(audited),
         causes=causes(audited),
@@ -269,7 +271,7 @@ def audit_document(audited: Audit) -> Record:
         facts=merged(s.facts for s in audited.sections),
         sections=[_section(s) for s in audited.sections],
     )
-    return plain(made)  # type: ignore[no-any-return]
+    return to_json(made)  # type: ignore[no-any-return]
 
 
 def told_culprit(audited: Audit) -> Culprit | None:

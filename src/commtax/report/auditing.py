@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section, Usage
 from commtax.report import audit_words as words
-from commtax.report.drawn import Console, Text
-from commtax.report.tables import TableCells, notes, say, show_table, without_empty
-from commtax.traces.typical import by_rank, of_all
+from commtax.report.drawing import Console, Text
+from commtax.report.tables import TableCells, drop_empty_columns, notes, say, show_table
+from commtax.traces.typical_step import by_rank, typical_of_ranks
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_ROWS = 500  # of a table on the screen
@@ -27,18 +27,18 @@ Cell = str | Text
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
     say(console, words.headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
-    for line in (*words.lacking(audited), *words.ran(audited)):
+    for line in (*words.missing_lines(audited), *words.job_lines(audited)):
         say(console, line)
     if audited.culprit:
         cause = words.blamed_cause(audited)
-        lines = [words.priced(cause), *words.changed(cause)] if cause else []
+        lines = [words.cost_words(cause), *words.change_lines(cause)] if cause else []
         _say_all(console, words.to_blame(audited.culprit, audited), lines, "red")
     show_causes(console, audited)
     for section in audited.sections:
         say(console, words.title(section), "dim")
         for columns, rows in tables(section, audited.claim is not None):
             shown = rows[:MOST_ROWS]
-            below = _lowered(columns, shown, console.width // 4)
+            below = _reasons_below(columns, shown, console.width // 4)
             show_table(console, columns, shown)
             if len(rows) > len(shown):
                 say(console, f"and {plural(len(rows) - len(shown), 'more row')} (--json)", "dim")
@@ -48,7 +48,7 @@ def show_audit(console: Console, audited: Audit) -> None:
     notes(console, audited.notes)
 
 
-def _lowered(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
+def _reasons_below(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
     """Reasons that would fold a table beyond recognition, each once, to stand below it; the rows keep their numbers."""
     if columns[-1] != "why" or max(len(str(row[-1])) for row in rows) <= most:
         return []
@@ -68,7 +68,7 @@ def show_causes(console: Console, audited: Audit) -> None:
     """What costs most, from the dearest on."""
     all_of_them = words.other_causes(audited)
     for number, cause in enumerate(all_of_them[: words.MOST_CAUSES], 1):
-        _say_all(console, f"{number}. {cause.said}", [words.priced(cause), *words.changed(cause)])
+        _say_all(console, f"{number}. {cause.said}", [words.cost_words(cause), *words.change_lines(cause)])
     if len(all_of_them) > words.MOST_CAUSES:
         say(console, f"   and {plural(len(all_of_them) - words.MOST_CAUSES, 'cheaper cause')} (--json)", "dim")
 
@@ -90,10 +90,10 @@ def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[TableCells
     """What was compared; without a claim, only what a file contradicts or confirms by itself, after what it tells."""
     heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
     told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
-    yield without_empty(("item", ">measured", "why"), ((f.item, words.value_text(f.measured, f.unit), f.reason) for f in told))
+    yield drop_empty_columns(("item", ">measured", "why"), ((f.item, words.value_text(f.measured, f.unit), f.reason) for f in told))
     compared = [f for f in findings if claimed or f.verdict != UNKNOWN]
     whole = claimed and any(f.predicted is not None for f in compared)
-    yield (heads, [list(_cells(f)) for f in compared]) if whole else without_empty(heads, map(_cells, compared))
+    yield (heads, [list(_cells(f)) for f in compared]) if whole else drop_empty_columns(heads, map(_cells, compared))
 
 
 def _cells(f: Finding) -> tuple[Cell, ...]:
@@ -104,7 +104,7 @@ def _cells(f: Finding) -> tuple[Cell, ...]:
 
 def _steps(section: Section) -> TableCells:
     """A typical step of the first ranks, and of all, as bars to one scale."""
-    ranks, whole = by_rank(section), of_all(section)
+    ranks, whole = by_rank(section), typical_of_ranks(section)
     if whole is None:
         return [], []
     rows = [(f"rank {rank}", steps, used) for rank, steps, used in ranks[:MOST_RANKS]]
@@ -112,7 +112,7 @@ def _steps(section: Section) -> TableCells:
         rows.append((f"mean of {len(ranks)}", sum(s for _, s, _ in ranks), whole))
     longest = max(used.total_s for _, _, used in rows)
     columns = ("typical step", ">steps", ">length", "to scale", *(f">{sign} {part}" for part, sign in SIGNS.items()), ">hidden")
-    return without_empty(columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
+    return drop_empty_columns(columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
 
 
 def _step_cells(name: str, steps: int, used: Usage, longest: float) -> tuple[Cell, ...]:
@@ -142,7 +142,7 @@ def bar(used: Usage, longest: float, signs: int = BAR) -> str:
 def _collectives(rows: Sequence[CollectiveRow]) -> TableCells:
     columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
     dearest = sorted(rows, key=lambda r: -(r.wire_s + r.wait_s))
-    return without_empty(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
+    return drop_empty_columns(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
 
 
 def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
@@ -152,11 +152,11 @@ def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
 
 
 def _kernels(rows: Sequence[KernelRow]) -> TableCells:
-    cells = ((short(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
-    return without_empty(("kernel", "kind", ">per step", ">time per step"), cells)
+    cells = ((short_kernel_name(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
+    return drop_empty_columns(("kernel", "kind", ">per step", ">time per step"), cells)
 
 
-def short(name: str, most: int = MOST_SIGNS) -> str:
+def short_kernel_name(name: str, most: int = MOST_SIGNS) -> str:
     """A kernel's name without what most of them have in common.
 
     >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 44)

@@ -6,13 +6,13 @@ from itertools import accumulate, pairwise
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
-from commtax.report.drawn import Console, Text
-from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
+from commtax.report.drawing import Console, Text
+from commtax.report.tables import NOTHING_SENT, headline, notes, range_80, say, served_step, show_shares, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
-from commtax.verbs.explained import HELD, Explained
+from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
@@ -23,7 +23,7 @@ ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
 
 
-def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
+def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
@@ -78,7 +78,7 @@ def weakest(b: StepBill) -> str:
     return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.items if x.source.kind == least)) or "none"
 
 
-def _show_served(console: Console, step: Explained) -> tuple[str, ...]:
+def _show_served(console: Console, step: ExplainedStep) -> tuple[str, ...]:
     """A served step's picture, lines and totals; what is left to remark."""
     b = step.bill
     for line in _drawn_layer(b):
@@ -133,7 +133,7 @@ def how_sent(x: Line) -> str:
 def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-    whole = f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)}"
+    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
     say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}", "bold")
 
 
@@ -149,7 +149,7 @@ def _rates(b: StepBill) -> str:
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
-def _show_trained(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
+def _show_trained(console: Console, step: ExplainedStep, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
     """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
     b = step.bill
     _show_taxes(console, b)
@@ -190,13 +190,13 @@ def _fate(x: Line) -> Text:
     return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "yellow")
 
 
-def _trained_totals(console: Console, step: Explained, num_tokens: float) -> None:
+def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) -> None:
     b = step.bill
     days = f"; {num_tokens:.3g} tokens take {b.days(num_tokens):,.1f} days" if num_tokens else ""
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
-    whole = f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)}"
+    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
     say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}", "bold")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
@@ -204,7 +204,7 @@ def _trained_totals(console: Console, step: Explained, num_tokens: float) -> Non
     say(console, held, "" if step.memory.fits else "red")
 
 
-def _inequalities(step: Explained) -> Iterator[str]:
+def _inequalities(step: ExplainedStep) -> Iterator[str]:
     """The lesson's two thresholds with this step's rate and links."""
     t = step.thresholds
     if t and t.dp_tokens:
@@ -232,7 +232,7 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
     show_table(console, ("cause", ">step", ">of the gap", ""), rows)
 
 
-def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
+def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
     """``bill --json``, of either phase."""
     b, q = step.bill, step.bill.question
     things: Record = {

@@ -1,8 +1,8 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
-from commtax.calibrate.records import Calibration, Change, Part
+from commtax.calibrate.measurements import Calibration, ConstantChange, ProfilePart
 from commtax.report.documents import Record, facts, record
-from commtax.report.drawn import Console
+from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_rate, format_seconds
 
@@ -13,7 +13,7 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     """The file first, then each part."""
     say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", "bold")
     columns = ("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
-    show_table(console, columns, map(_fitted, calibration.parts))
+    show_table(console, columns, map(_part_row, calibration.parts))
     every = [(p.name, c, c.after / c.before - 1 if c.before else None) for p in calibration.parts for c in p.changes]
     changes = [(c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}") for of, c, x in every]
     show_table(console, ("constant", "of", ">catalogue", ">measured", ">change"), changes)
@@ -27,12 +27,12 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     notes(console, [f"commtax bill MODEL --profile {path} (also compare, expect, simulate, audit) uses it"])
 
 
-def _fitted(p: Part) -> tuple[str, ...]:
+def _part_row(p: ProfilePart) -> tuple[str, ...]:
     errors = (f"{error:.1%}" for error in (p.before.median, p.after.median, p.before.p90, p.after.p90))
     return (p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
 
 
-def _value(c: Change, value: float | None) -> str:
+def _value(c: ConstantChange, value: float | None) -> str:
     if value is None:
         return "-"
     if c.unit == "s":

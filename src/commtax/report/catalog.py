@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from commtax.catalog import keys
-from commtax.catalog.models import Published
+from commtax.catalog.models import PublishedCount
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
-from commtax.report.documents import Record, facts, plain, record
-from commtax.report.drawn import Console
+from commtax.report.documents import Record, facts, record, to_json
+from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
@@ -57,7 +57,7 @@ LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] =
 """Columns and rows of each kind's table."""
 
 
-def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
+def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> None:
     say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
     further = f" and {mtp_params(m):,.0f} in {plural(len(m.mtp), 'layer')} for further tokens" if m.mtp else ""
@@ -88,7 +88,7 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     notes(console, list(m.notes))
 
 
-def model_document(model: Model, counts: Iterable[Published]) -> Record:
+def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
     """``catalog models NAME --json``."""
     moe = model.experts
     tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
@@ -109,7 +109,7 @@ def model_document(model: Model, counts: Iterable[Published]) -> Record:
         num_experts=moe.num_experts if moe else 0,
         experts_per_token=moe.top_k if moe else 0,
         notes=[str(note) for note in model.notes],
-        published=[facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
+        published=[facts(p, "params", "kind", "beyond", "includes") | to_json(p.source) for p in counts],
         tensors=[facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors],
     )
 
@@ -164,12 +164,12 @@ def show_thing(console: Console, thing: Thing) -> None:
         say(console, f"  [{number}] {_cite(source)}", style="dim")
     if thing.note:
         notes(console, [thing.note])
-    for part in _described(thing).values():
+    for part in _own_parts(thing).values():
         console.print()
         show_thing(console, part)
 
 
-def _described(thing: Thing) -> dict[str, Chip | Link]:
+def _own_parts(thing: Thing) -> dict[str, Chip | Link]:
     """Parts of a cluster that its own file describes: no catalogue holds them."""
     held = _facts_of(thing) if isinstance(thing, Cluster) else ()
     parts = {name: value for name, value in held if isinstance(value, (Chip, Link))}
@@ -179,7 +179,7 @@ def _described(thing: Thing) -> dict[str, Chip | Link]:
 def thing_document(thing: Thing) -> Record:
     """One chip, link, cluster or engine with the source of each number."""
     values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(thing)}
-    own = {name: thing_document(part) for name, part in _described(thing).items()}
+    own = {name: thing_document(part) for name, part in _own_parts(thing).items()}
     described = {"described": own} if own else {}
     return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources, **described}
 

@@ -5,24 +5,24 @@ from itertools import chain
 
 import numpy as np
 
-from commtax.catalog.transfer import unseen
+from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
-from commtax.report.documents import LEFT_OUT, Record, document, facts, plain, record
-from commtax.report.drawn import Console
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record, to_json
+from commtax.report.drawing import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import SIZES
 from commtax.units import format_mean, format_seconds, plural
-from commtax.verbs.apart import describe_pools
-from commtax.verbs.asking import describe_gpus, describe_layout
+from commtax.verbs.closed_loop import ClosedLoop
+from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.serving import Simulation
+from commtax.verbs.settling import describe_gpus, describe_layout
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 """What TTFT is made of."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
-def holds_one(s: Simulation) -> bool:
+def holds_one(s: ClosedLoop) -> bool:
     """Whether the cache of a copy has room for one request, and a prompt worker for its prompt."""
     states = np.asarray(s.state_tokens)
     whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.tokens) + states)
@@ -30,7 +30,7 @@ def holds_one(s: Simulation) -> bool:
     return bool(whole and prompts)
 
 
-def show_simulation(console: Console, s: Simulation) -> None:
+def show_simulation(console: Console, s: ClosedLoop) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
     _head(console, s)
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
@@ -43,18 +43,18 @@ def show_simulation(console: Console, s: Simulation) -> None:
     notes(console, (_mixture(s), *s.notes, host_times(s)))
 
 
-def _ends(s: Simulation, name: str) -> str:
+def _ends(s: ClosedLoop, name: str) -> str:
     return " to ".join(format_seconds(end) for end in s.range_of(name))
 
 
-def _token_parts(s: Simulation) -> list[tuple[str, float]]:
+def _token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
     decode, stretch = float(s.steps.decode_s), float(s.served.stretch_s)
     frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
     thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
     return [("decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
-def show_simulations(console: Console, s: Simulation) -> None:
+def show_simulations(console: Console, s: ClosedLoop) -> None:
     """One line a concurrency."""
     _head(console, s)
     times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
@@ -73,7 +73,7 @@ def _run_cells(run: Record) -> tuple[str, ...]:
     return (f"{run['concurrency']:,}", format_mean(run["running"]), *between, *first, *rates)
 
 
-def _head(console: Console, s: Simulation) -> None:
+def _head(console: Console, s: ClosedLoop) -> None:
     r = s.requests
     if not holds_one(s):
         states = int(np.max(s.state_tokens))
@@ -91,7 +91,7 @@ def _head(console: Console, s: Simulation) -> None:
     say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{hits}{finite}", "dim")
 
 
-def _gpus(s: Simulation) -> str:
+def _gpus(s: ClosedLoop) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
     if s.apart is None:
         return describe_gpus(s.question.plan)
@@ -101,7 +101,7 @@ def _gpus(s: Simulation) -> str:
     return total + describe_pools(s.question, prompts, f"{copies}{describe_layout(s.question.plan)}")
 
 
-def _mixture(s: Simulation) -> str:
+def _mixture(s: ClosedLoop) -> str:
     """What the engine's steps are, in words."""
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
@@ -115,13 +115,13 @@ def _mixture(s: Simulation) -> str:
     )
 
 
-def host_times(s: Simulation) -> str:
+def host_times(s: ClosedLoop) -> str:
     """What host times rest on, in words."""
     engine = s.question.engine
     return f"host times of {engine.key} {engine.host.host_label or basis_words(s)}"
 
 
-def basis_words(s: Simulation) -> str:
+def basis_words(s: ClosedLoop) -> str:
     """What ranges rest on, in words."""
     engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
@@ -129,12 +129,12 @@ def basis_words(s: Simulation) -> str:
     if basis == "assumed":
         return "and ranges assumed"
     if engine.host.pooled and not engine.host.host_label:
-        return f"transferred from published runs{_without(tuple(dict.fromkeys(chain(*map(unseen, s.settings)))))}"
+        return f"transferred from published runs{_unseen_words(tuple(dict.fromkeys(chain(*map(unseen_levels, s.settings)))))}"
     where = " and ".join(engine.host.served_on)
     return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
 
 
-def _without(levels: tuple[str, ...]) -> str:
+def _unseen_words(levels: tuple[str, ...]) -> str:
     """What no published run had, and what that does to the ranges."""
     named = {"engine": "this engine", "chip": "this chip", "dtype": "this number format", "family": "this family of models"}
     strange = [named[level] for level in levels if level in named]  # whoever asks is no publisher, which needs no words
@@ -144,7 +144,7 @@ def _without(levels: tuple[str, ...]) -> str:
     return f", none of which had {said}: ranges are as wide as the errors on runs left out of the fit"
 
 
-def simulation_runs(s: Simulation) -> list[Record]:
+def simulation_runs(s: ClosedLoop) -> list[Record]:
     """One flat record for each concurrency; without a second token there is no time between tokens, and its fields are null."""
     ends: Record = {}
     for name in ("tpot", "ttft"):
@@ -154,10 +154,10 @@ def simulation_runs(s: Simulation) -> list[Record]:
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
     wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
-    return [plain({name: value[i] for name, value in wide.items()}) for i in range(size)]
+    return [to_json({name: value[i] for name, value in wide.items()}) for i in range(size)]
 
 
-def simulation_document(s: Simulation) -> Record:
+def simulation_document(s: ClosedLoop) -> Record:
     """``simulate --json``: one record in ``runs`` for each concurrency."""
     return document(
         "simulate",
@@ -172,7 +172,7 @@ def simulation_document(s: Simulation) -> Record:
     )
 
 
-def _workers(s: Simulation) -> Record:
+def _workers(s: ClosedLoop) -> Record:
     """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
     plan = s.question.plan
     if s.apart is None:

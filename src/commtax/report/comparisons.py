@@ -6,7 +6,7 @@ from typing import Any
 
 from commtax.records import dataclass
 from commtax.report.documents import Record, facts
-from commtax.report.drawn import Console, Text
+from commtax.report.drawing import Console, Text
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import PARALLEL, TAXES
@@ -62,7 +62,7 @@ def _swept(b: StepBill) -> Record:
     return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
 
 
-def drafted(bills: Iterable[StepBill | None]) -> list[str]:
+def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
     """What tokens/s leave out where tokens are drafted."""
     if not any(b is not None and b.question.speculative for b in bills):
         return []
@@ -86,7 +86,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, "yes" if fits(b) else "no", ""))
     show_table(console, (*compared.axes, *costs, ""), rows)
-    notes(console, drafted(row.bill for row in compared.rows))
+    notes(console, draft_remarks(row.bill for row in compared.rows))
 
 
 def plot_comparison(compared: Comparison, title: str, path: Path) -> None:

@@ -1,6 +1,6 @@
 """Answers as JSON documents: ``documents.toml`` says of every key where its value is and how it is told, so that no name decides.
 
-A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``plain`` makes JSON of all.
+A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``to_json`` makes JSON of all.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ LEFT_OUT: Any = object()
 Way = Callable[[Any], Any]
 
 
-def _whole(value: Any) -> Any:
+def _round_whole(value: Any) -> Any:
     return round(value) if isinstance(value, float) and isfinite(value) else value
 
 
-WAYS: dict[str, Way] = {"": lambda value: value, "whole": _whole, "if any": lambda value: value or LEFT_OUT}
+WAYS: dict[str, Way] = {"": lambda value: value, "whole": _round_whole, "if any": lambda value: value or LEFT_OUT}
 """How a value is told."""
 
 
@@ -47,7 +47,7 @@ def _mapping(name: str) -> dict[str, tuple[str, Way]]:
 
 def record(name: str, /, **things: object) -> Record:
     """A record made of things, as ``documents.toml`` maps it."""
-    values = {key: way(_found(path, things)) for key, (path, way) in _mapping(name).items()}
+    values = {key: way(_look_up(path, things)) for key, (path, way) in _mapping(name).items()}
     return {key: value for key, value in values.items() if value is not LEFT_OUT}
 
 
@@ -56,7 +56,7 @@ def facts(thing: object, *names: str) -> Record:
     return {name: getattr(thing, name) for name in names}
 
 
-def _found(path: str, things: Record) -> Any:
+def _look_up(path: str, things: Record) -> Any:
     if path.startswith("= "):
         return path[2:]
     first, *names = path.split(".")
@@ -76,10 +76,10 @@ def _fields(kind: Any) -> tuple[tuple[str, str, Way], ...]:
     return tuple((name, key, WAYS[way]) for name, (key, _, way) in (usual | other).items())
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Records as JSON's own: NumPy numbers and arrays too; whole floats as ints, no limit (infinity) and no number as null."""
     if isinstance(value, np.ndarray):
-        return plain(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -88,9 +88,9 @@ def plain(value: Any) -> Any:
         kind: Any = type(value)
         value = {key: way(getattr(value, name)) for name, key, way in _fields(kind)}
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if v is not LEFT_OUT}
+        return {k: to_json(v) for k, v in value.items() if v is not LEFT_OUT}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [to_json(v) for v in value]
     return value
 
 

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from math import inf, isinf
 
 from commtax.planner.choosing import margin
-from commtax.planner.fleet_search import burden, sustained
+from commtax.planner.fleet_search import burden, sustained_tokens_per_s
 from commtax.planner.fleet_trials import COUNTED, EACH, Trial
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.report.documents import Record, document, facts, record
-from commtax.report.drawn import Console
-from commtax.report.money import COUNTS, counted_note, million, price_notes, spent, spent_record
-from commtax.report.planning import limit_words, ranks, shortened, spread_notes
-from commtax.report.tables import between, notes, say, show_columns, show_rejected, sized
+from commtax.report.drawing import Console
+from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
+from commtax.report.planning import limit_words, ranks, shorten_rejected, spread_notes
+from commtax.report.tables import name_and_gpus, notes, range_80, say, show_columns, show_rejected
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
@@ -25,8 +25,8 @@ TOLD = ("engine", "cluster", "arithmetic")
 def show_fleets(console: Console, a: FleetPlans) -> None:
     """The sentence first: what to run, how sure it is, what it costs."""
     q = a.question
-    where = " or ".join(sized(other.cluster) for other in a.questions)
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
+    where = " or ".join(name_and_gpus(other.cluster) for other in a.questions)
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "bold")
     if not a.complete:
         say(console, "Interrupted: this is the best so far; better plans may be missing.", "bold red")
     if a.plans:
@@ -38,11 +38,11 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
         _show_ranking(console, a, a.plans)
     else:
         _show_nothing(console, a)
-    show_rejected(console, ((lost.family, lost.reason) for lost in shortened(a.rejected)))
+    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
     notes(console, _notes(a))
 
 
-def _asked(a: FleetPlans) -> str:
+def _question_words(a: FleetPlans) -> str:
     q = a.question
     lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
     limits = limit_words(q, limit_name)
@@ -84,15 +84,15 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     tokens = COUNTS[best.layout.question.goal.cost_of]
     asked = f"at the requested rate{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
     full = f"; full, at {best.full_rate:.3g} requests/s: ${million(m.full_usd_per_million_tokens)}"
-    yield f"{plural(m.gpus, 'GPU')} paid for, {spent(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
-    other = min(a.plans, key=_full)
-    if _full(other) < _full(best):
+    yield f"{plural(m.gpus, 'GPU')} paid for, {fleet_cost_words(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
+    other = min(a.plans, key=_full_load_usd)
+    if _full_load_usd(other) < _full_load_usd(best):
         place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
         rate = f"{other.full_rate:.3g} requests/s"
-        yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full(other))} per million at {rate}"
+        yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full_load_usd(other))} per million at {rate}"
 
 
-def _full(trial: Trial) -> float:
+def _full_load_usd(trial: Trial) -> float:
     """Dollars a million tokens at full load; infinitely many where nobody knows."""
     return trial.money.full_usd_per_million_tokens or inf
 
@@ -103,7 +103,7 @@ def gpu_words(trial: Trial) -> str:
 
 
 def _range(trial: Trial, name: str) -> str:
-    return between(*trial.ranges[name]) if name in trial.ranges else ""
+    return range_80(*trial.ranges[name]) if name in trial.ranges else ""
 
 
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
@@ -123,7 +123,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     columns |= {
         ">used": ["" if m.used is None else f"{m.used:.0%}" for m in costs],
         ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
-        ">tokens/s/GPU": [f"{sustained(t) / t.gpus:,.0f}" if t.growth >= 0 else "" for t in rows],
+        ">tokens/s/GPU": [f"{sustained_tokens_per_s(t) / t.gpus:,.0f}" if t.growth >= 0 else "" for t in rows],
         ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs],
         ">$/M asked": [million(m.usd_per_million_tokens) for m in costs],
         ">$/M full": [million(m.full_usd_per_million_tokens) for m in costs],
@@ -207,7 +207,7 @@ def _row(trial: Trial) -> Record:
         "utilisation": trial.money.used,
         "full_requests_per_s": trial.full_rate,
         "headroom": trial.growth if trial.growth >= 0 else None,
-        "sustained_tokens_per_s_per_gpu": sustained(trial) / trial.gpus if trial.growth >= 0 else None,
+        "sustained_tokens_per_s_per_gpu": sustained_tokens_per_s(trial) / trial.gpus if trial.growth >= 0 else None,
         **spent_record(trial.money),
         **facts(trial.money, "usd_per_million_tokens", "full_usd_per_million_tokens"),
         "verdict": gpu_words(trial),

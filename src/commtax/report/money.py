@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from commtax.planner.money import COUNTED, MONTH_H, YEAR_H, Money, of_plan
+from commtax.planner.money import COUNTED, MONTH_H, YEAR_H, Money, plan_money
 from commtax.question import Question
 from commtax.report.documents import Record, facts
 from commtax.units import plural
@@ -39,7 +39,7 @@ def million(usd: float | None) -> str:
     return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 
-def spent(m: Money) -> str:
+def fleet_cost_words(m: Money) -> str:
     """Of the fleet by the hour, the month and the year; nothing where no price is known."""
     if not (m.usd_per_hour and m.usd_per_month and m.usd_per_year):
         return ""
@@ -55,21 +55,21 @@ def _pools(q: Question) -> list[Question]:
 
 def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> list[str]:
     """What a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
-    m, notes = of_plan(q, gpus, output_tokens_per_s, prompting), price_notes(_pools(q) if len(q.places) > 1 else [q])
+    m, notes = plan_money(q, gpus, output_tokens_per_s, prompting), price_notes(_pools(q) if len(q.places) > 1 else [q])
     if not m.usd_per_hour:
         return [f"{'; '.join(notes)}; plans are ranked by tokens/s per GPU"] if q.goal.objective == "cost" else notes
     tokens = f"${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]} at this load"
     idle = " without the idle ones" if gpus < q.gpus_there else ""
-    return [f"{'; '.join(notes)}; {plural(gpus, 'GPU')}{idle}: {spent(m)}; {tokens}", counted_note(q)]
+    return [f"{'; '.join(notes)}; {plural(gpus, 'GPU')}{idle}: {fleet_cost_words(m)}; {tokens}", counted_note(q)]
 
 
 def page_note(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> str:
     """The same for the page, by either count of tokens."""
-    each = [of_plan(q.but(cost_of=of), gpus, output_tokens_per_s, prompting) for of in COUNTED]
+    each = [plan_money(q.but(cost_of=of), gpus, output_tokens_per_s, prompting) for of in COUNTED]
     if not each[0].usd_per_hour:
         return f"no price is known for {q.cluster.chip.key}"
     tokens = f"${million(each[0].usd_per_million_tokens)} per million output tokens"
-    return f"{spent(each[0])}; {tokens}, ${million(each[1].usd_per_million_tokens)} where input counts too, at this load"
+    return f"{fleet_cost_words(each[0])}; {tokens}, ${million(each[1].usd_per_million_tokens)} where input counts too, at this load"
 
 
 def spent_record(m: Money) -> Record:

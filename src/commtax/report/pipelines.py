@@ -6,7 +6,7 @@ from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
 from commtax.files import table
 from commtax.report.documents import Record, record
-from commtax.report.drawn import Console, Text
+from commtax.report.drawing import Console, Text
 from commtax.report.tables import notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
 from commtax.statement import Refusal
@@ -109,7 +109,7 @@ def to_svg(t: Timeline) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _drawn(note: str, **drawn: object) -> Record:
+def _drawing_record(note: str, **drawn: object) -> Record:
     """Boxes on the stages' lanes, in seconds."""
     return {"lanes": [], "bars": [], "total": 0.0, "bubble_fraction": 0.0, "formula": "", "note": note, **drawn}
 
@@ -120,15 +120,15 @@ def page_pipeline(b: StepBill) -> Record:
     p, m = int(plan.pp), int(plan.microbatches)
     if not b.question.trains or p == 1:
         note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
-        return _drawn(note)
+        return _drawing_record(note)
     boxes = p * m * SCHEDULES[plan.schedule].passes(int(plan.chunks)) * 3
     if boxes > MOST_BOXES:
-        return _drawn(f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
+        return _drawing_record(f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
     ran = step_pipeline(b.question, b)
     t, idle = ran.timeline, ran.over_total
     columns = (t.lane, t.start_s, t.end_s, [t.kinds[kind] for kind in t.kind], np.asarray(t.number))
     names = ("stage", "start", "end", "kind", "microbatch")
-    return _drawn(
+    return _drawing_record(
         f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too",
         lanes=[f"stage {i}" for i in range(p)],
         bars=[dict(zip(names, box, strict=True)) for box in zip(*columns, strict=True)],

@@ -16,25 +16,25 @@ from commtax.planner.columns import (
     Rejected,
     ServingColumns,
     ServingPlans,
-    Standing,
+    StandingPlan,
     TrainColumns,
     TrainPlans,
     request_s,
 )
-from commtax.planner.money import of_plan, of_run
-from commtax.planner.reasons import SAID, in_type, missed, odds
+from commtax.planner.money import plan_money, training_money
+from commtax.planner.reasons import SAID, dtype_words, missed_times, odds
 from commtax.planner.training_search import BUDGET
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, facts, record
-from commtax.report.drawn import Console, Text
+from commtax.report.drawing import Console, Text
 from commtax.report.money import million, plan_notes, price_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
-from commtax.verbs.serving import lengths_note
 
 Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
@@ -44,11 +44,11 @@ TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubb
 WIDTH, HEIGHT = 60, 10
 
 
-def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
+def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None = None) -> None:
     """The sentence first: what to run, and why."""
     q, remarks = a.question, tuple[str, ...]()
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_asked(a)}", "bold")
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_question_words(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
     else:
@@ -59,10 +59,10 @@ def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = N
         say(console, f"{recommended_words(a)}: {head}{clients}.", "bold yellow")
         for reason in why:
             say(console, f"  {reason}")
-    _show_pasted(console, a, pasted)
+    _show_own_plan(console, a, pasted)
     if len(a.plans):
-        remarks = _show_trained(console, a, top) if a.trains else _show_served(console, a, top)
-    show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shortened(a.rejected))))
+        remarks = _show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
+    show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shorten_rejected(a.rejected))))
     notes(console, remarks)
 
 
@@ -81,7 +81,7 @@ def place_words(a: ServingPlans, place: OperatingPoint) -> str:
 
 
 SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
-    "plan": lambda a, rows, i: a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])),
+    "plan": lambda a, rows, i: a.gpu_words(rows, i) + dtype_words(a.question, int(rows.dtype[i])),
     ">clients": lambda _, rows, i: f"{int(rows.concurrency[i]):,}",
     ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
     ">TPOT": lambda a, rows, i: _tpot(a, rows, i),
@@ -110,7 +110,7 @@ def _show_places(console: Console, a: ServingPlans) -> None:
     show_columns(console, columns | {"choose it when": [place.when for place in a.places]})
 
 
-def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
+def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
     """The ranking and the front; what is left to remark."""
     _show_ranking(console, a, a.plans, top)
     for line in _scatter(a):
@@ -128,14 +128,14 @@ def spread_notes(q: Question) -> list[str]:
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
 
 
-def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
+def _show_training_plans(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
     splits = a.splits()
     _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
     best = f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit"
     return best, *run_notes(a)
 
 
-def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
+def _show_own_plan(console: Console, a: Plans, pasted: StandingPlan | None) -> None:
     """Where the plan that was pasted stands, in one sentence."""
     if pasted is None:
         return
@@ -158,7 +158,7 @@ def _served_figures(a: ServingPlans, r: ServingColumns) -> str:
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
-def _place(pasted: Standing, count: int, unit: str) -> str:
+def _place(pasted: StandingPlan, count: int, unit: str) -> str:
     """Its place among the good plans, or why it has none."""
     if not pasted.rank:
         return pasted.reason
@@ -166,7 +166,7 @@ def _place(pasted: Standing, count: int, unit: str) -> str:
     return ahead + (f", the best has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
 
 
-def _asked(a: Plans) -> str:
+def _question_words(a: Plans) -> str:
     if a.trains:
         return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
     g, r = a.question.goal, a.question.requests
@@ -184,7 +184,7 @@ DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each clien
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     own = a.recommended if rows is a.plans else None
-    first, q = _listed(rows, top, own), a.question
+    first, q = _rows_to_show(rows, top, own), a.question
     shown, usd = rows.take(np.array(first, dtype=int)), a.usd_per_million_tokens(rows)
     listed, timed = [(a, rows, i) for i in first], [">request"] if q.goal.objective == "latency" else []
     columns = {"": ranks(first, own)}
@@ -196,7 +196,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: 
     show_columns(console, columns | served_columns(listed, ">KV free"))
 
 
-def _listed(rows: Any, top: int, recommended: int | None) -> list[int]:
+def _rows_to_show(rows: Any, top: int, recommended: int | None) -> list[int]:
     """The first of a ranking, and the recommended plan where it lies behind them."""
     return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
 
@@ -221,7 +221,7 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
         say(console, f"No plan fits in memory.{f' It would take {wanted}.' if wanted else ''}", "bold red")
         return
     near, wish = a.near, percent(a.question.goal.confidence)
-    broken = [odds(a, near, 0, name) for name in missed(a.question, near, dict.fromkeys(SAID, 0))]
+    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(SAID, 0))]
     by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
     head = f"No plan is {wish} likely to meet the limits{by_half}"
     say(console, f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", "bold red")
@@ -242,7 +242,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
     notes(console, run_notes(a))
 
 
-def shortened(rejected: Iterable[Rejected]) -> list[Rejected]:
+def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
     """Degrees that one rule forbids are one line: TP 3, 5, 6, 7."""
     groups: dict[tuple[str, str], list[Rejected]] = {}
     for r in rejected:
@@ -285,7 +285,7 @@ def _scatter(a: ServingPlans) -> list[Text]:
     return lines
 
 
-def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record:
+def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Record:
     """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
     row: Callable[[Any, int], Record] = partial(trained_row, a) if a.trains else partial(served_row, a)
     things: Record = {
@@ -298,7 +298,7 @@ def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record
         "rejected": [record("plan-rejected", lost=lost) for lost in a.rejected],
     }
     if a.trains:
-        standing = _standing(pasted, trained_figures) if pasted else None
+        standing = _standing_record(pasted, trained_figures) if pasted else None
         return document("plan-trained", a.question, **things, pasted=standing)
 
     def at(place: OperatingPoint, i: int) -> Record:
@@ -312,11 +312,11 @@ def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Record
         definition=DEFINITION,
         places=[{"place": p.name, "when": p.when, "recommended": at(p, p.recommended), "best": at(p, 0)} for p in a.places],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=_standing(pasted, row) if pasted else None,
+        pasted=_standing_record(pasted, row) if pasted else None,
     )
 
 
-def _standing(pasted: Standing, row: Callable[[Any, int], Record]) -> Record:
+def _standing_record(pasted: StandingPlan, row: Callable[[Any, int], Record]) -> Record:
     figures = row(pasted.rows, 0) if len(pasted.rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
@@ -338,7 +338,7 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
         **facts_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
-        **spent_record(of_plan(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
+        **spent_record(plan_money(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
         "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
         "verdict": a.gpu_words(rows, i),
@@ -355,7 +355,9 @@ def plot_front(a: ServingPlans, path: Path) -> None:
             signs = style(index, linestyle="", label=f"TP {int(tp)}")
             axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
         axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
-        axes.set_title(no_formula(f"{a.question.model.key} on {sized_places(a.question)}, {_asked(a)}"), loc="left", fontsize=10)
+        axes.set_title(
+            no_formula(f"{a.question.model.key} on {sized_places(a.question)}, {_question_words(a)}"), loc="left", fontsize=10
+        )
         axes.grid(True, alpha=0.3)
         axes.legend()
 
@@ -363,7 +365,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
 
 
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
-    first = _listed(rows, top, recommended)
+    first = _rows_to_show(rows, top, recommended)
     show_columns(console, {"": ranks(first, recommended), **ranked_columns(a, rows, first)})
 
 
@@ -375,7 +377,7 @@ def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[
     """Columns of a table of some plans."""
     steps = [a.step_of(rows, i) for i in first]
     rates = [tokens_per_s(a, rows, i) for i in first]
-    runs = [of_run(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
+    runs = [training_money(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
     return {
         "plan": [a.gpu_words(rows, i) for i in first],
         ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
@@ -412,7 +414,7 @@ def run_notes(a: TrainPlans) -> list[str]:
 
 def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
     b, rate = a.step_of(rows, i), tokens_per_s(a, rows, i)
-    run = of_run(a.question, int(rows.gpus[i]), rate)
+    run = training_money(a.question, int(rows.gpus[i]), rate)
     figures = trained_figures(rows, i)
     figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
     figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}

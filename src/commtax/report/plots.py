@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from commtax.files import written
-from commtax.spelling import visible
+from commtax.files import replace_when_written
+from commtax.spelling import escape_controls
 from commtax.statement import Refusal
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
@@ -44,7 +44,7 @@ def picture(path: Path, draw: Callable[[Any], None], size: tuple[float, float] =
         figure = plt.figure(figsize=size, constrained_layout=True)
         try:
             draw(figure)
-            with written(path, "plot") as part:
+            with replace_when_written(path, "plot") as part:
                 figure.savefig(part, dpi=dpi, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
         finally:
             plt.close(figure)
@@ -56,4 +56,4 @@ def no_formula(text: str) -> str:
     >>> no_formula("a$b")
     'a\\\\$b'
     """
-    return visible(text).replace("$", r"\$")
+    return escape_controls(text).replace("$", r"\$")

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from commtax.report.drawn import Console
+from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
-from commtax.verbs.requests import Outcome
-from commtax.verbs.sweeping import Slo, Sweep
+from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.sweeping import RequestSweep, Slo
 
 TITLES = {"request_rate": "requests/s", "concurrency": "clients"}
 
 
-def show_sweep(console: Console, s: Sweep, slo: Slo) -> None:
+def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     """One line a point, the knee and the capacity said."""
     headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
     say(console, sweep_words(s, slo), "bold yellow")
@@ -28,7 +28,7 @@ def show_sweep(console: Console, s: Sweep, slo: Slo) -> None:
     notes(console, remarks(s.outcomes[0]))
 
 
-def sweep_words(s: Sweep, slo: Slo) -> str:
+def sweep_words(s: RequestSweep, slo: Slo) -> str:
     """Where it turns."""
     unit = rate_words if s.name == "request_rate" else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
@@ -40,7 +40,7 @@ def sweep_words(s: Sweep, slo: Slo) -> str:
     return f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0]
 
 
-def _cells(s: Sweep, at: int, slo: Slo) -> tuple[str, ...]:
+def _cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
     o = s.outcomes[at]
     names = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p99", "e2e_mean")
     times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in names]
@@ -49,7 +49,7 @@ def _cells(s: Sweep, at: int, slo: Slo) -> tuple[str, ...]:
     return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
 
 
-def plot_sweep(s: Sweep, path: Path) -> None:
+def plot_sweep(s: RequestSweep, path: Path) -> None:
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
 
     def draw(figure: Any) -> None:
@@ -64,7 +64,7 @@ def plot_sweep(s: Sweep, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _line(axes: Any, s: Sweep, name: str, index: int) -> None:
+def _line(axes: Any, s: RequestSweep, name: str, index: int) -> None:
     metric, which = name.split("_")
     values = [o.statistic(name) for o in s.outcomes]
     ends = np.array([o.range_of(name) for o in s.outcomes])
@@ -75,12 +75,12 @@ def _line(axes: Any, s: Sweep, name: str, index: int) -> None:
         axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
 
 
-def _frame(axes: Any, s: Sweep, what: str) -> None:
+def _frame(axes: Any, s: RequestSweep, what: str) -> None:
     axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
-    _in_words(axes, "y")
+    _format_time_axis(axes, "y")
     axes.grid(alpha=0.25)
     if s.knee is not None:
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
@@ -89,7 +89,7 @@ def _frame(axes: Any, s: Sweep, what: str) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _in_words(axes: Any, which: str) -> None:
+def _format_time_axis(axes: Any, which: str) -> None:
     """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -100,7 +100,7 @@ def _in_words(axes: Any, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plot_outcome(o: Outcome, path: Path) -> None:
+def plot_outcome(o: RequestsInTime, path: Path) -> None:
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
 
     def draw(figure: Any) -> None:
@@ -113,7 +113,7 @@ def plot_outcome(o: Outcome, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _histogram(axes: Any, o: Outcome) -> None:
+def _histogram(axes: Any, o: RequestsInTime) -> None:
     times, counts = o.gaps
     if counts.sum():
         ms = times * 1e3
@@ -128,7 +128,7 @@ def _histogram(axes: Any, o: Outcome) -> None:
     axes.grid(alpha=0.25)
 
 
-def _distribution(axes: Any, o: Outcome) -> None:
+def _distribution(axes: Any, o: RequestsInTime) -> None:
     seen = slice(o.question.offered.warmup, None)
     for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
         values = np.sort(o.columns[name][seen])
@@ -138,7 +138,7 @@ def _distribution(axes: Any, o: Outcome) -> None:
         value = o.statistic(f"ttft_{which}")
         axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
         axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
-    _in_words(axes, "x")
+    _format_time_axis(axes, "x")
     low, high = axes.get_xlim()
     axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
     axes.grid(alpha=0.25)

@@ -10,16 +10,16 @@ import numpy as np
 from commtax.files import table
 from commtax.report.closed_loop import host_times
 from commtax.report.documents import Record, document, record
-from commtax.report.drawn import Console
+from commtax.report.drawing import Console
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
-from commtax.verbs.apart import describe_pools, prompter
-from commtax.verbs.asking import describe_gpus, describe_layout
-from commtax.verbs.requests import Outcome
-from commtax.verbs.sweeping import NEEDED, UPPER, Slo, Sweep
+from commtax.verbs.disaggregation import describe_pools, prompter
+from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.settling import describe_gpus, describe_layout
+from commtax.verbs.sweeping import NEEDED, UPPER, RequestSweep, Slo
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
-from commtax.verbs.usage import Usage, usage_of
+from commtax.verbs.usage import EngineUsage, usage_of
 
 WORDS = table("report/words.toml")["requests"]
 METRICS = WORDS["metrics"]
@@ -32,24 +32,24 @@ LONGER = 1.2  # prompts of the slowest over those of the middle
 SAME = 1.1  # a tail that is no longer than this many medians is none
 
 
-def show_outcome(console: Console, o: Outcome, slo: Slo) -> None:
+def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """Saturation and missed limits first, then the times, then why."""
     _verdicts(console, o, slo)
     headline(console, o.question, fleet_words(o))
-    say(console, _asked(o), "dim")
+    say(console, _question_words(o), "dim")
     used = usage_of(o)
     say(console, _load(o), "bold yellow")
     columns = ("", ">mean", ">80 % range", ">p50", ">p90", ">p95", ">p99", ">80 % range")
     show_table(console, columns, [_cells(o, m) for m in METRICS])
     say(console, _throughput(o))
     if slo.limits and slo.kept(o):
-        say(console, f"{_kept(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput; {_sure(o, slo)}", "green")
+        say(console, f"{_slo_words(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}", "green")
     for sentence in tail_words(o):
         say(console, sentence)
     notes(console, (_engine(o, used), *remarks(o), host_times(o.alike)))
 
 
-def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
+def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """What makes the answer no, or only a part of it."""
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
@@ -58,23 +58,23 @@ def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
         load = f"{o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive"
         say(console, f"Overloaded: {load}; {grow}.", "bold red")
     if not slo.kept(o):
-        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_sure(o, slo)}"
-        say(console, f"SLO missed: {_kept(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
+        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
+        say(console, f"SLO missed: {_slo_words(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
 
 
-def _sure(o: Outcome, slo: Slo) -> str:
+def _confidence_words(o: RequestsInTime, slo: Slo) -> str:
     """How surely enough requests keep to the limits; beyond the 80 % range of the steps nobody looks."""
     probability = slo.probability(o)
     bound = {UPPER: "at least ", 1 - UPPER: "at most "}.get(probability, "")
     return f"the probability that {NEEDED:.0%} do is {bound}{probability:.0%}"
 
 
-def _kept(o: Outcome, slo: Slo) -> str:
+def _slo_words(o: RequestsInTime, slo: Slo) -> str:
     limits = " and ".join(f"{METRICS[name.removesuffix('_s')]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
     return f"{slo.share(o):.1%} of requests meet {limits}"
 
 
-def fleet_words(o: Outcome) -> str:
+def fleet_words(o: RequestsInTime) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
     plan, wanted = o.question.plan, o.question.requests
     if o.fleet.prompts is None:
@@ -84,7 +84,7 @@ def fleet_words(o: Outcome) -> str:
     return f"{o.num_gpus} GPUs = {describe_pools(o.question, prompts, decode)}"
 
 
-def _asked(o: Outcome) -> str:
+def _question_words(o: RequestsInTime) -> str:
     """When requests come and how long they are, in words."""
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
@@ -102,7 +102,7 @@ def _asked(o: Outcome) -> str:
     return f"{when}{limit}; {_lengths(o)}; {f'{offered.router} over replicas, ' if several else ''}seed {offered.seed}"
 
 
-def _lengths(o: Outcome) -> str:
+def _lengths(o: RequestsInTime) -> str:
     q = o.question
     if q.offered.trace is not None:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
@@ -125,7 +125,7 @@ def rate_words(per_s: float) -> str:
     return f"{per_s:,.3g} request{'' if per_s == 1 else 's'}/s"
 
 
-def _load(o: Outcome) -> str:
+def _load(o: RequestsInTime) -> str:
     """How much of what it could do is asked of it."""
     capacity = f"its capacity of {o.capacity:,.3g} requests/s"
     if o.closed or isinf(o.offered_rate):
@@ -133,7 +133,7 @@ def _load(o: Outcome) -> str:
     return f"{rate_words(o.offered_rate)} is {o.offered_rate / o.capacity:.0%} of {capacity}"
 
 
-def _cells(o: Outcome, metric: str) -> tuple[str, ...]:
+def _cells(o: RequestsInTime, metric: str) -> tuple[str, ...]:
     values = [o.statistic(f"{metric}_{which}") for which in STATISTICS]
     if not isfinite(values[0]):
         return (METRICS[metric], *("–",) * 7)
@@ -141,7 +141,7 @@ def _cells(o: Outcome, metric: str) -> tuple[str, ...]:
     return (METRICS[metric], first, _range(o, f"{metric}_mean"), *others, _range(o, f"{metric}_p99"))
 
 
-def _range(o: Outcome, name: str) -> str:
+def _range(o: RequestsInTime, name: str) -> str:
     return " to ".join(map(time_words, o.range_of(name)))
 
 
@@ -153,12 +153,12 @@ def time_words(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
 
 
-def _throughput(o: Outcome) -> str:
+def _throughput(o: RequestsInTime) -> str:
     tokens = f"{o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out ({o.tokens_per_s / o.num_gpus:,.0f} per GPU)"
     return f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}"
 
 
-def tail_words(o: Outcome) -> list[str]:
+def tail_words(o: RequestsInTime) -> list[str]:
     """Why the tails are what they are, one sentence each."""
     return [text for text in (first_words(first_tokens(o)), gap_words(gaps(o))) if text]
 
@@ -204,7 +204,7 @@ def gap_words(tail: Gaps) -> str:
     return f"{p99} is {tail.p99_s / tail.median_s:.1f} x {median}: {why}{thrown}."
 
 
-def _engine(o: Outcome, used: Usage) -> str:
+def _engine(o: RequestsInTime, used: EngineUsage) -> str:
     """What the engines were busy with."""
     busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine is busy'} {used.busy:.0%} of the time"
     thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
@@ -217,20 +217,20 @@ def _engine(o: Outcome, used: Usage) -> str:
     )
 
 
-def remarks(o: Outcome) -> list[str]:
+def remarks(o: RequestsInTime) -> list[str]:
     """Notes; idle GPUs are counted over both kinds of workers, where there are two."""
     said = ("interrupted", *(["idle-gpus"] if o.fleet.prompts else []))
     return list(dict.fromkeys(note for note in o.notes if note.code not in said))
 
 
-def outcome_document(o: Outcome, slo: Slo) -> Record:
+def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
     """``simulate --json`` of requests in time."""
     made = document(
         "requests",
         o.question,
         outcome=o,
         idle_gpus=o.question.gpus_there - o.num_gpus,
-        offered=_offered(o),
+        offered=_offered_record(o),
         requests=len(o.stream),
         utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
         times=[_times(o, metric) for metric in METRICS],
@@ -242,7 +242,7 @@ def outcome_document(o: Outcome, slo: Slo) -> Record:
     return made | bench_result(o, slo)
 
 
-def _offered(o: Outcome) -> Record:
+def _offered_record(o: RequestsInTime) -> Record:
     """What came, as it was asked for."""
     q, offered = o.question, o.question.offered
     return record(
@@ -256,7 +256,7 @@ def _offered(o: Outcome) -> Record:
     )
 
 
-def _times(o: Outcome, metric: str) -> Record:
+def _times(o: RequestsInTime, metric: str) -> Record:
     """All statistics of one time with their 80 % ranges, in seconds."""
     row: Record = {"metric": metric}
     for which in STATISTICS:
@@ -265,18 +265,18 @@ def _times(o: Outcome, metric: str) -> Record:
     return row
 
 
-def _slo(o: Outcome, slo: Slo) -> Record:
+def _slo(o: RequestsInTime, slo: Slo) -> Record:
     sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
     return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
 
 
-def _tail(o: Outcome) -> Record:
+def _tail(o: RequestsInTime) -> Record:
     first, between = first_tokens(o), gaps(o)
     ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
     return {"ttft": ours, "itl": between, "words": tail_words(o)}
 
 
-def bench_result(o: Outcome, slo: Slo) -> Record:
+def bench_result(o: RequestsInTime, slo: Slo) -> Record:
     """The keys of ``vllm bench serve --save-result``."""
     rate, burstiness = o.offered_rate, o.question.offered.burstiness
     limit = o.question.requests.concurrency if o.closed else o.stream.in_flight
@@ -299,7 +299,7 @@ def bench_result(o: Outcome, slo: Slo) -> Record:
     return row
 
 
-def sweep_document(s: Sweep, slo: Slo) -> Record:
+def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     """``simulate --sweep … --json``: a record with vLLM's keys in ``runs`` for each point."""
     first, knee, most = s.outcomes[0], s.knee, s.most(slo)
     return document(
@@ -313,6 +313,6 @@ def sweep_document(s: Sweep, slo: Slo) -> Record:
     )
 
 
-def _point(o: Outcome, slo: Slo) -> Record:
+def _point(o: RequestsInTime, slo: Slo) -> Record:
     kept = slo.share(o) if slo.limits else None
     return {**bench_result(o, slo), "source": "predicted", "overloaded": o.overloaded, "share": kept}

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from commtax.question import Question
-from commtax.report.drawn import Console, DrawnTable, Text
+from commtax.report.drawing import Console, DrawnTable, Text
 from commtax.spec import Cluster, Number
 from commtax.units import format_seconds, plural
-from commtax.verbs.asking import describe_gpus
+from commtax.verbs.settling import describe_gpus
 
 TableCells = tuple[list[str], list[list[str | Text]]]
 """Names of columns, and rows of cells."""
@@ -36,7 +36,7 @@ def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None
         show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
-def without_empty(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> TableCells:
+def drop_empty_columns(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> TableCells:
     """A table without the columns in which nothing is said."""
     cells = [list(row) for row in rows]
     kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]
@@ -60,10 +60,10 @@ def notes(console: Console, remarks: Iterable[str]) -> None:
         say(console, f"· {note}", style="dim")
 
 
-def where(asked: Question) -> str:
+def cluster_words(asked: Question) -> str:
     """The cluster and its links, in words."""
     if len(asked.places) > 1:
-        ahead, own = (where(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
+        ahead, own = (cluster_words(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
         slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
         return f"{ahead} for prompts and {own} to decode, {slower.key} between them"
     c = asked.cluster
@@ -75,7 +75,7 @@ def where(asked: Question) -> str:
     return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}){own}"
 
 
-def sized(place: Cluster) -> str:
+def name_and_gpus(place: Cluster) -> str:
     """A cluster's name and its number of GPUs, which many names do not tell."""
     return f"{place.key} ({plural(place.num_gpus, 'GPU')})"
 
@@ -83,14 +83,14 @@ def sized(place: Cluster) -> str:
 def sized_places(q: Question) -> str:
     """Where a question runs: its cluster, or that of prompts and that of decoding."""
     if len(q.places) == 1:
-        return sized(q.cluster)
-    return "{} for prompts and {} to decode".format(*map(sized, q.places))
+        return name_and_gpus(q.cluster)
+    return "{} for prompts and {} to decode".format(*map(name_and_gpus, q.places))
 
 
 def headline(console: Console, asked: Question, gpus: str = "") -> None:
     """What is asked about, in one bold line; ``gpus`` in other words than the plan's."""
     engine = f"{asked.engine.key}@{asked.engine.version}"
-    say(console, f"{asked.model.key} on {where(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "bold")
+    say(console, f"{asked.model.key} on {cluster_words(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "bold")
 
 
 def served_step(asked: Question) -> str:
@@ -98,7 +98,7 @@ def served_step(asked: Question) -> str:
     return f"{asked.phase}: batch {asked.batch:,.0f} per replica, {asked.context:,.0f} {CONTEXT[asked.phase]}"
 
 
-def between(low_s: Number, high_s: Number) -> str:
+def range_80(low_s: Number, high_s: Number) -> str:
     """The 80 % range of a time, where there is one."""
     low, high = format_seconds(low_s), format_seconds(high_s)
     return f" ({low} to {high})" if low != high else ""

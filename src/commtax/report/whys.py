@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from commtax.report.documents import Record, document, record
-from commtax.report.drawn import Console
-from commtax.report.tables import between, headline, notes, say, show_table
+from commtax.report.drawing import Console
+from commtax.report.tables import headline, notes, range_80, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart, Way
+from commtax.verbs.why_parts import CollectiveWay, Effect, Explanation, Floor, PricedBy, TimePart
 
 
 def why_document(b: StepBill, w: Why) -> Record:
@@ -20,19 +20,19 @@ def why_document(b: StepBill, w: Why) -> Record:
 
 def why_view(w: Why) -> Record:
     """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
-    return record("page-why", why=w, heading=_heading(w), told=list(_told(w)), range=_wide(w))
+    return record("page-why", why=w, heading=_heading(w), told=list(_explanation_lines(w)), range=_range_words(w))
 
 
 def show_why(console: Console, b: StepBill, w: Why) -> None:
     """What it is and how long it takes, why, by which parts and effects, and how sure that is."""
     headline(console, b.question)
     say(console, f"line {w.number}, {_heading(w)}", "bold yellow")
-    for text in _told(w):
+    for text in _explanation_lines(w):
         say(console, text)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
     show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts])
     _show_effects(console, w.explanation.effects)
-    say(console, _wide(w), "bold")
+    say(console, _range_words(w), "bold")
     notes(console, w.range.reasons)
 
 
@@ -43,22 +43,22 @@ def _heading(w: Why) -> str:
     return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step"
 
 
-def _wide(w: Why) -> str:
-    return f"80 % range{between(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
+def _range_words(w: Why) -> str:
+    return f"80 % range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
 
 
-def _told(w: Why) -> Iterator[str]:
+def _explanation_lines(w: Why) -> Iterator[str]:
     e = w.explanation
     if e.shape:
         yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
     if e.nbytes or e.flops:
-        yield f"per launch: {_moved(e, 1)}; in total: {_moved(e, w.times)}"
+        yield f"per launch: {_moved_words(e, 1)}; in total: {_moved_words(e, w.times)}"
     if e.way:
-        yield from _gone(e.way)
+        yield from _path_lines(e.way)
     if e.floor:
-        yield _least(e.floor, w.each_s)
+        yield _floor_words(e.floor, w.each_s)
     if e.priced_by:
-        yield from _priced(e.priced_by)
+        yield from _constants_lines(e.priced_by)
     elif e.source:
         yield f"source: {e.source}"
 
@@ -67,26 +67,26 @@ def _size(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
 
 
-def _moved(e: Explanation, times: float) -> str:
+def _moved_words(e: Explanation, times: float) -> str:
     computed = f", {format_si(e.flops * times, 'FLOP')}" if e.flops else ""
     return f"{format_bytes(e.nbytes * times)}{computed}"
 
 
-def _gone(way: Way) -> Iterator[str]:
+def _path_lines(way: CollectiveWay) -> Iterator[str]:
     over = f" on {plural(int(way.domains), 'domain')}" if way.domains > 1 else ""
     yield f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
     window = f"{format_seconds(way.window_s)} ({way.window})" if way.window_s else "none"
     yield f"on the wire: each rank sends at least {format_bytes(way.sent_bytes)} each time; window: {window}"
 
 
-def _least(floor: Floor, each_s: float) -> str:
+def _floor_words(floor: Floor, each_s: float) -> str:
     computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
     slower = f": the line takes {each_s / floor.seconds:.2f} times that" if floor.seconds else ""
     moved = f"bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}"
     return f"floor: {moved}{computed}; {floor.binds} bind, {format_seconds(floor.seconds)}{slower}"
 
 
-def _priced(p: PricedBy) -> Iterator[str]:
+def _constants_lines(p: PricedBy) -> Iterator[str]:
     home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
     yield f"priced by: {p.table} ({p.source}{home})"
     if p.equation:

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.files import Json
-from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, Bench, number, rate_of, result, spread_of
+from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, rate_of, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
 COUNT = counts(__name__)
@@ -21,15 +21,15 @@ def is_document(d: Json) -> bool:
     return any(isinstance(d.get(key), dict) and "avg" in d[key] for key in NAMES)
 
 
-def from_document(d: Json) -> Bench:
+def from_document(d: Json) -> BenchmarkRun:
     """``profile_export_aiperf.json`` or ``profile_export_genai_perf.json``."""
     blocks = {key: block for key, block in d.items() if isinstance(block, dict)}
     flat = {**d, **{key: block.get("avg") for key, block in blocks.items() if "avg" in block}}
     config = blocks.get("input_config", {})
-    return _built(blocks, {**flat, **_asked(config)}, str(d.get("aiperf_version") or d.get("version") or ""))
+    return _make_result(blocks, {**flat, **_load_options(config)}, str(d.get("aiperf_version") or d.get("version") or ""))
 
 
-def _asked(config: Json) -> dict[str, Json]:
+def _load_options(config: Json) -> dict[str, Json]:
     """Load and model: of AIPerf's phases, of its older ``loadgen``, or of GenAI-Perf's options."""
     phases = config.get("phases")
     kept = [p for p in phases if isinstance(p, dict) and not p.get("exclude_from_results")] if isinstance(phases, list) else []
@@ -47,7 +47,7 @@ def _asked(config: Json) -> dict[str, Json]:
     }
 
 
-def _built(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> Bench:
+def _make_result(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> BenchmarkRun:
     stats: dict[str, dict[str, float]] = {}
     for key, metric in NAMES.items():
         block = blocks.get(key, {})
@@ -68,33 +68,33 @@ def is_csv(text: str) -> bool:
     return text.lstrip()[:11].lower() == "metric,avg,"
 
 
-def from_csv(text: str) -> Iterator[Bench]:
+def from_csv(text: str) -> Iterator[BenchmarkRun]:
     """``profile_export_aiperf.csv`` or ``profile_export_genai_perf.csv``: a table of metrics, and one of single values."""
-    lines = (line for line in each_line(text) if len(line) <= COUNT.longest_line)
+    lines = (line for line in split_lines(text) if len(line) <= COUNT.longest_line)
     yield from _rows(islice(csv.reader(lines, strict=False), COUNT.most_rows))
 
 
-def _rows(rows: Iterable[Sequence[str]]) -> Iterator[Bench]:
+def _rows(rows: Iterable[Sequence[str]]) -> Iterator[BenchmarkRun]:
     """A result for each header with an average."""
     header: list[str] = []
     tables: list[dict[str, dict[str, Json]]] = [{}]
     for cells in rows:
         if cells and _HEADER.fullmatch(cells[0]):
             header = [cell.strip() for cell in cells]
-            tables += [{}] if "avg" in header and _told(tables[-1]) else []
+            tables += [{}] if "avg" in header and _has_metrics(tables[-1]) else []
         elif header and len(cells) > 1:
-            name, unit = _named(cells[0])
+            name, unit = _key_and_unit(cells[0])
             values = dict(zip(header[1:], cells[1:], strict=False))
             tables[-1][name] = {"unit": unit, **({"avg": values.get("Value")} if "Value" in values else values)}
-    for blocks in filter(_told, tables):
-        yield _built(blocks, {key: block.get("avg") for key, block in blocks.items()})
+    for blocks in filter(_has_metrics, tables):
+        yield _make_result(blocks, {key: block.get("avg") for key, block in blocks.items()})
 
 
-def _told(blocks: Blocks) -> bool:
+def _has_metrics(blocks: Blocks) -> bool:
     return any(number(blocks.get(key, {}).get("avg")) is not None for key in NAMES)
 
 
-def _named(cell: str) -> tuple[str, str]:
+def _key_and_unit(cell: str) -> tuple[str, str]:
     """A metric's key and unit.
 
     >>> _named("Time to First Token (ms)"), _named("Output token throughput (per sec)")

@@ -17,13 +17,13 @@ from dataclasses import replace
 from itertools import islice
 from statistics import fmean, median
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
-from commtax.results import aiperf, guidellm, inferencex, lines, mlperf, printed, prometheus, runs
+from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
-from commtax.results.bench_record import METRICS, TABLE, Bench, number, result, spread_among, thirds_of
-from commtax.results.cut import readable
+from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_among, thirds_of
+from commtax.results.damaged_json import read_damaged
 from commtax.statement import Note, Refusal
 
 COUNT = counts(__name__)
@@ -32,7 +32,7 @@ _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_thr
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
-SPECIAL = (mlperf, prometheus, lines, trtllm)
+SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)
 """Readers of what single tools print; ``printed`` reads all others."""
 
 
@@ -47,21 +47,21 @@ def looks_like_text(text: str) -> bool:
     return known or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
 
 
-def read(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+def read(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
     """All results of a file of any of these kinds."""
     return parse(text, name) if text.lstrip()[:1] in ("{", "[") or not looks_like_text(text) else parse_text(text, name)
 
 
-def parse_text(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+def parse_text(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
     """All results that a text holds, kind by kind."""
     try:
-        found = list(islice(_found(text), COUNT.most_results + 1))
+        found = list(islice(_find_results(text), COUNT.most_results + 1))
     except csv.Error as error:
         raise Refusal(f"benchmark '{name}': a row of its table is damaged ({error!s:.80})") from None
-    return _checked(found, name, "a benchmark's title, but no figure of it found")
+    return _check_results(found, name, "a benchmark's title, but no figure of it found")
 
 
-def _found(text: str) -> Iterator[Bench]:
+def _find_results(text: str) -> Iterator[BenchmarkRun]:
     if aiperf.is_csv(text):
         yield from aiperf.from_csv(text)
     elif _is_sweep(text):
@@ -72,32 +72,34 @@ def _found(text: str) -> Iterator[Bench]:
             yield from printed.parse(text)
         for module in special:
             yield from module.parse(text)
-        yield from _between(text)
+        yield from _results_between_lines(text)
 
 
-def _between(text: str) -> Iterator[Bench]:
+def _results_between_lines(text: str) -> Iterator[BenchmarkRun]:
     """Results that stand as JSON in lines of their own among others, as a client's output has them."""
     for match in _LINE.finditer(text):
         end = text.find("\n", match.start())
         line = text[match.start() : end if end >= 0 else None]
         with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
-            yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _each(d))
+            yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _results_of_document(d))
 
 
-def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
+def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
     """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
-        found = list(islice((one for d in documents if isinstance(d, dict) for one in _each(d)), COUNT.most_results + 1))
+        found = list(
+            islice((one for d in documents if isinstance(d, dict) for one in _results_of_document(d)), COUNT.most_results + 1)
+        )
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
     first = next((d for d in documents if isinstance(d, dict)), {})
     keys = f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
-    results = _checked(found, name, f"{NOTHING}{keys}")
+    results = _check_results(found, name, f"{NOTHING}{keys}")
     return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
 
 
-def _checked(found: list[Bench], name: str, nothing: str) -> tuple[Bench, ...]:
+def _check_results(found: list[BenchmarkRun], name: str, nothing: str) -> tuple[BenchmarkRun, ...]:
     if not found:
         raise Refusal(f"benchmark '{name}': {nothing}")
     if len(found) > COUNT.most_results:
@@ -115,21 +117,21 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
         if memory_of(text) > JSON_MEMORY_BYTES:
             raise
         whole: list[Json] = []
-        for line in (line for line in each_line(text) if line.strip()):
+        for line in (line for line in split_lines(text) if line.strip()):
             try:
                 whole += parse_documents(line, name)
             except Refusal:
                 break
         if whole and isinstance(whole[0], dict):
             return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
-        value, last = readable(text)
+        value, last = read_damaged(text)
         if not value:
             raise
         note = Note("partial", f"cut off or damaged after its key '{last[:40]}': what is whole before it is read")
         return value if isinstance(value, list) else [value], note
 
 
-def _each(d: Json) -> Iterator[Bench]:
+def _results_of_document(d: Json) -> Iterator[BenchmarkRun]:
     """The results of one document."""
     if guidellm.is_document(d):
         yield from guidellm.from_document(d)
@@ -143,13 +145,13 @@ def _each(d: Json) -> Iterator[Bench]:
         yield inferencex.from_document(d)
     elif aiperf.is_document(d):
         yield aiperf.from_document(d)
-    elif lines.is_batch(d):
-        yield lines.from_batch(d)
+    elif batch_benchmarks.is_batch(d):
+        yield batch_benchmarks.from_batch(d)
     else:
         yield from runs.of_document(d)
 
 
-def _latency(d: Json) -> Bench:
+def _latency(d: Json) -> BenchmarkRun:
     """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
     each = tuple(float(x) for x in d.get("latencies", ()))
     if not each and "avg_latency" not in d:
@@ -161,7 +163,7 @@ def _latency(d: Json) -> Bench:
     return result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
 
 
-def _serve(d: Json) -> Bench:
+def _serve(d: Json) -> BenchmarkRun:
     """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
@@ -192,9 +194,9 @@ def _is_sweep(text: str) -> bool:
     return "," in header and any(column in header.split(",") for column in COLUMNS)
 
 
-def _sweep(text: str) -> Iterator[Bench]:
+def _sweep(text: str) -> Iterator[BenchmarkRun]:
     """Rows of the table that ``vllm bench sweep`` writes, each a result."""
-    rows = csv.DictReader((line for line in each_line(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
+    rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
     for row in rows:
         d = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
         if any(number(d.get(column)) is not None for column in COLUMNS):

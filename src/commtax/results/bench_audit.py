@@ -10,12 +10,12 @@ from commtax import catalog
 from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
-from commtax.evidence.identity import differing
+from commtax.evidence.identity import identity_findings
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.results import terms
-from commtax.results.bench_record import HARDWARE, Bench
-from commtax.results.expected import Expected, Load, expected, lengths_of, load_of
+from commtax.results.bench_record import HARDWARE, BenchmarkRun
+from commtax.results.expected_figures import BenchmarkLoad, ExpectedFigures, lengths_of, load_of, predict_figures
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.fitting import holds
@@ -37,16 +37,16 @@ Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]
 """Of one result."""
 
 
-def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseline: Bench | None = None) -> Section:
+def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str, baseline: BenchmarkRun | None = None) -> Section:
     """Every result of one file; ``baseline`` is the same benchmark at TP 1."""
     findings: list[Finding] = []
     causes: list[Cause] = []
     notes: list[Note] = []
     for number, result in enumerate(results, 1):
         label = f"run {number}: " if len(results) > 1 else ""
-        found, blamed, remarks = _told(result) if claim is None else _compared(result, claim, baseline)
+        found, blamed, remarks = _audit_alone(result) if claim is None else _audit_claim(result, claim, baseline)
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in found]
-        causes += [replace(c, said=label + c.said) for c in (*terms.unanswered(result), *blamed)]
+        causes += [replace(c, said=label + c.said) for c in (*terms.failure_causes(result), *blamed)]
         notes += [Note(n.code, label + n) for n in (*result.notes, *remarks)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
     counted = Note("results", f"{kinds}: {plural(len(results), 'result')}")
@@ -56,40 +56,40 @@ def audit_bench(results: Sequence[Bench], claim: Claim | None, name: str, baseli
     return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=_facts(results))
 
 
-def _told(result: Bench) -> Said:
+def _audit_alone(result: BenchmarkRun) -> Said:
     """What happened, without a prediction."""
-    return (*_times(result), *_rates(result), *_suspicious(result)), terms.told(result), ()
+    return (*_times(result), *_rates(result), *_impossible_findings(result)), terms.plain_causes(result), ()
 
 
-def _compared(result: Bench, claim: Claim, baseline: Bench | None) -> Said:
+def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Said:
     load = load_of(result, claim)
     try:
-        predicted = load if isinstance(load, str) else expected(load, claim)
+        predicted = load if isinstance(load, str) else predict_figures(load, claim)
     except ValueError as error:
         predicted = str(error)
-    checks = (*_suspicious(result, claim), *_against(result, claim, baseline))
+    checks = (*_impossible_findings(result, claim), *_claim_findings(result, claim, baseline))
     if isinstance(predicted, str):
         left = [f.undecided(predicted) for f in (*_times(result), *_rates(result))]
-        return (*left, *_too_large(load, claim), *checks), terms.told(result), tuple(_remarks(result, claim))
-    judged = partial(_judged, result, predicted, claim)
+        return (*left, *_too_large(load, claim), *checks), terms.plain_causes(result), tuple(_remarks(result, claim))
+    judged = partial(_judge_figure, result, predicted, claim)
     found = (*_by_means([*_times(result, judged)]), *_rates(result, judged))
     other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
     blamed = () if other or (claim.distrust and not claim.strict) else terms.causes(result, predicted, claim, baseline)
-    remarks = (Note("load", f"predicted for {predicted.load}{_beyond(predicted)}"), *_remarks(result, claim))
-    more = terms.overload(result) if blamed else terms.told(result)
+    remarks = (Note("load", f"predicted for {predicted.load}{_overload_words(predicted)}"), *_remarks(result, claim))
+    more = terms.overload(result) if blamed else terms.plain_causes(result)
     return (*found, *checks), (*more, *blamed), remarks
 
 
-def _beyond(predicted: Expected) -> str:
+def _overload_words(predicted: ExpectedFigures) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
     over = rate and kept and kept.value < terms.LEVEL.kept_up * rate
     return f": overloaded, {kept.value:.3g} of them answered a second" if kept and over else ""
 
 
-def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:
+def _too_large(load: BenchmarkLoad | str, claim: Claim) -> Iterator[Finding]:
     """That a plan ran whose weights and longest request are more than all memory of a GPU: it was another."""
-    longest = load.prompt + load.answer if isinstance(load, Load) else 1
+    longest = load.prompt + load.answer if isinstance(load, BenchmarkLoad) else 1
     try:
         held = holds(claim.question.but(max_model_len=longest))
     except ValueError:
@@ -101,7 +101,7 @@ def _too_large(load: Load | str, claim: Claim) -> Iterator[Finding]:
         yield Finding(item, needed, whole, "bytes", 0.0, why, verdict=DISAGREE, evidence=True)
 
 
-def _times(result: Bench, judged: Judge | None = None) -> Iterator[Finding]:
+def _times(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Finding]:
     """Each time that the result has; gaps of a stream are judged only where it has no time of a token."""
     for metric, title in TIMES.items():
         chunks = metric == "itl" and "tpot" in result.stats
@@ -112,13 +112,13 @@ def _times(result: Bench, judged: Judge | None = None) -> Iterator[Finding]:
                 yield (judged(metric, statistic, item, seconds, "s") if judged and not chunks else None) or plain
 
 
-def _tail(result: Bench, metric: str) -> str:
+def _tail(result: BenchmarkRun, metric: str) -> str:
     """p99, or the highest percentile that a result has instead."""
     told = [s for s in result.stats.get(metric, {}) if s[:1] == "p" and s[1:].replace(".", "", 1).isdecimal()]
     return STATISTICS[2] if STATISTICS[2] in told else max(told, key=lambda s: float(s[1:]), default=STATISTICS[2])
 
 
-def _rates(result: Bench, judged: Judge | None = None) -> Iterator[Finding]:
+def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Finding]:
     """Each rate; all tokens only where output tokens are not told alone."""
     for name, title in RATES.items():
         rate: float | None = getattr(result, name)
@@ -132,8 +132,15 @@ def _rates(result: Bench, judged: Judge | None = None) -> Iterator[Finding]:
             yield Finding(Note(fact, title), None, float(told))
 
 
-def _judged(
-    result: Bench, predicted: Expected, claim: Claim, metric: str, statistic: str, item: Note, measured: float, unit: str
+def _judge_figure(
+    result: BenchmarkRun,
+    predicted: ExpectedFigures,
+    claim: Claim,
+    metric: str,
+    statistic: str,
+    item: Note,
+    measured: float,
+    unit: str,
 ) -> Finding | None:
     """Inside the range or within the tolerance agrees; a strict claim has the tolerance alone."""
     figure = predicted.of(metric, statistic)
@@ -141,14 +148,14 @@ def _judged(
         return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
     ends = (None, None) if claim.strict else (figure.low, figure.high)
     finding = Finding(item, figure.value, measured, unit, claim.tolerance, "", None, UNKNOWN, metric not in TERMS, *ends)
-    ranged = f"80 % range {_shown(figure.low, unit)} to {_shown(figure.high, unit)}"
-    if why := _beside(result, predicted, metric, statistic):
+    ranged = f"80 % range {_figure_text(figure.low, unit)} to {_figure_text(figure.high, unit)}"
+    if why := _reason_incomparable(result, predicted, metric, statistic):
         return finding.undecided(f"{ranged}; {why}")
     if claim.distrust and not claim.strict:
         return finding.unsure(f"{ranged}; constants are assumed: calibrate first")
     if finding.near:
         return replace(finding, verdict=AGREE, reason=ranged)
-    return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {_why(result, finding, metric, statistic)}")
+    return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {_possible_reason(result, finding, metric, statistic)}")
 
 
 def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
@@ -156,11 +163,15 @@ def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
     agreed = {f.code.removesuffix("_mean") for f in times if f.code.endswith("_mean") and f.verdict == AGREE}
     for f in times:
         alone = f.verdict == DISAGREE and f.code.rpartition("_")[0] in agreed
-        ranged = "" if f.low is None or f.high is None else f"80 % range {_shown(f.low, f.unit)} to {_shown(f.high, f.unit)}; "
+        ranged = (
+            ""
+            if f.low is None or f.high is None
+            else f"80 % range {_figure_text(f.low, f.unit)} to {_figure_text(f.high, f.unit)}; "
+        )
         yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
 
 
-def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> str:
+def _reason_incomparable(result: BenchmarkRun, predicted: ExpectedFigures, metric: str, statistic: str) -> str:
     """Why a figure is no measurement of what was predicted; "" where it is one."""
     if result.accepted > 1 and metric != "ttft":
         return str(WHY["speculative"])
@@ -171,7 +182,7 @@ def _beside(result: Bench, predicted: Expected, metric: str, statistic: str) -> 
     return ""
 
 
-def _why(result: Bench, finding: Finding, metric: str, statistic: str) -> str:
+def _possible_reason(result: BenchmarkRun, finding: Finding, metric: str, statistic: str) -> str:
     """What may have made a figure another than was predicted."""
     usual = result.stats.get(metric, {}).get("median") if statistic == "mean" else None
     if usual and finding.measured and finding.measured > LEVEL.pulled * usual:
@@ -182,13 +193,13 @@ def _why(result: Bench, finding: Finding, metric: str, statistic: str) -> str:
     return str(SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"])
 
 
-def _shown(value: float, unit: str) -> str:
+def _figure_text(value: float, unit: str) -> str:
     return format_seconds(value) if unit == "s" else f"{value:,.4g}"
 
 
-def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
+def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> Iterator[Finding]:
     """What a sound run cannot show, on any machine."""
-    if gone := terms.lost(result):
+    if gone := terms.unanswered_count(result):
         item = Note("failed requests", "failed requests" if result.failed else "requests without an answer")
         yield Finding(item, 0, gone, reason="what failed is not in the statistics").judged()
     if invalid := [n for n in result.notes if n.code == "invalid"]:
@@ -197,12 +208,12 @@ def _suspicious(result: Bench, claim: Claim | None = None) -> Iterator[Finding]:
         yield Finding("results without a first token", 0, 1, reason=WHY["unstreamed"]).judged()
     elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > COUNT.least_output:
         yield Finding("results without gaps between tokens", 0, 1, reason=WHY["unstreamed_gaps"]).judged()
-    yield from _more_than_sent(result)
+    yield from _answered_more_than_sent(result)
     yield from _identities(result)
     yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
 
 
-def _more_than_sent(result: Bench) -> Iterator[Finding]:
+def _answered_more_than_sent(result: BenchmarkRun) -> Iterator[Finding]:
     """That more was answered than was sent, by more than chance: the rate that was set is not the one that came."""
     asked, answered, count = result.request_rate, result.requests_per_s, result.requests
     if asked and answered and count and math.isfinite(asked) and answered > asked * (1 + LEVEL.sent_slack + 3 / math.sqrt(count)):
@@ -210,26 +221,26 @@ def _more_than_sent(result: Bench) -> Iterator[Finding]:
         yield Finding("requests/s answered, at most those sent", asked, answered, "", LEVEL.sent_slack, why, verdict=DISAGREE)
 
 
-def _against(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
+def _claim_findings(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Finding]:
     """What a sound run of this claim cannot show."""
     if result.tp:
         item = Note("tp", "tensor-parallel size in the result")
         yield Finding(item, claim.tp, result.tp, reason="another run than was said").judged()
     sizes = {axis: int(size) for axis in DEGREES if (size := result.facts.get(axis, "")).isdecimal()}
-    yield from differing(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
+    yield from identity_findings(claim, result.model, result.facts.get(HARDWARE) or result.facts.get("sut name", ""), sizes)
     yield from _floor(result, claim)
     yield from _ceiling(result, claim)
     if baseline is not None and claim.tp > 1:
-        yield from _not_applied(result, baseline, claim)
+        yield from _tp_not_applied(result, baseline, claim)
 
 
-def _identities(result: Bench) -> Iterator[Finding]:
+def _identities(result: BenchmarkRun) -> Iterator[Finding]:
     """What must hold inside one result, on any machine: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
     ttft, tpot, whole = (result.stats.get(m, {}).get("mean") for m in ("ttft", "tpot", "e2el"))
     output = result.output_len
     if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
-        slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _together(result)
+        slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _product_tolerance(result)
         found = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
         # The length of an answer that is a column's is often the one that was asked for.
         asked = result.tool == "printed" and not result.output_tokens and result.spread is None
@@ -241,7 +252,7 @@ def _identities(result: Bench) -> Iterator[Finding]:
         yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", LEVEL.same_books, why).judged()
 
 
-def _together(result: Bench) -> float:
+def _product_tolerance(result: BenchmarkRun) -> float:
     """By how much a mean of products may miss the product of means: a mean over requests counts short answers as much as long
     ones, and while load grows or falls some are decoded slower than others."""
     tpot = result.stats.get("tpot", {})
@@ -256,7 +267,7 @@ def floor_s(claim: Claim) -> float:
     return float(nbytes) / priced.question.cluster.chip.memory_Bps
 
 
-def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
+def _floor(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
     """The most that a decode step can have taken, against the least."""
     each, whole = result.seconds("tpot") or result.seconds("itl", "mean"), result.seconds("e2el")
     tokens = lengths_of(result, claim)[1]
@@ -271,7 +282,7 @@ def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
 
 
-def _ceiling(result: Bench, claim: Claim) -> Iterator[Finding]:
+def _ceiling(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
     """More tokens a second than the chips can multiply; only told where it is so. A cached prefix is not computed."""
     prompt, answer = lengths_of(result, claim)
     rate = result.total_tokens_per_s
@@ -287,14 +298,14 @@ def _ceiling(result: Bench, claim: Claim) -> Iterator[Finding]:
         yield Finding("total tokens/s, at most those of the peak", most, rate, "", math.inf, reason, verdict=DISAGREE)
 
 
-def _whole_request(result: Bench, output: float | None) -> Iterator[Finding]:
+def _whole_request(result: BenchmarkRun, output: float | None) -> Iterator[Finding]:
     ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
     if ttft and gap and output and output >= COUNT.least_output and abs(ttft / (output * gap) - 1) <= LEVEL.whole:
         reason = f"it is {ttft / gap:.0f} x ITL for {output:.0f} tokens: the time of a whole request, not of the first token"
         yield Finding("TTFT", None, ttft, "s", LEVEL.whole, reason, verdict=DISAGREE)
 
 
-def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Finding]:
+def _tp_not_applied(result: BenchmarkRun, baseline: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
     """The same time at TP 1 and TP n, where the arithmetic says otherwise."""
     metric = "e2el" if result.kind == "latency" else "tpot"
     here, alone = result.seconds(metric), baseline.seconds(metric)
@@ -315,13 +326,13 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     yield finding.undecided(why) if claim.distrust else finding
 
 
-def _remarks(result: Bench, claim: Claim) -> Iterator[Note]:
+def _remarks(result: BenchmarkRun, claim: Claim) -> Iterator[Note]:
     engine = result.facts.get("engine") or result.facts.get("backend", "").partition("-")[0]
     if engine in {one.key for one in programs() if one.benchmark} and not claim.question.engine.key.startswith(engine):
         yield Note("engine", f"the result is {engine}'s, and {claim.question.engine.key} was priced: --engine {engine}")
 
 
-def _offer(results: Sequence[Bench], claim: Claim, name: str) -> Iterator[Note]:
+def _offer(results: Sequence[BenchmarkRun], claim: Claim, name: str) -> Iterator[Note]:
     """The command that takes these results for the machine's own constants, where it can."""
     usable = [r for r in results if _fits(r, claim)]
     if not usable:
@@ -332,22 +343,22 @@ def _offer(results: Sequence[Bench], claim: Claim, name: str) -> Iterator[Note]:
     words += ["--engine", asked.engine.key] if asked.engine.key != "vllm" else []
     if any(r.kind == "latency" for r in usable):
         load = load_of(usable[0], claim)
-        if isinstance(load, Load):
+        if isinstance(load, BenchmarkLoad):
             sizes = {"--batch": load.batch, "--input-len": load.prompt, "--output-len": load.answer}
             words += [word for option, size in sizes.items() for word in (option, str(size))]
     yield Note("calibrate", f"constants from this result, for --profile my-box.json: {shlex.join(words)}")
 
 
-def _fits(result: Bench, claim: Claim) -> bool:
+def _fits(result: BenchmarkRun, claim: Claim) -> bool:
     """Whether ``calibrate`` takes it: a closed loop or a batch with a mean time, of which nothing failed."""
     metric = "e2el" if result.kind == "latency" else "tpot"
     timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
     paced = result.request_rate and math.isfinite(result.request_rate)
     clients = result.kind == "latency" or bool(result.concurrency and not paced)
-    return timed and clients and not result.failed and result.accepted <= 1 and isinstance(load_of(result, claim), Load)
+    return timed and clients and not result.failed and result.accepted <= 1 and isinstance(load_of(result, claim), BenchmarkLoad)
 
 
-def _facts(results: Sequence[Bench]) -> Mapping[str, str]:
+def _facts(results: Sequence[BenchmarkRun]) -> Mapping[str, str]:
     """What two runs may differ in: of all results of a file, each value once."""
     held: dict[str, dict[str, None]] = {}
     for r in results:

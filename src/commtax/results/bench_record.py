@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from commtax.evidence.thresholds import counts
 from commtax.files import Json, table
-from commtax.records import filled
+from commtax.records import record_from
 from commtax.statement import Note
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -23,7 +23,7 @@ NO_FACTS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchmarkRun:
     """One benchmark run. ``stats[metric][statistic]`` in seconds: statistics are mean, median, std, p99 …
 
     Of TTFT also early and late: medians of the first and of the last third of the requests. A server's own metrics also tell
@@ -71,7 +71,7 @@ class Bench:
         return self.lengths[0] or (self.input_tokens / self.requests if self.input_tokens and self.requests else None)
 
 
-def result(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, **known: object) -> Bench:
+def result(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, **known: object) -> BenchmarkRun:
     """A result with what a document says under any of the keys of a field; ``known`` is said otherwise, and goes first."""
     numbers = {name: next((n for key in keys if (n := number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
     given = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
@@ -79,7 +79,7 @@ def result(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS,
     said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate_of(d.get("request_rate")), **given}
     clear = {name: value for name, value in known.items() if value is not None}
     facts = {**_place(d), **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
-    return filled(Bench, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
+    return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
 
 
 def _place(d: Json) -> dict[str, str]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from statistics import mean, median
 
 from commtax import catalog
-from commtax.catalog.foreign_names import device_named
+from commtax.catalog.foreign_names import find_device_chip
 from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
-from commtax.evidence.identity import differing
+from commtax.evidence.identity import identity_findings
 from commtax.evidence.thresholds import thresholds
-from commtax.results.collective_tests import Begun, CollectiveTests
-from commtax.results.nccl_tests import Row, Run
+from commtax.results.collective_tests import BegunTest, CollectiveTests
+from commtax.results.nccl_tests import NcclTestsRow, NcclTestsRun
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes, format_rate, format_seconds, plural
@@ -24,20 +24,20 @@ AVERAGE = "average bus bandwidth, GB/s"
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
     place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
-    findings: list[Finding] = [*_printed(tests), *_doubled(tests)]
-    causes: list[Cause] = [*_sharing(tests)]
+    findings: list[Finding] = [*_incomplete_tests(tests), *_shared_gpu_findings(tests)]
+    causes: list[Cause] = [*_shared_gpu_causes(tests)]
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
         label = f"run {number}: " if len(tests.runs) > 1 else ""
         moved = ranks != 1 and any(r.busbw_Bps for r in run.rows)  # one rank sends nothing, and its times are none of a link
-        told = (*_reached(run, ranks, place), *_expected(run, ranks, place, claim, assumed))
+        told = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, ranks, place, claim, assumed))
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
         causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()), *_far_below(run, ranks, place, label))
     findings += _average(tests)
-    findings += differing(claim, chip=tests.devices[0]) if claim and tests.devices else ()
-    causes += _alone(tests)
+    findings += identity_findings(claim, chip=tests.devices[0]) if claim and tests.devices else ()
+    causes += _separate_processes(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
-    notes = [*_cut(tests)]
+    notes = [*_cut_off_notes(tests)]
     if tests.runs and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed and tests.runs:
@@ -45,15 +45,15 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
 
 
-def _printed(tests: CollectiveTests) -> Iterator[Finding]:
+def _incomplete_tests(tests: CollectiveTests) -> Iterator[Finding]:
     """A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run."""
     for test in (t for t in tests.cut if t.asked and not tests.alone):
         label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
         finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
-        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(_lacking(test))
+        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(_missing_words(test))
 
 
-def _lacking(test: Begun) -> str:
+def _missing_words(test: BegunTest) -> str:
     """What of a test is not in a text."""
     if test.half:
         return f"the text ends in the row of {format_bytes(test.half)}"
@@ -64,16 +64,16 @@ def _lacking(test: Begun) -> str:
     return "neither its header nor its average is in this text: sizes before and after may be missing"
 
 
-def _cut(tests: CollectiveTests) -> Iterator[Note]:
+def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
     for test in tests.cut:
-        yield Note("partial", f"{test.op or 'a test'} is cut off: {_lacking(test)}")
+        yield Note("partial", f"{test.op or 'a test'} is cut off: {_missing_words(test)}")
     if not tests.runs and not tests.cut:
         yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
 
 
 def _place(tests: CollectiveTests) -> Cluster | None:
     """Hosts of the chip that all devices are."""
-    chips = {device_named(device) for device in tests.devices}
+    chips = {find_device_chip(device) for device in tests.devices}
     if len(chips) != 1 or "" in chips or not tests.ranks or tests.shared:
         return None
     hosts = max(1, len(tests.hosts))
@@ -84,7 +84,7 @@ def _place(tests: CollectiveTests) -> Cluster | None:
         return None
 
 
-def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
+def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> Iterator[Finding]:
     """The best bandwidth, as a share of the link too, and the time of small tensors."""
     if not run.rows:
         return
@@ -106,10 +106,12 @@ def _reached(run: Run, ranks: int, place: Cluster | None) -> Iterator[Finding]:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
 
 
-def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool) -> Iterator[Finding]:
+def _expected_findings(
+    run: NcclTestsRun, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool
+) -> Iterator[Finding]:
     """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
     if place is None or ranks < 2 or not run.op:
-        yield from (_timed(row, run.op) for row in run.rows[: COUNT.most_told])
+        yield from (_timed_finding(row, run.op) for row in run.rows[: COUNT.most_told])
         return
     library = "rccl" if place.chip.vendor.lower() == "amd" else ""
     own = claim.question.profile if claim else None
@@ -117,12 +119,12 @@ def _expected(run: Run, ranks: int, place: Cluster | None, claim: Claim | None, 
         try:
             wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
         except Refusal:
-            yield _timed(row, run.op)
+            yield _timed_finding(row, run.op)
             continue
-        yield _compared(row, run.op, wanted, assumed)
+        yield _compare_row(row, run.op, wanted, assumed)
 
 
-def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
+def _compare_row(row: NcclTestsRow, op: str, wanted: Expectation, assumed: bool) -> Finding:
     """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
     item = Note("size", f"{op} of {format_bytes(row.nbytes)}")
     finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread), evidence=True)
@@ -134,19 +136,19 @@ def _compared(row: Row, op: str, wanted: Expectation, assumed: bool) -> Finding:
     return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
 
 
-def _timed(row: Row, op: str) -> Finding:
+def _timed_finding(row: NcclTestsRow, op: str) -> Finding:
     """One row with nothing to compare it with."""
     return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s")
 
 
-def _wrong(run: Run, label: str) -> Iterator[Cause]:
+def _wrong(run: NcclTestsRun, label: str) -> Iterator[Cause]:
     wrong = sum(r.wrong for r in run.rows)
     if wrong:
         sizes = ", ".join(format_bytes(r.nbytes) for r in run.rows if r.wrong)
         yield Cause("wrong-values", f"{label}{wrong:,} wrong values (at {sizes[:120]})", change="a broken link, GPU or library")
 
 
-def _faults(run: Run, label: str) -> Iterator[Cause]:
+def _faults(run: NcclTestsRun, label: str) -> Iterator[Cause]:
     if dip := _dip(run.rows):
         before, at = dip
         said = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
@@ -159,14 +161,14 @@ def _faults(run: Run, label: str) -> Iterator[Cause]:
         yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
 
 
-def _alone(tests: CollectiveTests) -> Iterator[Cause]:
+def _separate_processes(tests: CollectiveTests) -> Iterator[Cause]:
     """Processes that do not know of each other: each tests its own GPUs, whatever the launcher was told."""
     if tests.alone:
         said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
         yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
 
 
-def _doubled(tests: CollectiveTests) -> Iterator[Finding]:
+def _shared_gpu_findings(tests: CollectiveTests) -> Iterator[Finding]:
     """GPUs that several ranks name: nothing of a sound test."""
     if tests.shared:
         who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
@@ -174,13 +176,13 @@ def _doubled(tests: CollectiveTests) -> Iterator[Finding]:
         yield Finding("GPUs that several ranks share", 0, len(tests.shared), reason=why).judged()
 
 
-def _sharing(tests: CollectiveTests) -> Iterator[Cause]:
+def _shared_gpu_causes(tests: CollectiveTests) -> Iterator[Cause]:
     if tests.shared:
         said = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
         yield Cause("shared GPU", said, change="one rank for each GPU: CUDA_VISIBLE_DEVICES by local rank, or --gpus-per-task")
 
 
-def _far_below(run: Run, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+def _far_below(run: NcclTestsRun, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
     """Large tensors that reach only a small part of what the link between the GPUs of one host carries."""
     best = max((r.busbw_Bps for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes), default=0.0)
     share = best / place.intra.bandwidth_Bps if place and 2 <= ranks <= place.domain else 1.0
@@ -191,7 +193,7 @@ def _far_below(run: Run, ranks: int, place: Cluster | None, label: str) -> Itera
     yield Cause("far below", said, share=1 - share, change=what)
 
 
-def _dip(rows: tuple[Row, ...]) -> tuple[Row, Row] | None:
+def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:
     """The deepest fall below what smaller tensors reached; both, or None."""
     best, worst, deepest = None, None, 1.0
     for row in sorted(rows, key=lambda r: r.nbytes):
@@ -218,7 +220,7 @@ def _average(tests: CollectiveTests) -> Iterator[Finding]:
         yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
 
 
-def _in_place_Bps(row: Row) -> float:
+def _in_place_Bps(row: NcclTestsRow) -> float:
     """Bus bandwidth in place, by its time."""
     return row.busbw_Bps * row.seconds / row.in_place_s if row.in_place_s else 0.0
 

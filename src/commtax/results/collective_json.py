@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.files import Json
 from commtax.results.nccl_tests import OPS
 from commtax.statement import Refusal
@@ -21,7 +21,7 @@ def looks_like(head: bytes) -> bool:
     return any(key in head for key in _KEYS) and (b'"out_of_place"' in head or b'"inPlace"' in head)
 
 
-def as_text(text: str, name: str) -> str:
+def text_of_json(text: str, name: str) -> str:
     """Header, devices, rows and end as far as they are told."""
     try:
         told = list(_objects(text))
@@ -37,7 +37,7 @@ def _objects(text: str) -> Iterator[Json]:
         whole = json.loads(text)
         yield from whole if isinstance(whole, list) else [whole]
     except json.JSONDecodeError:
-        for line in each_line(text):
+        for line in split_lines(text):
             try:
                 yield json.loads(line.strip().rstrip(","))
             except json.JSONDecodeError:

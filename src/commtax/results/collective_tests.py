@@ -8,7 +8,7 @@ from commtax.evidence.short_lines import lines_with
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.results import nccl_tests
-from commtax.results.nccl_tests import Run
+from commtax.results.nccl_tests import NcclTestsRun
 
 COUNT, LEVEL = thresholds(__name__)
 SAYS = patterns(__name__)
@@ -18,7 +18,7 @@ SAYS = patterns(__name__)
 class CollectiveTests:
     """``averages_Bps`` are means of all bus bandwidths of both columns, as printed."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[NcclTestsRun, ...]
     devices: tuple[str, ...] = ()  # names, each once
     hosts: tuple[str, ...] = ()
     ranks: int = 0  # that are listed, and those before them where the list's beginning is missing
@@ -26,11 +26,11 @@ class CollectiveTests:
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
     averages_Bps: tuple[float, ...] = ()  # in order
-    cut: tuple["Begun", ...] = ()  # tests that were begun and of which the end is not there
+    cut: tuple["BegunTest", ...] = ()  # tests that were begun and of which the end is not there
 
 
 @dataclass(slots=True)
-class Begun:
+class BegunTest:
     """One test as far as a text has it."""
 
     op: str = ""
@@ -74,15 +74,15 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         elif not version and "-tests" in raw and (found := SAYS.version.search(raw)):
             version = found[1]
         tests.take(line)
-    runs = nccl_tests.parse_all(text, name, _mended)
+    runs = nccl_tests.parse_all(text, name, _mend_line)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     cut = [test for test in tests.begun if test.is_cut]
     return CollectiveTests(
         runs,
-        _whole(names, text),
+        _whole_names(names, text),
         hosts,
         min(max(devices, default=-1) + 1, COUNT.most_devices),
-        _shared(buses),
+        _ranks_on_one_gpu(buses),
         version,
         alone if alone > 1 else 0,
         tuple(averages),
@@ -92,10 +92,10 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
     """Each line that may be read, and what a program wrote of it."""
-    return ((raw, told) for raw in lines_with(SAYS.said, text, COUNT.line_chars) for _, told in prefixes.lines(_mended(raw)))
+    return ((raw, told) for raw in lines_with(SAYS.said, text, COUNT.line_chars) for _, told in prefixes.lines(_mend_line(raw)))
 
 
-def _mended(line: str) -> str:
+def _mend_line(line: str) -> str:
     return SAYS.within.sub(" ", line)
 
 
@@ -103,14 +103,14 @@ class _Tests:
     """The tests of a text, one after the other: a header begins one, or a table whose header is not there."""
 
     def __init__(self) -> None:
-        self.begun: list[Begun] = []
+        self.begun: list[BegunTest] = []
         self._op, self._width = "", 0
 
     @property
-    def _now(self) -> Begun:
+    def _now(self) -> BegunTest:
         """The test that is running; one whose beginning is missing where none is."""
         if (not self.begun or self.begun[-1].ended) and len(self.begun) < COUNT.most_sizes:
-            self.begun.append(Begun(self._op))
+            self.begun.append(BegunTest(self._op))
         return self.begun[-1]
 
     def take(self, line: str) -> None:
@@ -120,10 +120,10 @@ class _Tests:
             self._row(float(row[0].split()[0]), line)
         elif (found := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
             asked = _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
-            self.begun.append(Begun(self._op, asked, float(found[2])))
+            self.begun.append(BegunTest(self._op, asked, float(found[2])))
         elif nccl_tests.TITLES.match(line):
             if self._now.rows:  # another table of a text without its headers
-                self.begun.append(Begun(self._op))
+                self.begun.append(BegunTest(self._op))
             self._now.titled = True
         elif SAYS.ended.search(line) and self.begun:
             self.begun[-1].ended = True
@@ -136,7 +136,7 @@ class _Tests:
             test.rows, test.last, self._width = test.rows + 1, size, width
 
 
-def _whole(names: tuple[str, ...], text: str) -> tuple[str, ...]:
+def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:
     """Without a name that the end of the text cuts off.
 
     >>> _whole(("NVIDIA B200", "NVIDIA B2"), "device 1 [0x1b] NVIDIA B2")
@@ -145,7 +145,7 @@ def _whole(names: tuple[str, ...], text: str) -> tuple[str, ...]:
     return tuple(n for n in names if not (text.rstrip().endswith(n) and any(other != n and other.startswith(n) for other in names)))
 
 
-def _shared(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
+def _ranks_on_one_gpu(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
     """Ranks that name one GPU.
 
     >>> _shared({0: ("a", "0000:02:00"), 1: ("a", "0000:02:00"), 2: ("b", "0000:02:00")})

@@ -26,7 +26,7 @@ def is_command(line: str) -> bool:
     return any(program in line for program in PROGRAMS) and SAYS.first.match(line) is not None and ": " not in line
 
 
-def told(command: str) -> dict[str, str]:
+def command_options(command: str) -> dict[str, str]:
     """What one command says, by our names; a client that says neither rate nor cap sends all at once.
 
     >>> told("TP=1 vllm serve org/m --tensor-parallel-size=4")
@@ -58,7 +58,7 @@ def _flags(command: str) -> Iterator[tuple[str, str]]:
             yield FLAGS[flag], value
 
 
-class Told:
+class CommandContext:
     """What all commands until now say: of a server until the next, of a client until its next."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Told:
         self._used = False  # by a result: the next server is another
 
     def take(self, command: str) -> None:
-        said = told(command)
+        said = command_options(command)
         if any(client in command for client in CLIENTS):
             self._client = said
         elif self._used or not self._server:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from commtax.files import Json
-from commtax.results.bench_record import STATISTICS, TABLE, Bench, number, result, spread_of
+from commtax.results.bench_record import STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["guidellm"]
 AT_ONCE, IN_TURN = "throughput", "synchronous"
@@ -18,14 +18,14 @@ def is_document(d: Json) -> bool:
     return isinstance(listed, list) and any(isinstance(b, dict) and isinstance(b.get("metrics"), dict) for b in listed)
 
 
-def from_document(d: Json) -> Iterator[Bench]:
+def from_document(d: Json) -> Iterator[BenchmarkRun]:
     about, asked = _object(d, "metadata"), _object(d, "args")
     for benchmark in d["benchmarks"]:
         if isinstance(benchmark, dict) and isinstance(benchmark.get("metrics"), dict):
             yield _one(benchmark, str(about.get("guidellm_version") or ""), str(asked.get("model") or ""))
 
 
-def _one(b: Json, version: str, model: str) -> Bench:
+def _one(b: Json, version: str, model: str) -> BenchmarkRun:
     metrics = b["metrics"]
     stats = {metric: s for key, metric in NAMES.items() if (s := _statistics(metrics, key, 1e-3 if key.endswith("_ms") else 1.0))}
     totals = _object(metrics, "request_totals") or _object(_object(b, "run_stats"), "requests_made")

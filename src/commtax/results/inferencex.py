@@ -4,7 +4,7 @@ Its clients draw lengths evenly between 0.8 and 1 times the ones it names (``--r
 """
 
 from commtax.files import Json
-from commtax.results.bench_record import METRICS, TABLE, Bench, number, result
+from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result
 from commtax.statement import Note
 
 KEYS = ("tput_per_gpu", "output_tput_per_gpu")
@@ -19,7 +19,7 @@ def is_document(d: Json) -> bool:
     return any(key in part for part in (d, held) if isinstance(part, dict) for key in KEYS)
 
 
-def from_document(d: Json) -> Bench:
+def from_document(d: Json) -> BenchmarkRun:
     held = d.get("metrics")
     d = {**d, **held} if isinstance(held, dict) else d
     stats = _stats(d)

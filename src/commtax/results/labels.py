@@ -21,7 +21,7 @@ _PATHS = frozenset(frozenset(path.split()) for path in LABELS["paths"])
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class LabelMeaning:
     """``kind``: time | rate | count | string, or "" where only statistics or a unit are told."""
 
     field: str = ""
@@ -43,7 +43,7 @@ def _words(label: str) -> Iterable[str]:
 
 
 @lru_cache(maxsize=4096)
-def meaning(label: str) -> Meaning:
+def meaning(label: str) -> LabelMeaning:
     """
     >>> meaning("P99 TTFT (ms)"), meaning("Output_tokens/min").field, meaning("Peak output token throughput (tok/s)").field
     (Meaning(field='ttft', kind='time', statistics=('p99',), unit_s=0.001), 'output_tokens_per_s', '')
@@ -65,7 +65,7 @@ def meaning(label: str) -> Meaning:
             rate = True
         elif word not in _FILLERS and word not in ("/", "percentile", "percentiles"):
             kept.append(word)
-    return _known(frozenset(kept), tuple(statistics), unit_s, rate)
+    return _meaning_of_words(frozenset(kept), tuple(statistics), unit_s, rate)
 
 
 def _statistic(word: str, ranked: bool) -> str:
@@ -89,22 +89,22 @@ def _sets(kind: str) -> Mapping[frozenset[str], str]:
 _TIMES, _RATES_OF, _COUNTS = (_sets(kind) for kind in ("times", "rates_of", "counts"))
 
 
-def _known(words: frozenset[str], statistics: tuple[str, ...], unit_s: float | None, rate: bool) -> Meaning:
+def _meaning_of_words(words: frozenset[str], statistics: tuple[str, ...], unit_s: float | None, rate: bool) -> LabelMeaning:
     if rate:
         told = words - {"tokens"} if len(words) > 1 else words
-        return Meaning(_RATES_OF.get(told, ""), "rate", statistics, unit_s or 1.0)
+        return LabelMeaning(_RATES_OF.get(told, ""), "rate", statistics, unit_s or 1.0)
     if words in _TIMES and (unit_s is not None or words not in _COUNTS):
-        return Meaning(_TIMES[words], "time", statistics, unit_s)
+        return LabelMeaning(_TIMES[words], "time", statistics, unit_s)
     if words in _COUNTS and unit_s is None:
-        return Meaning(_COUNTS[words], "count", statistics)
+        return LabelMeaning(_COUNTS[words], "count", statistics)
     if len(words) == 1 and words <= STRINGS:
-        return Meaning(next(iter(words)), "string")
+        return LabelMeaning(next(iter(words)), "string")
     if words in _PATHS:
-        return Meaning("path", "string")
-    return Meaning("", "" if not words else "unknown", statistics, unit_s)
+        return LabelMeaning("path", "string")
+    return LabelMeaning("", "" if not words else "unknown", statistics, unit_s)
 
 
-def figures(value: str, said: Meaning, usual_s: float | None = None) -> list[tuple[str, float]]:
+def figures(value: str, said: LabelMeaning, usual_s: float | None = None) -> list[tuple[str, float]]:
     """Statistics with their values in SI units; nothing where the value is no figure or its unit is nowhere told.
 
     >>> figures("0.623, 12.899, 4.401", meaning("first token latency(s)(min, max, ave)"))
@@ -122,7 +122,7 @@ def figures(value: str, said: Meaning, usual_s: float | None = None) -> list[tup
     return [(statistic, number) for statistic, number in read if number is not None]
 
 
-def _figure(value: str, said: Meaning, usual_s: float | None) -> float | None:
+def _figure(value: str, said: LabelMeaning, usual_s: float | None) -> float | None:
     match = SAYS.value.match(value)
     if match is None or SAYS.no_figure.match(match[2]):
         return None

@@ -6,10 +6,10 @@ Offline sends all samples at once; Server at a rate, by chance; SingleStream one
 import math
 from collections.abc import Iterator
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import Bench, number, result
+from commtax.results.bench_record import BenchmarkRun, number, result
 from commtax.statement import Note
 
 TITLE = "MLPerf Results Summary"
@@ -27,10 +27,10 @@ def looks_like(text: str) -> bool:
     return TITLE in text or (FIRST in text and "Result is : " in text)
 
 
-def parse(text: str) -> Iterator[Bench]:
+def parse(text: str) -> Iterator[BenchmarkRun]:
     """A result for each summary of a text."""
     summaries: list[dict[str, str]] = []
-    for line in each_line(text):
+    for line in split_lines(text):
         if TITLE in line or (FIRST in line and (not summaries or "sut name" in summaries[-1])):
             summaries.append({})
         if summaries and len(line) <= COUNT.longest_line and (pair := SAYS.pair.search(line)):
@@ -38,7 +38,7 @@ def parse(text: str) -> Iterator[Bench]:
     yield from map(_one, filter(None, summaries))
 
 
-def _one(held: dict[str, str]) -> Bench:
+def _one(held: dict[str, str]) -> BenchmarkRun:
     stats: dict[str, dict[str, float]] = {}
     for label, value in held.items():
         match, seconds = SAYS.latency.fullmatch(label), number(value)

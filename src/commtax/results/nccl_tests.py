@@ -31,7 +31,7 @@ NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NcclTestsRow:
     """One size: seconds, algorithm and bus bandwidth out of place as printed; seconds in place; wrong values of both."""
 
     nbytes: float
@@ -45,16 +45,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NcclTestsRun:
     """A whole output. ``op`` and ``ranks`` where the text tells them, else "" and 0."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[NcclTestsRow, ...]
     op: str
     ranks: int
     empty: int = 0  # rows of 0 B, which are in the average that is printed
 
 
-def parse(text: str, name: str = "output") -> Run:
+def parse(text: str, name: str = "output") -> NcclTestsRun:
     """Read the data rows (size count type [redop [root]] time algbw busbw wrong …); sizes of 0 are left out.
 
     >>> run = parse("  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0")
@@ -63,7 +63,7 @@ def parse(text: str, name: str = "output") -> Run:
     """
     runs = parse_all(text, name)
     rows = tuple(row for run in runs for row in run.rows)
-    return Run(rows, runs[-1].op if runs else "", next((run.ranks for run in runs if run.ranks), 0))
+    return NcclTestsRun(rows, runs[-1].op if runs else "", next((run.ranks for run in runs if run.ranks), 0))
 
 
 @dataclass(slots=True)
@@ -72,24 +72,24 @@ class _Source:
 
     name: str
     op: str = ""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[NcclTestsRow] = field(default_factory=list)
     width: int = 0  # cells of the last row: one that has fewer is cut off
     listed: dict[int, int] = field(default_factory=dict)  # rank and its group
     empty: int = 0
 
-    def ended(self) -> Run:
+    def ended(self) -> NcclTestsRun:
         """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
         ratio, op = _ratio(self.rows), self.op
         if not op and ratio and self.rows[0].reduction:
             op = "all-reduce" if ratio >= 1 else "reduce-scatter"
-        run = Run(tuple(self.rows), op, _ranks(self.rows, op, self.listed, self.name), self.empty)
+        run = NcclTestsRun(tuple(self.rows), op, _ranks(self.rows, op, self.listed, self.name), self.empty)
         self.rows, self.listed, self.empty = [], {}, 0
         return run
 
 
-def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = str) -> tuple[Run, ...]:
+def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = str) -> tuple[NcclTestsRun, ...]:
     """Every run of a text that holds several outputs, one after the other or of several hosts in turn."""
-    runs: list[Run] = []
+    runs: list[NcclTestsRun] = []
     sources: dict[str, _Source] = {}
     op, kept = "", 0
     for who, raw in (told for line in lines_with(SAYS.said, text, COUNT.line_chars) for told in prefixes.lines(mended(line))):
@@ -124,7 +124,7 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
     return tuple(runs)
 
 
-def row_of(line: str) -> Row | None:
+def row_of(line: str) -> NcclTestsRow | None:
     """One row of a table; None where a line is none."""
     cells = line.split()
     if not 6 <= len(cells) <= 26 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
@@ -152,7 +152,7 @@ def row_of(line: str) -> Row | None:
     wrong = sum(int(cell) for _, cell in counts if cell.isdigit())  # older versions print the largest error here, as 2e-06
     reduction = cells[3] if cells[3] in _REDUCTIONS else ""
     digits = (_last_digit(figures[1][1]), _last_digit(figures[2][1]))
-    return Row(float(cells[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)
+    return NcclTestsRow(float(cells[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)
 
 
 def _last_digit(word: str) -> float:
@@ -164,18 +164,18 @@ def _last_digit(word: str) -> float:
     return 1e9 * 10.0 ** -len(word.partition(".")[2])
 
 
-def _ratio(rows: list[Row]) -> float:
+def _ratio(rows: list[NcclTestsRow]) -> float:
     """Bus over algorithm bandwidth, of rows with digits enough; 0: none has."""
     ratios = sorted(r.busbw_Bps / r.algbw_Bps for r in rows if r.algbw_Bps > 1e9)
     return ratios[len(ratios) // 2] if ratios else 0.0
 
 
-def _ranks(rows: list[Row], op: str, listed: dict[int, int], name: str) -> int:
+def _ranks(rows: list[NcclTestsRow], op: str, listed: dict[int, int], name: str) -> int:
     """The group's size, with which the listed ranks (all, or a part) and the bandwidths agree; 0: not told."""
     groups = Counter(listed.values())
     if len(groups) > 1:  # NCCL_TESTS_SPLIT: several groups at once, each a communicator of its own
         return max(groups.values())
-    least, most = _possible(rows, op)
+    least, most = _possible_ranks(rows, op)
     highest = max(listed, default=-1) + 1
     if least > most:  # bandwidths by other definitions than nccl-tests'
         return highest
@@ -186,7 +186,7 @@ def _ranks(rows: list[Row], op: str, listed: dict[int, int], name: str) -> int:
     return least if least == most else 0
 
 
-def _possible(rows: list[Row], op: str) -> tuple[int, int]:
+def _possible_ranks(rows: list[NcclTestsRow], op: str) -> tuple[int, int]:
     """The fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
 
     The ratio is 2 (n-1)/n in an all-reduce and (n-1)/n to gather or scatter.

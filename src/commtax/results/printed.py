@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import Bench
-from commtax.results.commands import Told, is_command
-from commtax.results.labels import Meaning, meaning
+from commtax.results.bench_record import BenchmarkRun
+from commtax.results.commands import CommandContext, is_command
+from commtax.results.labels import LabelMeaning, meaning
 from commtax.results.printed_grids import Row, row_of, runs_of
-from commtax.results.runs import STRONG, Run, built, dialect_of
+from commtax.results.runs import STRONG, PrintedRun, dialect_of, make_benchmark
 from commtax.statement import Note
 
 TITLE = "Serving Benchmark Result"
@@ -35,9 +35,9 @@ def looks_like(text: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def parse(text: str) -> tuple[Bench, ...]:
+def parse(text: str) -> tuple[BenchmarkRun, ...]:
     """All results of a text, in their order."""
-    return tuple(_Reader(text).results())
+    return tuple(_PrintedReader(text).results())
 
 
 def pair_of(line: str) -> tuple[str, str]:
@@ -55,25 +55,25 @@ def pair_of(line: str) -> tuple[str, str]:
     return line, ""
 
 
-class _Reader:
+class _PrintedReader:
     """Goes through a text once."""
 
     def __init__(self, text: str) -> None:
         self.text, self.dialect = text, dialect_of(text)
-        self.told = Told()
-        self.run = Run(self.dialect)
+        self.told = CommandContext()
+        self.run = PrintedRun(self.dialect)
         self.grid: list[tuple[int, Row]] = []
-        self.section = Meaning()
+        self.section = LabelMeaning()
         self.titled = 0  # the line of a title whose table is not ended
         self.command, self.idle = "", 0
-        self.named: dict[tuple[str, int], Run] = {}  # rows of tables by their names, which later tables go on with
+        self.named: dict[tuple[str, int], PrintedRun] = {}  # rows of tables by their names, which later tables go on with
         self.model = ""
         self.heads: frozenset[tuple[str, str]] = frozenset()  # figures with which the first run begins
         self.begun = self.drawn = False
         self.cut: Note | None = None
 
-    def results(self) -> Iterator[Bench]:
-        for number, line in enumerate(each_line(self.text), 1):
+    def results(self) -> Iterator[BenchmarkRun]:
+        for number, line in enumerate(split_lines(self.text), 1):
             head = line[: COUNT.namespace_signs] if len(line) > COUNT.longest_line else ""
             if "Namespace(" in head and (named := SAYS.model.search(head)):
                 self.model = named[1]
@@ -86,7 +86,7 @@ class _Reader:
         listed = list(self._closed(self._unended() or (None if rows else self.cut)))
         yield from (*listed, *rows[:-1], *(replace(one, notes=(*one.notes, *filter(None, [self.cut]))) for one in rows[-1:]))
 
-    def _line(self, number: int, line: str) -> Iterator[Bench]:
+    def _line(self, number: int, line: str) -> Iterator[BenchmarkRun]:
         row = None if self.titled or self.command else row_of(line)
         if row is not None and (row or self.grid) and len(self.grid) < COUNT.most_rows:
             if not row and line.lstrip()[0] in TOPS[:-1]:  # a table begins, and what stands above was its title or another
@@ -106,7 +106,7 @@ class _Reader:
         else:
             yield from self._plain(number, line)
 
-    def _commanded(self, line: str) -> Iterator[Bench]:
+    def _commanded(self, line: str) -> Iterator[BenchmarkRun]:
         self.command += " " + line.strip(" `").rstrip("\\")
         if not line.rstrip().endswith("\\"):
             if self.run.measured:
@@ -114,7 +114,7 @@ class _Reader:
             self.told.take(self.command.strip())
             self.command = ""
 
-    def _plain(self, number: int, line: str) -> Iterator[Bench]:
+    def _plain(self, number: int, line: str) -> Iterator[BenchmarkRun]:
         """A pair, or the title of a metric."""
         if "Namespace(" in line and (named := SAYS.model.search(line)):
             self.model = named[1]
@@ -125,16 +125,16 @@ class _Reader:
         elif label and len(label) <= counts("results.labels").longest:
             self._titled_by(label.strip(FRAME + "─━ :"))
         if self.idle > COUNT.far and not self.titled and not self.run.measured:
-            self.run, self.idle = Run(self.dialect), 0
+            self.run, self.idle = PrintedRun(self.dialect), 0
 
     def _titled_by(self, label: str) -> None:
         """A line that may be the title of a metric; what is none ends the one above."""
-        said = meaning(label) if self.section.field or SAYS.metric.search(label) else Meaning()
+        said = meaning(label) if self.section.field or SAYS.metric.search(label) else LabelMeaning()
         if said.kind:
-            self.section = said if said.kind in ("time", "count") and not said.statistics else Meaning()
+            self.section = said if said.kind in ("time", "count") and not said.statistics else LabelMeaning()
         self.idle += not said.field
 
-    def _pair(self, number: int, label: str, value: str) -> Iterator[Bench]:
+    def _pair(self, number: int, label: str, value: str) -> Iterator[BenchmarkRun]:
         said, value = self._meant(label, value)
         if not said.field:
             self.idle += 1
@@ -157,7 +157,7 @@ class _Reader:
         other = {name for (name, s), n in read.items() if held.figures.get((name, s), n) != n}
         return bool((self.heads & read.keys() and held.measured) or other & STRONG or (other and held.measured >= COUNT.least))
 
-    def _meant(self, label: str, value: str) -> tuple[Meaning, str]:
+    def _meant(self, label: str, value: str) -> tuple[LabelMeaning, str]:
         """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
         cut = [match.end() for match in SAYS.separated.finditer(label[-COUNT.longest_line :])]
         whole, last = label[-COUNT.longest_line :], label[-COUNT.longest_line :][cut[-1] if cut else 0 :]
@@ -167,7 +167,7 @@ class _Reader:
                 return said, value
             if not said.kind and said.statistics and self.section.field:
                 return replace(self.section, statistics=said.statistics, unit_s=said.unit_s or self.section.unit_s), value
-        return Meaning(), value
+        return LabelMeaning(), value
 
     def _table(self) -> None:
         """What the table above was."""
@@ -184,13 +184,13 @@ class _Reader:
             known.figures = {**run.figures, **known.figures}
             known.strings = {**run.strings, **known.strings}
 
-    def _closed(self, note: Note | None) -> Iterator[Bench]:
+    def _closed(self, note: Note | None) -> Iterator[BenchmarkRun]:
         run, titled = self.run, self.titled
         run.notes += [note] if note else []
-        self.run, self.titled, self.section = Run(self.dialect), 0, Meaning()
+        self.run, self.titled, self.section = PrintedRun(self.dialect), 0, LabelMeaning()
         yield from self._bench(run, bool(titled))
 
-    def _bench(self, run: Run, titled: bool = False, row: bool = False) -> Iterator[Bench]:
+    def _bench(self, run: PrintedRun, titled: bool = False, row: bool = False) -> Iterator[BenchmarkRun]:
         """The run's result, where it is one: a titled table with any figure, another list or row with a time or a rate."""
         known = self.dialect.tool not in ("printed", "vllm")
         least = 1 if row or run.line == 0 else COUNT.least
@@ -200,7 +200,7 @@ class _Reader:
                 run.notes.append(Note("partial", "no time and no rate is in it: cut off before them"))
             if self.model:
                 run.strings.setdefault("model", self.model)
-            found = built(run, self.told.facts)
+            found = make_benchmark(run, self.told.facts)
             if titled and {("failed", ""), ("peak_concurrency", "")} <= run.figures.keys() and not found.concurrency:
                 found = replace(found, request_rate=found.request_rate or math.inf)  # it would say a rate or a cap
             yield replace(found, tool="sglang") if titled and "backend" in run.strings else found

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from commtax.evidence.thresholds import counts
-from commtax.results.labels import LABELS, Meaning, meaning
-from commtax.results.runs import Dialect, Run
+from commtax.results.labels import LABELS, LabelMeaning, meaning
+from commtax.results.runs import Dialect, PrintedRun
 from commtax.statement import Note
 
 COUNT = counts(__name__)
@@ -15,7 +15,7 @@ _BAR = re.compile(r"[|│┃║]")
 _RULE = re.compile(r"[\s|│┃║+:=─━═\-╇╪┼╒╤╕╞╡╘╧╛├┤┌┬┐└┴┘┏┳┓┡┩╔╗╚╝╠╣╦╩╬]{3,}")
 _LEFT_OUT = frozenset(LABELS["left_out"])
 Row = list[str]
-Pairs = list[tuple[Meaning, str]]
+Pairs = list[tuple[LabelMeaning, str]]
 Lines = Sequence[tuple[int, Row]]  # an empty row is a rule
 
 
@@ -38,9 +38,9 @@ def row_of(line: str) -> Row | None:
     return [part.strip(" \t*`") if part else "\0" for part in parts[: COUNT.most_cells]] if len(parts) > 1 else None
 
 
-def runs_of(lines: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
+def runs_of(lines: Lines, dialect: Dialect, current: PrintedRun) -> Iterator[PrintedRun]:
     """The runs of a table; figures of none in particular are put into the current one."""
-    header, rows = _parted(lines)
+    header, rows = _labels_and_rows(lines)
     if not rows:
         if len(lines) > 1 and any(meaning(label).measured for label in header):
             current.notes.append(Note("partial", f"the table on line {lines[0][0]} has no rows: the file is cut there"))
@@ -53,7 +53,7 @@ def runs_of(lines: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
         yield from _by_column(header, columns, rows, dialect, current)
 
 
-def _parted(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
+def _labels_and_rows(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
     """The labels of the columns, words above each other joined, and the rows below them."""
     filled = [(n, row) for n, row in lines if row]
     width = max((len(row) for _, row in filled), default=0)
@@ -80,24 +80,26 @@ def _spread(row: Row, width: int) -> Row:
     return spread
 
 
-def _by_row(columns: list[Meaning], rows: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
+def _by_row(columns: list[LabelMeaning], rows: Lines, dialect: Dialect, current: PrintedRun) -> Iterator[PrintedRun]:
     """Each row a run, or a statistic of the current one."""
     for n, row in rows:
         ranked = meaning(row[0] if columns[0].field == "" else "")
         if not ranked.kind and ranked.statistics:
-            for said, cell in zip_longest(columns[1:], row[1 : len(columns)], fillvalue=Meaning()):
-                if isinstance(said, Meaning) and said.kind == "time":
+            for said, cell in zip_longest(columns[1:], row[1 : len(columns)], fillvalue=LabelMeaning()):
+                if isinstance(said, LabelMeaning) and said.kind == "time":
                     current.put(replace(said, statistics=ranked.statistics), str(cell))
             continue
         named = row[0] if not columns[0].field and any(sign.isalpha() for sign in row[0]) else ""
-        run = Run(dialect, n, named)
+        run = PrintedRun(dialect, n, named)
         for said, cell in zip(columns, row, strict=False):
             if said.field:
                 run.put(said, cell)
         yield run
 
 
-def _by_column(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialect, current: Run) -> Iterator[Run]:
+def _by_column(
+    header: Row, columns: list[LabelMeaning], rows: Lines, dialect: Dialect, current: PrintedRun
+) -> Iterator[PrintedRun]:
     """Each row a figure: its statistics in columns, or each column a run; sizes beside it tell runs apart."""
     others = [at for at in range(1, len(header)) if not columns[at].statistics and header[at].lower() not in _LEFT_OUT]
     units = next((at for at in others if header[at].lower() in ("unit", "units")), 0)
@@ -105,15 +107,15 @@ def _by_column(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialec
     known = [row for _, row in rows if meaning(row[0]).field]
     apart = [at for at in others if at not in (units, *sizes) and any(_digits(row[at]) for row in known)]
     apart = apart or [at for at in others if len(header) == 2]
-    runs: dict[tuple[str | int, ...], Run] = {}
+    runs: dict[tuple[str | int, ...], PrintedRun] = {}
     for at in apart:
-        runs[at,] = Run(dialect, rows[0][0], header[at]) if len(apart) > 1 else current
+        runs[at,] = PrintedRun(dialect, rows[0][0], header[at]) if len(apart) > 1 else current
     above = ""
     for n, row in rows:
         above = row[0] or above
         said = meaning(f"{above} ({row[units]})" if units and row[units] else above)
         if said.field and sizes:
-            run = runs.setdefault(("", *(row[at] for at in sizes)), Run(dialect, n))
+            run = runs.setdefault(("", *(row[at] for at in sizes)), PrintedRun(dialect, n))
             _put_row([*((columns[at], row[at]) for at in sizes), *_statistics(said, columns, row)], run)
         elif said.field:
             _put_row(_statistics(said, columns, row), current)
@@ -122,7 +124,7 @@ def _by_column(header: Row, columns: list[Meaning], rows: Lines, dialect: Dialec
     yield from (run for run in runs.values() if run is not current)
 
 
-def _statistics(said: Meaning, columns: list[Meaning], row: Row) -> Pairs:
+def _statistics(said: LabelMeaning, columns: list[LabelMeaning], row: Row) -> Pairs:
     """The cells of a row below statistics; of a rate the mean alone, where it is one of the whole run: a request has others too."""
     told = [(column, cell) for column, cell in zip(columns, row, strict=False) if column.statistics and not column.field]
     if said.statistics or (said.kind == "rate" and sum(_digits(cell) for _, cell in told) > 1):
@@ -130,7 +132,7 @@ def _statistics(said: Meaning, columns: list[Meaning], row: Row) -> Pairs:
     return [(replace(said, statistics=column.statistics, unit_s=column.unit_s or said.unit_s), cell) for column, cell in told]
 
 
-def _put_row(pairs: Pairs, run: Run) -> None:
+def _put_row(pairs: Pairs, run: PrintedRun) -> None:
     for said, cell in pairs:
         run.put(said, cell)
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import TABLE, Bench, number, result
+from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
 from commtax.statement import Note
 
 METRICS: Mapping[str, str] = TABLE["prometheus"]
@@ -56,10 +56,10 @@ class _Page:
         return next((self.values[name] for name in GAUGES[kind] if name in self.values), None)
 
 
-def parse(text: str) -> Iterator[Bench]:
+def parse(text: str) -> Iterator[BenchmarkRun]:
     """One result: all that the server did since it started."""
     page = _Page()
-    for line_number, line in enumerate(each_line(text), 1):
+    for line_number, line in enumerate(split_lines(text), 1):
         if len(line) > COUNT.longest_line or line.startswith("#") or not line.strip():
             continue
         if match := SAYS.sample.match(line):
@@ -72,7 +72,7 @@ def parse(text: str) -> Iterator[Bench]:
         yield _result(page)
 
 
-def _result(page: _Page) -> Bench:
+def _result(page: _Page) -> BenchmarkRun:
     stats: dict[str, dict[str, float]] = {}
     for name, metric in METRICS.items():
         mean = page.mean(name)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.files import Json
-from commtax.results.bench_record import ASKED, METRICS, TABLE, Bench, result, spread_of
-from commtax.results.labels import LABELS, UNITS, Meaning, figures, meaning, printed_whole
+from commtax.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, result, spread_of
+from commtax.results.labels import LABELS, UNITS, LabelMeaning, figures, meaning, printed_whole
 from commtax.statement import Note
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
@@ -40,7 +40,7 @@ def dialect_of(text: str) -> Dialect:
 
 
 @dataclass(slots=True)
-class Run:
+class PrintedRun:
     """Figures by field and statistic, in SI units, as they were printed first."""
 
     dialect: Dialect
@@ -50,18 +50,18 @@ class Run:
     strings: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
-    def read(self, said: Meaning, value: str) -> dict[tuple[str, str], float]:
+    def read(self, said: LabelMeaning, value: str) -> dict[tuple[str, str], float]:
         """What a label and its value say; nothing where either is not understood."""
         if said.field == "request_rate" and value.strip().lower().startswith("inf"):
             return {("request_rate", ""): math.inf}
         if said.field == "tokens_per_s" and (own := meaning(value.lstrip("0123456789., "))).field:
-            said = Meaning(own.field, "rate", said.statistics, own.unit_s)
+            said = LabelMeaning(own.field, "rate", said.statistics, own.unit_s)
         named = self._field(said, value)
         if said.field == "e2el" and self.dialect.latency_s:
-            said = Meaning("e2el", "time", said.statistics, self.dialect.latency_s)
+            said = LabelMeaning("e2el", "time", said.statistics, self.dialect.latency_s)
         return {(named, s): n for s, n in figures(value, said, self.dialect.unit_s) if named}
 
-    def _field(self, said: Meaning, value: str) -> str:
+    def _field(self, said: LabelMeaning, value: str) -> str:
         """A field as it is kept: what was measured of a number that may also be set stands apart, and a length is no total."""
         if said.field == "concurrency" and said.statistics != ("max",) and (said.statistics or not printed_whole(value)):
             return "mean_concurrency"
@@ -69,7 +69,7 @@ class Run:
             return said.field.replace("_tokens", "_length")
         return self.dialect.metrics.get(said.field, said.field) if said.kind == "time" else said.field
 
-    def put(self, said: Meaning, value: str) -> bool:
+    def put(self, said: LabelMeaning, value: str) -> bool:
         """Whether a label and its value are understood; what was said first stays."""
         if said.kind == "string":
             self.strings.setdefault(said.field, value.strip(" `*\"'|="))
@@ -92,7 +92,7 @@ class Run:
         return next((told[s] for s in ("", "mean", "max", "median") if s in told), None)
 
 
-def built(run: Run, told: Mapping[str, str]) -> Bench:
+def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
     """A run's result; ``told`` is what a command above it says."""
     stats: dict[str, dict[str, float]] = {}
     for (name, statistic), value in run.figures.items():
@@ -106,16 +106,16 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     if (asked := run.one("qps")) is not None:
         d, rate = (d, rate or asked) if d["request_throughput"] is not None else ({**d, "request_throughput": asked}, rate)
     load = _load(run)
-    model = run.strings.get("model") or told.get("model") or _in_path(run.strings.get("path", ""))
+    model = run.strings.get("model") or told.get("model") or _model_in_path(run.strings.get("path", ""))
     d |= {"model": model, "request_rate": rate, "hardware": run.strings.get("hardware") or run.strings.get("gpu")} | load
     for key in ("tp", "pp", "request_rate", "max_concurrency"):
         d[key] = told.get(key) if d.get(key) is None else d[key]
     facts = {name: f"{n:g}" for key, name in TABLE["printed_facts"].items() if (n := run.one(key)) is not None}
     facts.pop("tokens/s" if told_apart else "", "")
-    facts |= _asked(d["completed"], told) if run.one("failed") is None else {}
+    facts |= _unanswered_request_options(d["completed"], told) if run.one("failed") is None else {}
     backend = run.strings.get("backend") or run.strings.get("engine", "")
     if tested := SAYS.tested.fullmatch(run.strings.get("test", "")):
-        return _tested(run, tested[1], int(tested[2]), str(model))
+        return _llama_bench_result(run, tested[1], int(tested[2]), str(model))
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
     spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
     kind = "latency" if (batch := _batch(run)) and not d.get("max_concurrency") else "serve"
@@ -124,14 +124,14 @@ def built(run: Run, told: Mapping[str, str]) -> Bench:
     return result(run.dialect.tool, kind, d, stats, lengths=lengths, facts=facts, **more)
 
 
-def _asked(answered: object, told: Mapping[str, str]) -> dict[str, str]:
+def _unanswered_request_options(answered: object, told: Mapping[str, str]) -> dict[str, str]:
     """How many requests a command asked for, where it is more than were answered."""
     count = told.get("num_prompts", "")
     more = isinstance(answered, int | float) and count.isdecimal() and len(count) < COUNT.most_digits and int(count) > answered
     return {ASKED: count} if more else {}
 
 
-def _tested(run: Run, what: str, tokens: int, model: str) -> Bench:
+def _llama_bench_result(run: PrintedRun, what: str, tokens: int, model: str) -> BenchmarkRun:
     """A line of llama-bench: so many tokens of a prompt (pp), or generated one after the other (tg)."""
     rate = run.one("tokens_per_s") or math.inf
     stats = {"ttft": {"mean": tokens / rate}} if what == "pp" else {"tpot": {"mean": 1 / rate}}
@@ -140,18 +140,18 @@ def _tested(run: Run, what: str, tokens: int, model: str) -> Bench:
     return result("llama.cpp", "latency", {"model": model}, stats, batch=1, lengths=lengths, facts=facts)
 
 
-def _requests(run: Run) -> float | None:
+def _requests(run: PrintedRun) -> float | None:
     """Those that were answered: as told, all of them, or as their rate and the duration make them."""
     rate, duration = run.one("requests_per_s"), run.one("duration")
     counted = next((n for name in ("requests", "all_requests") if (n := run.one(name)) is not None), None)
     return float(round(rate * duration)) if counted is None and rate and duration and rate * duration < math.inf else counted
 
 
-def _batch(run: Run) -> int | None:
+def _batch(run: PrintedRun) -> int | None:
     return int(batch) if (batch := run.one("batch")) and math.isfinite(batch) else None
 
 
-def _tokens(run: Run, lengths: tuple[float | None, float | None]) -> dict[str, object]:
+def _tokens(run: PrintedRun, lengths: tuple[float | None, float | None]) -> dict[str, object]:
     """Tokens a second of which nobody says which: all beside output alone, else as requests and their lengths make them."""
     rate, requests = run.one("tokens_per_s"), run.one("requests_per_s")
     if rate is None or run.one("total_tokens_per_s") is not None:
@@ -164,14 +164,14 @@ def _tokens(run: Run, lengths: tuple[float | None, float | None]) -> dict[str, o
     return {}
 
 
-def _load(run: Run) -> dict[str, object]:
+def _load(run: PrintedRun) -> dict[str, object]:
     """A load that the run's name says."""
     at, known = SAYS.at.search(run.name), LOADS.get(run.name.lower(), {})
     named: dict[str, object] = {"max_concurrency" if key == "concurrency" else key: load for key, load in known.items()}
     return named | ({"request_rate": at[1]} if at else {})
 
 
-def _in_path(path: str) -> str:
+def _model_in_path(path: str) -> str:
     """The folder of a result that is called as a model may be: with a size or a hyphen in it."""
     folders = SAYS.named.findall(path[:400])
     return next((name for name in folders if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), "")
@@ -183,15 +183,15 @@ def are_labels(head: bytes) -> bool:
     return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
 
 
-def of_document(d: Json) -> Iterator[Bench]:
+def of_document(d: Json) -> Iterator[BenchmarkRun]:
     """The result of a document that has at least two times or rates."""
-    run = Run(dialect_of(" ".join(map(str, d))), 0)
+    run = PrintedRun(dialect_of(" ".join(map(str, d))), 0)
     for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):
         said = next((said for n in (1, 2, 3) if (said := meaning(" ".join(path[-n:]))).field), None)
         if said:
             run.put(said, str(value))
     if run.measured >= COUNT.least:
-        yield built(run, {})
+        yield make_benchmark(run, {})
 
 
 def _leaves(value: Json, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Json]]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim
 from commtax.evidence.thresholds import levels
-from commtax.results.bench_record import ASKED, Bench
-from commtax.results.expected import Expected, Figure
+from commtax.results.bench_record import ASKED, BenchmarkRun
+from commtax.results.expected_figures import ExpectedFigures, Figure
 from commtax.units import format_seconds
 
 LEVEL = levels(__name__)
@@ -19,7 +19,7 @@ P99 = 2.326  # deviations from the middle of a normal distribution to its p99
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class PlanSuspect:
     """A change of the plan, and what it would mean if the step were as long as with it."""
 
     code: str
@@ -28,7 +28,7 @@ class Suspect:
     change: str
 
 
-def slower(figure: Figure | None, measured: float | None, claim: Claim) -> float:
+def seconds_over_range(figure: Figure | None, measured: float | None, claim: Claim) -> float:
     """Seconds by which a time is longer than its range and the tolerance allow; 0 where it is not."""
     if figure is None or measured is None:
         return 0.0
@@ -36,23 +36,25 @@ def slower(figure: Figure | None, measured: float | None, claim: Claim) -> float
     return measured - figure.value if measured > most else 0.0
 
 
-def causes(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None = None) -> tuple[Cause, ...]:
+def causes(
+    result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None = None
+) -> tuple[Cause, ...]:
     """What is slower than it should be, dearest first."""
-    if more := _more_at_once(result, predicted, claim):
+    if more := _larger_batch_causes(result, predicted, claim):
         return more
     found = [*_decode(result, predicted, claim, baseline), *_first_token(result, predicted, claim)]
     if not found and result.kind == "latency":
-        found += _whole(result, predicted, claim, baseline)
+        found += _whole_batch_causes(result, predicted, claim, baseline)
     if not found and result.kind == "throughput":
-        found += _at_once(result, predicted, claim, baseline)
+        found += _burst_causes(result, predicted, claim, baseline)
     return tuple(sorted(found, key=lambda cause: -(cause.cost_s or 0.0)))
 
 
-def _more_at_once(result: Bench, predicted: Expected, claim: Claim) -> tuple[Cause, ...]:
+def _larger_batch_causes(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim) -> tuple[Cause, ...]:
     """Slower tokens beside more answers than predicted: nothing is slow, the batch is another than was said."""
     metric, statistic, step = _steps(result)
     figure, rate = predicted.of("requests_per_s", ""), result.requests_per_s
-    if figure is None or not rate or not slower(predicted.of(metric, statistic), step, claim):
+    if figure is None or not rate or not seconds_over_range(predicted.of(metric, statistic), step, claim):
         return ()
     if rate <= max(figure.high, figure.value * (1 + claim.tolerance)):
         return ()
@@ -62,13 +64,13 @@ def _more_at_once(result: Bench, predicted: Expected, claim: Claim) -> tuple[Cau
     return (Cause("at once", said, change=change),)
 
 
-def _inside(result: Bench, predicted: Expected, claim: Claim, metric: str) -> bool:
+def _is_within_range(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, metric: str) -> bool:
     """Whether the mean of a time is told, and no longer than it should be."""
     figure, mean = predicted.of(metric, "mean"), result.stats.get(metric, {}).get("mean")
-    return figure is not None and mean is not None and not slower(figure, mean, claim)
+    return figure is not None and mean is not None and not seconds_over_range(figure, mean, claim)
 
 
-def _steps(result: Bench) -> tuple[str, str, float | None]:
+def _steps(result: BenchmarkRun) -> tuple[str, str, float | None]:
     """The time of a token that a result has, and its name in it; a median first, which no outlier pulls."""
     for metric, statistic in (("tpot", "median"), ("tpot", "mean"), ("itl", "mean")):
         if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
@@ -76,16 +78,16 @@ def _steps(result: Bench) -> tuple[str, str, float | None]:
     return "tpot", "mean", None
 
 
-def _share(result: Bench, predicted: Expected, seconds: float) -> float | None:
+def _share(result: BenchmarkRun, predicted: ExpectedFigures, seconds: float) -> float | None:
     whole = result.seconds("e2el", "mean") or sum(predicted.terms.values()) + seconds
     return min(1.0, seconds / whole) if whole > 0 else None
 
 
-def _decode(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+def _decode(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Cause]:
     metric, statistic, measured = _steps(result)
     figure = predicted.of(metric, statistic)
-    more = slower(figure, measured, claim) if result.accepted <= 1 else 0.0
-    if not more or figure is None or measured is None or _inside(result, predicted, claim, metric):
+    more = seconds_over_range(figure, measured, claim) if result.accepted <= 1 else 0.0
+    if not more or figure is None or measured is None or _is_within_range(result, predicted, claim, metric):
         return
     if _mostly_prompts(predicted, claim):
         return
@@ -93,10 +95,10 @@ def _decode(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | 
     gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
     times = measured / figure.value
     said = f"a decode step takes {times:.2f} times what it should"
-    yield _blamed(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
+    yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
 
 
-def _mostly_prompts(predicted: Expected, claim: Claim) -> bool:
+def _mostly_prompts(predicted: ExpectedFigures, claim: Claim) -> bool:
     """Whether the server works on prompts nearly all the time: tokens then wait behind them, and tell nothing of decode steps."""
     load, batch = predicted.load, max(1, round(predicted.running))
     prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
@@ -104,18 +106,20 @@ def _mostly_prompts(predicted: Expected, claim: Claim) -> bool:
     return not load.alone and prompt > LEVEL.prompts * (prompt + answer)
 
 
-def _whole(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+def _whole_batch_causes(
+    result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None
+) -> Iterator[Cause]:
     """A batch of which only the whole time is known: its decode steps are most of it."""
     figure, measured = predicted.of("e2el"), result.seconds("e2el", "mean")
-    more = slower(figure, measured, claim)
+    more = seconds_over_range(figure, measured, claim)
     if more and figure and measured:
         times = 1 + more / max(predicted.terms["decode"], 1e-12)
         gain = f"{measured / figure.value:.2f}x faster batches ({format_seconds(figure.value)} each)"
         said = f"a batch takes {measured / figure.value:.2f} times what it should"
-        yield _blamed(times, predicted, claim, baseline, Cause("", said, more, min(1.0, more / measured), gain=gain))
+        yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, more, min(1.0, more / measured), gain=gain))
 
 
-def _at_once(result: Bench, predicted: Expected, claim: Claim, baseline: Bench | None) -> Iterator[Cause]:
+def _burst_causes(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Cause]:
     """Requests that come all at once, of which only the rate is known."""
     figure, measured = predicted.of("requests_per_s", ""), result.requests_per_s
     if figure is None or not measured:
@@ -124,10 +128,12 @@ def _at_once(result: Bench, predicted: Expected, claim: Claim, baseline: Bench |
     if measured < (least if claim.strict else min(least, figure.low)):
         times = figure.value / measured
         said, gain = f"the run takes {times:.2f} times what it should", f"{times:.2f}x the throughput"
-        yield _blamed(times, predicted, claim, baseline, Cause("", said, share=1 - 1 / times, gain=gain))
+        yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, share=1 - 1 / times, gain=gain))
 
 
-def _blamed(times: float, predicted: Expected, claim: Claim, baseline: Bench | None, cause: Cause) -> Cause:
+def _blame_decode_step(
+    times: float, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None, cause: Cause
+) -> Cause:
     """Who of a decode step could be that much slower: a cause with its code and what to change."""
     batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
     bill = claim.bill("decode", batch, context)
@@ -144,7 +150,7 @@ def _blamed(times: float, predicted: Expected, claim: Claim, baseline: Bench | N
     return replace(cause, code="host" if small else "decode", said=said, change=change)
 
 
-def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> Suspect | None:
+def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> PlanSuspect | None:
     """The change of the plan under which a step would be that much longer."""
     near = []
     for suspect in _suspects(claim):
@@ -160,22 +166,24 @@ def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float
 OTHER = "check clocks, version, number format and options of the run, or calibrate; commtax audit of a trace of it tells more"
 
 
-def _suspects(claim: Claim) -> Iterator[Suspect]:
+def _suspects(claim: Claim) -> Iterator[PlanSuspect]:
     """Simple things that are often otherwise than was said."""
     if not claim.question.what_if.eager:
-        yield Suspect("host", {"eager": 1}, "as without CUDA graphs", "leave out --enforce-eager, or capture larger batches")
+        yield PlanSuspect("host", {"eager": 1}, "as without CUDA graphs", "leave out --enforce-eager, or capture larger batches")
     if claim.tp > 1:
         if not claim.question.what_if.library:
             said = "as with NCCL's all-reduces instead of the engine's own"
             change = "find out why its own all-reduce is off: the start-up log says it"
-            yield Suspect("communication", {"library": "nccl"}, said, change)
-        yield Suspect("decode", {"tp": 1}, "as on one GPU: TP was probably not applied", f"start the server with tp {claim.tp}")
+            yield PlanSuspect("communication", {"library": "nccl"}, said, change)
+        yield PlanSuspect("decode", {"tp": 1}, "as on one GPU: TP was probably not applied", f"start the server with tp {claim.tp}")
     if claim.plan.weights_dtype not in ("", "bf16", "fp16", "fp32"):
         said = "as with weights of 16 bits"
-        yield Suspect("decode", {"weights_dtype": "bf16"}, said, f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels")
+        yield PlanSuspect(
+            "decode", {"weights_dtype": "bf16"}, said, f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels"
+        )
 
 
-def _alone_agrees(baseline: Bench | None, claim: Claim, batch: int, context: int) -> bool:
+def _alone_agrees(baseline: BenchmarkRun | None, claim: Claim, batch: int, context: int) -> bool:
     """Whether the same benchmark at TP 1 took what it should."""
     alone = _steps(baseline)[2] if baseline and claim.tp > 1 else None
     if alone is None:
@@ -184,12 +192,12 @@ def _alone_agrees(baseline: Bench | None, claim: Claim, batch: int, context: int
     return abs(alone / single - 1) <= claim.tolerance
 
 
-def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[Cause]:
+def _first_token(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim) -> Iterator[Cause]:
     apart = result.stats.get("queue")  # of which a server may tell the mean alone
     statistic = "median" if "median" in result.stats.get("ttft", {}) and (not apart or "median" in apart) else "mean"
     figure, measured = predicted.of("ttft", statistic), result.seconds("ttft", statistic)
-    more = slower(figure, measured, claim)
-    if not more or figure is None or measured is None or _inside(result, predicted, claim, "ttft"):
+    more = seconds_over_range(figure, measured, claim)
+    if not more or figure is None or measured is None or _is_within_range(result, predicted, claim, "ttft"):
         return
     waited, terms = result.seconds("queue", statistic), predicted.terms
     metric, which, step = _steps(result)
@@ -197,7 +205,9 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
     times = step / step_figure.value if step and step_figure else 1.0
     if waited is None and times > 1 + claim.tolerance and measured / figure.value <= LEVEL.alike * times:
         return  # it waits for the same slow steps
-    met = not predicted.load.alone and (in_flight(result) or math.inf) > LEVEL.few  # on average more than one was there
+    met = (
+        not predicted.load.alone and (mean_requests_in_flight(result) or math.inf) > LEVEL.few
+    )  # on average more than one was there
     queued = met if waited is None else waited - terms.get("queue", 0.0) > more / 2
     share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
     if queued:
@@ -211,13 +221,13 @@ def _first_token(result: Bench, predicted: Expected, claim: Claim) -> Iterator[C
         yield Cause("prefill", f"{said}: the prompt's own steps, or the way to them", more, share, change, gain)
 
 
-def in_flight(result: Bench) -> float | None:
+def mean_requests_in_flight(result: BenchmarkRun) -> float | None:
     """Requests that were there at once on average (Little's law); None where the result does not tell."""
     whole = _request_s(result, "mean")
     return result.requests_per_s * whole if result.requests_per_s and whole else None
 
 
-def _request_s(result: Bench, statistic: str = "median") -> float | None:
+def _request_s(result: BenchmarkRun, statistic: str = "median") -> float | None:
     """Seconds of a request: as told, else first token and tokens."""
     if whole := result.seconds("e2el", statistic):
         return whole
@@ -225,19 +235,19 @@ def _request_s(result: Bench, statistic: str = "median") -> float | None:
     return first + (result.output_len - 1) * each if first and each and result.output_len else None
 
 
-def told(result: Bench) -> tuple[Cause, ...]:
+def plain_causes(result: BenchmarkRun) -> tuple[Cause, ...]:
     """What a result says of its own terms, where nobody says what ran."""
     thrown, change = result.facts.get("preemptions", "0"), "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
     lost = Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)
     return (*(overload(result) or _waits(result)), *([lost] if thrown != "0" else []))
 
 
-def overload(result: Bench) -> tuple[Cause, ...]:
+def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     """That more was asked than answered: the queue shows it, or the run lasts longer than its last answers explain."""
     asked, answered = result.request_rate, result.requests_per_s
     if not asked or not math.isfinite(asked) or not answered or answered >= LEVEL.kept_up * asked:
         return ()
-    first, piled = result.stats.get("ttft", {}), _piled(result)
+    first, piled = result.stats.get("ttft", {}), _piled_up_words(result)
     growth = first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
     if not (growth > LEVEL.grows or piled or _lasts(result, asked, answered)):
         return ()
@@ -248,7 +258,7 @@ def overload(result: Bench) -> tuple[Cause, ...]:
     return (Cause("overload", said, change=change),)
 
 
-def _piled(result: Bench) -> str:
+def _piled_up_words(result: BenchmarkRun) -> str:
     """That most requests of a run were there at once, and slowed each other: each that came found more before it. In words, or "".
 
     A short run of long answers has many at once too, and then their tokens take the same time.
@@ -261,7 +271,7 @@ def _piled(result: Bench) -> str:
     return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
 
 
-def _lasts(result: Bench, asked: float, answered: float) -> bool:
+def _lasts(result: BenchmarkRun, asked: float, answered: float) -> bool:
     """Whether a run is longer than one that keeps up: all arrivals, by chance some later, and the longest answer at its end."""
     count, whole, first = (result.requests or 0) + result.failed, _request_s(result), result.seconds("ttft")
     if count <= 0:
@@ -274,12 +284,12 @@ def _lasts(result: Bench, asked: float, answered: float) -> bool:
     return count / answered > count / asked * (1 + LEVEL.chance / math.sqrt(count)) + LEVEL.longest * decode_s
 
 
-def _waits(result: Bench) -> Iterator[Cause]:
+def _waits(result: BenchmarkRun) -> Iterator[Cause]:
     """Waiting that a server tells, or that first tokens must hold: their prompts alone take less. Medians, which none pulls."""
     whole, first, waited = _request_s(result), result.seconds("ttft"), result.seconds("queue")
     at_once = math.isinf(result.request_rate or 0.0) and not result.concurrency  # all requests wait for each other
     unstreamed = result.stats.get("itl", {}).get("mean") == 0  # its first token is its last
-    if not whole or at_once or unstreamed or (in_flight(result) or math.inf) <= LEVEL.few:
+    if not whole or at_once or unstreamed or (mean_requests_in_flight(result) or math.inf) <= LEVEL.few:
         return
     change = "more KV memory or replicas, or fewer requests at once"
     if waited and waited > LEVEL.large * whole:
@@ -290,13 +300,13 @@ def _waits(result: Bench) -> Iterator[Cause]:
         yield Cause("queue", f"{said}, most of it waiting", least, min(1.0, least / whole), change)
 
 
-def _least_wait_s(result: Bench, first_s: float) -> float:
+def _least_wait_s(result: BenchmarkRun, first_s: float) -> float:
     """What a first token must have waited: all of it where the server counts requests that wait, else what no prompt takes."""
     queued = result.facts.get("waiting", "0")
     return first_s if queued.isdecimal() and int(queued) else first_s - _prompt_s(result)
 
 
-def _prompt_s(result: Bench) -> float:
+def _prompt_s(result: BenchmarkRun) -> float:
     """The most that a prompt alone can take on a server that worked through all tokens at the rate of the run; inf: not told."""
     rate = result.total_tokens_per_s
     if not rate and result.output_tokens_per_s and result.input_len and result.output_len:
@@ -304,14 +314,14 @@ def _prompt_s(result: Bench) -> float:
     return result.input_len / rate if rate and result.input_len else math.inf
 
 
-def lost(result: Bench) -> int:
+def unanswered_count(result: BenchmarkRun) -> int:
     """Requests that were not answered: those that failed, else what is missing of those that a command asked for."""
     return result.failed or max(0, int(result.facts.get(ASKED, "0")) - (result.requests or 0))
 
 
-def unanswered(result: Bench) -> Iterator[Cause]:
+def failure_causes(result: BenchmarkRun) -> Iterator[Cause]:
     """That requests failed: all other figures are of the rest."""
-    if not (gone := lost(result)):
+    if not (gone := unanswered_count(result)):
         return
     count = gone + (result.requests or 0)
     said = f"{gone:,} of {count:,} requests {'failed' if result.failed else 'that were asked for have no answer'}"

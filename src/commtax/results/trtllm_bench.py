@@ -6,10 +6,10 @@ All requests are sent at once unless their rate was limited; a rate beyond any s
 import math
 from collections.abc import Iterator, Mapping
 
-from commtax.evidence.short_lines import each_line
+from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import TABLE, Bench, number, result
+from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
 
 COUNT, LEVEL = thresholds(__name__)
 MS = 1e-3
@@ -22,14 +22,14 @@ def looks_like(text: str) -> bool:
     return SAYS.title.search(text) is not None
 
 
-def parse(text: str) -> Iterator[Bench]:
+def parse(text: str) -> Iterator[BenchmarkRun]:
     """A result for each overview, with what stands above it since the last."""
     held: dict[str, str] = {}
     stats: dict[str, dict[str, float]] = {}
     seen = False
-    for line in (line for line in each_line(text) if len(line) <= COUNT.longest_line):
+    for line in (line for line in split_lines(text) if len(line) <= COUNT.longest_line):
         if "BACKEND" in line[:80] and line.lstrip("= ").startswith(("PYTORCH", "ENGINE", "_AUTODEPLOY", "TENSORRT")) and seen:
-            yield from _each(held, stats)
+            yield from _results_by_column(held, stats)
             held, stats, seen = {}, {}, False
         seen = seen or SAYS.title.match(line) is not None
         if part := SAYS.part.search(line):
@@ -39,10 +39,10 @@ def parse(text: str) -> Iterator[Bench]:
         elif pair := SAYS.pair.match(line):
             held.setdefault(" ".join(pair[1].lower().split()), pair[2].strip())
     if seen:
-        yield from _each(held, stats)
+        yield from _results_by_column(held, stats)
 
 
-def _each(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Iterator[Bench]:
+def _results_by_column(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Iterator[BenchmarkRun]:
     """One result; of an overview whose figures stand in columns, as those of two builds beside each other, one for each column."""
     cells = {name: [cell.strip() for cell in value.strip("| ").split("|")] for name, value in held.items()}
     columns = max((len(row) for row in cells.values()), default=1)
@@ -51,7 +51,7 @@ def _each(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Iterat
         yield _one(column, {metric: dict(kept) for metric, kept in stats.items()})
 
 
-def _one(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> Bench:
+def _one(held: Mapping[str, str], stats: dict[str, dict[str, float]]) -> BenchmarkRun:
     def said(name: str) -> float | None:
         return number(held.get(name))
 

@@ -22,9 +22,9 @@ from math import nan
 
 import numpy as np
 
-from commtax.files import LOG_BYTES, Json, Named, parse_json, read_text, written
+from commtax.files import LOG_BYTES, Json, Named, parse_json, read_text, replace_when_written
 from commtax.records import dataclass
-from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Stream
+from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, RequestStream
 from commtax.statement import Note, Refusal
 from commtax.units import plural
 
@@ -41,7 +41,7 @@ NOTHING: Mapping[str, Array] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _RequestTable:
     """A file's requests as it writes them, one row each."""
 
     name: str  # of the file, for refusals
@@ -54,7 +54,7 @@ class _Table:
     from_first: bool = False  # whether the clock starts anywhere
 
 
-def read(path: Named) -> Stream:
+def read(path: Named) -> RequestStream:
     """The requests of a trace in the order of their arrival."""
     name = f"trace '{path}'"
     text = read_text(path, "trace", most=LOG_BYTES)
@@ -63,7 +63,7 @@ def read(path: Named) -> Stream:
     return _stream(_from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name))
 
 
-def write(stream: Stream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
+def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
     """Our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it.
 
     ``results`` of the requests stand in columns of their own, which readers of traces pass over.
@@ -76,11 +76,11 @@ def write(stream: Stream, path: Named, results: Mapping[str, Array] = NOTHING, w
     columns += [["" if value != value else value for value in column.tolist()] for column in results.values()]  # NaN stays empty
     lines = [",".join((*header, *results)), *(",".join(map(str, row)) for row in zip(*columns, strict=True)), ""]
     data = "\n".join(lines).encode()
-    with written(path, what) as part:
+    with replace_when_written(path, what) as part:
         part.write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
-def _from_csv(text: str, name: str) -> _Table:
+def _from_csv(text: str, name: str) -> _RequestTable:
     lines = csv.reader(StringIO(text, newline=""))
     try:
         header = [cell.strip().lower() for cell in next(lines)]
@@ -97,7 +97,7 @@ def _from_csv(text: str, name: str) -> _Table:
     width = len(header)
     rows = [cells + [""] * (width - len(cells)) for _, cells in numbered]
     arrival, prompt, answer = (header.index(column) for column in wanted)
-    return _Table(
+    return _RequestTable(
         name,
         [f"line {line}" for line, _ in numbered],
         wanted,
@@ -117,7 +117,7 @@ def _ids_column(header: Sequence[str]) -> tuple[int | None, int]:
     return None, HASH_BLOCK
 
 
-def _from_json(text: str, name: str) -> _Table:
+def _from_json(text: str, name: str) -> _RequestTable:
     places, documents = _documents(text, name)
     first = documents[0] if documents else None
     if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
@@ -130,7 +130,7 @@ def _from_json(text: str, name: str) -> _Table:
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
     rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in documents]
     ids = [row.get("hash_ids") or [] for row in documents] if any("hash_ids" in row for row in documents) else None
-    return _Table(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
+    return _RequestTable(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
 
 
 def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
@@ -151,7 +151,7 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     return [f"item {number}" for number in range(1, len(rows) + 1)], rows
 
 
-def _from_bench(documents: Sequence[Json], name: str) -> _Table:
+def _from_bench(documents: Sequence[Json], name: str) -> _RequestTable:
     """Requests of one run, as they were sent."""
     if len(documents) > 1:
         raise Refusal(f"{name}: holds {len(documents)} runs, and a trace is one; keep one line", "trace")
@@ -162,7 +162,7 @@ def _from_bench(documents: Sequence[Json], name: str) -> _Table:
     if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
         raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
     places = [f"request {number}" for number in range(1, len(columns[0]) + 1)]
-    return _Table(name, places, BENCH, list(zip(*columns, strict=True)), _number, from_first=True)
+    return _RequestTable(name, places, BENCH, list(zip(*columns, strict=True)), _number, from_first=True)
 
 
 def _number(value: Json) -> float:
@@ -184,7 +184,7 @@ def _moment(text: Json) -> float:
         return nan
 
 
-def _stream(table: _Table) -> Stream:
+def _stream(table: _RequestTable) -> RequestStream:
     """Checked columns, in the order of arrival."""
     if not 1 <= len(table.rows) <= MOST_REQUESTS:
         raise Refusal(f"{table.name}: {plural(len(table.rows), 'request')}; 1 to {MOST_REQUESTS:,} are read", "trace")
@@ -196,20 +196,20 @@ def _stream(table: _Table) -> Stream:
     for side, values, least in ((1, prompt, 1), (2, answer, 0)):
         whole = (values >= least) & (values <= MOST_TOKENS) & (values == np.floor(values))
         _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
-    stream = Stream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
+    stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
     if table.ids is not None:
         stream = replace(stream, prefixes=_prefixes(table, prompt), block=table.block)
-    return _in_order(_answered(stream, table.name))
+    return _sort_arrivals(_drop_unanswered(stream, table.name))
 
 
-def _check(table: _Table, side: int, holds: Array, rule: str) -> None:
+def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
     if not holds.all():
         row = int(np.argmin(holds))
         value = str(table.rows[row][side])[:30]
         raise Refusal(f"{table.name}: {table.places[row]}: {table.columns[side]} is '{value}'; {rule}", "trace")
 
 
-def _prefixes(table: _Table, prompt: Array) -> tuple[tuple[int, ...], ...]:
+def _prefixes(table: _RequestTable, prompt: Array) -> tuple[tuple[int, ...], ...]:
     """Ids of each prompt's blocks; equal prompts are one object."""
     most = np.ceil(prompt / table.block).astype(np.int64).tolist()
     known: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -234,7 +234,7 @@ def _whole_ids(ids: Json) -> tuple[int, ...] | None:
     return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None
 
 
-def _answered(stream: Stream, name: str) -> Stream:
+def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
     """Without requests that got no token."""
     failed = int((stream.output_len == 0).sum())
     if not failed:
@@ -242,17 +242,17 @@ def _answered(stream: Stream, name: str) -> Stream:
     if failed == len(stream):
         raise Refusal(f"{name}: no request has an answer", "trace")
     note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
-    return _chosen(stream, np.flatnonzero(stream.output_len), note)
+    return _select_requests(stream, np.flatnonzero(stream.output_len), note)
 
 
-def _in_order(stream: Stream) -> Stream:
+def _sort_arrivals(stream: RequestStream) -> RequestStream:
     if (np.diff(stream.arrival_s) >= 0).all():
         return stream
     note = Note("unsorted", "requests were not in the order of their arrival; they were sorted")
-    return _chosen(stream, np.argsort(stream.arrival_s, kind="stable"), note)
+    return _select_requests(stream, np.argsort(stream.arrival_s, kind="stable"), note)
 
 
-def _chosen(stream: Stream, places: Array, note: Note) -> Stream:
+def _select_requests(stream: RequestStream, places: Array, note: Note) -> RequestStream:
     """Some requests in some order, with what is to be said of it."""
     prefixes = None if stream.prefixes is None else tuple(stream.prefixes[place] for place in places.tolist())
     columns = {name: getattr(stream, name)[places] for name in ("arrival_s", "input_len", "output_len")}

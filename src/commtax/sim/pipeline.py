@@ -11,7 +11,7 @@ from itertools import compress, pairwise
 
 import numpy as np
 
-from commtax.cost.schedules import SCHEDULES, Op, Order, Pair, Schedule, virtual_layers
+from commtax.cost.schedules import SCHEDULES, Op, OperationOrder, OverlappedPair, Schedule, virtual_layers
 from commtax.ledger import Bill
 from commtax.question import Question
 from commtax.statement import Refusal
@@ -46,7 +46,7 @@ def run(kind: Schedule, p: int, m: int, times: Durations | None = None, chunks: 
 
 
 @dataclass(slots=True)
-class _Table:
+class _OperationTable:
     """All operations of all ranks, one after the other, as columns."""
 
     code: Column
@@ -57,7 +57,7 @@ class _Table:
     ends: list[int]  # where each rank's operations end
 
 
-def simulate(order: Order, times: Durations) -> Timeline:
+def simulate(order: OperationOrder, times: Durations) -> Timeline:
     """Start and end of every operation, in time that grows with their number; a deadlock is an error."""
     t = _table(order)
     position = np.full((3, order.m, order.p, order.v), -1)
@@ -88,13 +88,13 @@ def simulate(order: Order, times: Durations) -> Timeline:
     )
 
 
-def _table(order: Order) -> _Table:
+def _table(order: OperationOrder) -> _OperationTable:
     flat: list[Op] = []
     leads: list[bool] = []
     ends = []
     for ops in order.ranks:
         for op in ops:
-            if isinstance(op, Pair):
+            if isinstance(op, OverlappedPair):
                 flat += op
                 leads += (True, False)
             else:
@@ -104,10 +104,12 @@ def _table(order: Order) -> _Table:
     kinds, microbatches, chunks = zip(*flat, strict=True)
     sizes = np.diff([0, *ends])
     code = np.fromiter(map(CODES.__getitem__, kinds), np.int64, len(kinds))
-    return _Table(code, np.array(microbatches), np.array(chunks), np.repeat(np.arange(order.p), sizes), np.array(leads), ends)
+    return _OperationTable(
+        code, np.array(microbatches), np.array(chunks), np.repeat(np.arange(order.p), sizes), np.array(leads), ends
+    )
 
 
-def _inputs(order: Order, t: _Table, position: Column, transfer: float) -> tuple[Column, Column]:
+def _inputs(order: OperationOrder, t: _OperationTable, position: Column, transfer: float) -> tuple[Column, Column]:
     """The operation on another (or the same) rank that each one waits for, and how long its output travels."""
     near = np.full((2, order.p, order.v), -1)
     for path in order.paths:
@@ -120,7 +122,7 @@ def _inputs(order: Order, t: _Table, position: Column, transfer: float) -> tuple
     return needs, np.where(source // order.v != t.rank, transfer, 0.0)
 
 
-def _seconds(order: Order, t: _Table, times: Durations, full: Column) -> Column:
+def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: Column) -> Column:
     seconds = np.where(full, times.backward + times.weight, np.array([times.forward, times.backward, times.weight])[t.code])
     if len(times.stage_factors):
         stage = np.zeros((order.p, order.v), dtype=int)
@@ -135,7 +137,7 @@ def _seconds(order: Order, t: _Table, times: Durations, full: Column) -> Column:
     return seconds
 
 
-def _names(order: Order, t: _Table, second: Column) -> list[str]:
+def _names(order: OperationOrder, t: _OperationTable, second: Column) -> list[str]:
     ends = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
     labels = [f"{kind}{j}{end}" for kind in "FBW" for end in ends for j in range(order.m)]
     which = (t.code * order.v + t.chunk) * order.m + t.microbatch
@@ -146,7 +148,7 @@ def _names(order: Order, t: _Table, second: Column) -> list[str]:
 
 
 def _progress(
-    t: _Table, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
+    t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
     """Advance a rank until an input is missing; whoever makes that input wakes it."""
     count, ranks = len(needs), len(t.ends)

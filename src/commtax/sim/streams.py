@@ -5,10 +5,10 @@ from math import erf, inf, isfinite, isinf, log, pi, sin, sqrt
 
 import numpy as np
 
-from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Lengths, Stream, through
+from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Lengths, RequestStream, lognormal_with_mean
 from commtax.statement import Refusal
 
-__all__ = ["arrival_times", "draw_lengths", "draw_pairs", "drawn", "through"]
+__all__ = ["arrival_times", "draw_lengths", "draw_pairs", "draw_stream", "lognormal_with_mean"]
 
 _erf = np.frompyfunc(erf, 1, 1)
 
@@ -85,7 +85,7 @@ def _share_below(z: Array) -> Array:
     return np.asarray(_erf(z / sqrt(2)), dtype=np.float64) * 0.5 + 0.5
 
 
-def drawn(
+def draw_stream(
     *,
     rate: float,
     inputs: Lengths,
@@ -98,7 +98,7 @@ def drawn(
     shared_prefix: int = 0,
     block: int = 16,
     in_flight: float = inf,
-) -> Stream:
+) -> RequestStream:
     """A stream of ``count`` requests, or of those that arrive within ``duration_s``; the same seed gives the same bytes.
 
     An infinite rate sends all at once. Arrivals and lengths have random numbers of their own: another rate finds the same
@@ -118,7 +118,7 @@ def drawn(
     prompt, answer = draw_pairs(inputs, outputs, distinct, how_long)
     prefixes = _prefixes(prompt, shared_prefix, block, distinct < len(times))
     repeated = None if prefixes is None else tuple(islice(cycle(prefixes), len(times)))
-    return Stream(times, np.resize(prompt, len(times)), np.resize(answer, len(times)), repeated, block, in_flight)
+    return RequestStream(times, np.resize(prompt, len(times)), np.resize(answer, len(times)), repeated, block, in_flight)
 
 
 def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:

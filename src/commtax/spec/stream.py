@@ -41,7 +41,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stream:
+class RequestStream:
     """Requests in the order of their arrival, one column a fact."""
 
     arrival_s: Array  # float64, not decreasing, from 0 on
@@ -56,7 +56,7 @@ class Stream:
         return len(self.arrival_s)
 
 
-def through(mean: float, p50: float | None = None, p90: float | None = None) -> Lengths:
+def lognormal_with_mean(mean: float, p50: float | None = None, p90: float | None = None) -> Lengths:
     """The lognormal with this mean, through the median or the 90th percentile; nearest to both where both are given.
 
     The mean is kept exactly, for the sum of tokens is what loads a server: mu = ln mean - sigma^2 / 2. What is left is sigma, by
@@ -77,7 +77,7 @@ def through(mean: float, p50: float | None = None, p90: float | None = None) -> 
     return Lengths("lognormal", float(mean), sigma=sigma)
 
 
-def between(p50: float, p90: float) -> Lengths:
+def lognormal_of_quantiles(p50: float, p90: float) -> Lengths:
     """The lognormal through the median and the 90th percentile, where no mean is known."""
     sigma = log(p90 / p50) / Z90
     return Lengths("lognormal", p50 * exp(sigma**2 / 2), sigma=sigma)

@@ -15,10 +15,10 @@ import numpy as np
 
 from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
-from commtax.traces.coverage import Covered, covered
+from commtax.traces.coverage import DeviceCoverage, device_coverage
 from commtax.traces.meeting import MESSAGE, Meetings, meet, spans
-from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, in_steps, likeliest, repeated
-from commtax.traces.trace import Step, Trace
+from commtax.traces.repetition import REPEATED, WHOLE, between_collectives, likeliest, repeated_steps, with_steps
+from commtax.traces.trace import Trace, TraceStep
 
 LEVEL = levels(__name__)
 
@@ -59,40 +59,40 @@ class Accounts:
         count = self.total_s.shape[1]
         size = max(1, -(-count // most))
         first = np.arange(0, count - count % size or count, size)
-        sums = {f.name: summed(getattr(self, f.name), first) for f in fields(self)}
+        sums = {f.name: sum_columns(getattr(self, f.name), first) for f in fields(self)}
         return replace(self, **{**sums, "begin_s": self.begin_s[:, first]}), first
 
 
-def summed(rows: Column, first: Column) -> Column:
+def sum_columns(rows: Column, first: Column) -> Column:
     """Columns put together from each first one on; those at the end that make no whole bundle are left out."""
     size = int(first[1] - first[0]) if len(first) > 1 else rows.shape[1]
     return np.add.reduceat(rows[:, : int(first[-1]) + size if len(first) else 0], first, axis=1)
 
 
 @dataclass(frozen=True)  # without slots: what is asked often is kept
-class Job:
+class TracedJob:
     """The ranks of one job with their steps, in order, and what they met in (None: one rank alone)."""
 
     traces: tuple[Trace, ...]
     meetings: Meetings | None
 
     @staticmethod
-    def of(traces: Sequence[Trace]) -> Job:
+    def of(traces: Sequence[Trace]) -> TracedJob:
         """All traces with steps: what somebody named, what repeats, or all of a trace as one."""
         ordered = tuple(sorted(traces, key=lambda t: t.rank))
         met = meet(ordered) if len(ordered) > 1 else None
         if not all(t.steps for t in ordered):
-            ordered = _stepped(ordered, met)
-        ordered = _resting(ordered)
-        return Job(ordered, replace(met, traces=ordered) if met else None)
+            ordered = _with_common_steps(ordered, met)
+        ordered = _extend_steps(ordered)
+        return TracedJob(ordered, replace(met, traces=ordered) if met else None)
 
     def job_s(self, place: int, own_s: Column) -> Column:
         """The job's time, from its first event, of moments of one trace."""
         return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].begin_s
 
     @cached_property
-    def covered(self) -> tuple[Covered, ...]:
-        return tuple(covered(t.timeline) for t in self.traces)
+    def covered(self) -> tuple[DeviceCoverage, ...]:
+        return tuple(device_coverage(t.timeline) for t in self.traces)
 
     @cached_property
     def windows(self) -> tuple[tuple[Column, Column], ...]:
@@ -293,35 +293,35 @@ class Job:
         return found
 
 
-def _resting(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
+def _extend_steps(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
     """Steps that last until the next, but where all ranks rest between the same two: for one alone the others wait."""
     rests = [tuple(a.end_s < b.start_s for a, b in pairwise(t.steps)) for t in traces]
     if len(set(rests)) == 1:
         return traces
     alike = len(set(map(len, rests))) == 1
     kept = [all(of_ranks) for of_ranks in zip(*rests, strict=True)] if alike else [False] * max(map(len, rests))
-    return tuple(replace(t, steps=tuple(_lasting(t.steps, kept))) for t in traces)
+    return tuple(replace(t, steps=tuple(_extend_to_next(t.steps, kept))) for t in traces)
 
 
-def _lasting(steps: Sequence[Step], rests: Sequence[bool]) -> Iterator[Step]:
+def _extend_to_next(steps: Sequence[TraceStep], rests: Sequence[bool]) -> Iterator[TraceStep]:
     """Each step until the next, but where a rest follows."""
     for (step, following), rest in zip(pairwise(steps), rests, strict=False):
         yield step if rest else replace(step, end_s=following.start_s)
     yield from steps[-1:]
 
 
-def _stepped(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:
+def _with_common_steps(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:
     """Traces with one rank's steps, at the same moments of the job: those that its names tell, else those that repeat."""
     named = next((place for place, t in enumerate(traces) if t.steps), None)
-    found = [(place, steps) for place, t in enumerate(traces) for steps in repeated(t)] if named is None else []
+    found = [(place, steps) for place, t in enumerate(traces) for steps in repeated_steps(t)] if named is None else []
     chosen = likeliest([steps for _, steps in found])
     lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
     steps = list(traces[lead].steps) or chosen or (between_collectives(traces[lead]) if met else [])
     if not steps or met is None:
         return tuple(
-            t if t.steps else in_steps(t, steps or [Step(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)]) for t in traces
+            t if t.steps else with_steps(t, steps or [TraceStep(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)]) for t in traces
         )
     moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
     own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
     moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)
-    return tuple(t if t.steps else in_steps(t, there) for t, there in zip(traces, moved, strict=True))
+    return tuple(t if t.steps else with_steps(t, there) for t, there in zip(traces, moved, strict=True))

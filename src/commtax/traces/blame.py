@@ -7,27 +7,27 @@ import numpy as np
 from commtax.evidence.finding import Culprit
 from commtax.evidence.thresholds import counts
 from commtax.timeline import Column
-from commtax.traces.accounts import Job
+from commtax.traces.accounts import TracedJob
 from commtax.traces.links import slow_links
 from commtax.traces.series import LEVEL, Suspect
-from commtax.traces.stages import is_pipeline, slow_stages, stages, starved
-from commtax.traces.stragglers import lost_overlap, never_overlapped, stragglers
+from commtax.traces.stages import is_pipeline, slow_stages, stages, starved_stages
+from commtax.traces.stragglers import lost_overlap, stragglers, unhidden_gathers
 
 COUNT = counts(__name__)
 BEATS = counts("traces.accounts").most_beats
 
 
-def suspects(job: Job, most: int) -> list[Suspect]:
+def suspects(job: TracedJob, most: int) -> list[Suspect]:
     """All that may be at fault in so many stretches of steps at most, dearest first."""
     accounts, first = job.accounts.together(most)
     if accounts.total_s.shape[1] < COUNT.fewest or (is_pipeline(job) and not (job.named or job.synchronised)):
         return []
     ranks = [t.rank for t in job.traces]
     links = list(slow_links(job, accounts, first))
-    found = [*lost_overlap(accounts), *never_overlapped(job, accounts), *links]
+    found = [*lost_overlap(accounts), *unhidden_gathers(job, accounts), *links]
     if is_pipeline(job):
         found += slow_stages(job, accounts)
-        found += starved(job, accounts, first, explained=bool(found))
+        found += starved_stages(job, accounts, first, explained=bool(found))
         for peers in stages(job):
             found += stragglers(accounts, ranks, peers)
     else:
@@ -35,7 +35,7 @@ def suspects(job: Job, most: int) -> list[Suspect]:
     return sorted((s for s in found if s.cost >= LEVEL.least), key=lambda s: -s.cost)
 
 
-def blame(job: Job) -> tuple[Culprit | None, float]:
+def blame(job: TracedJob) -> tuple[Culprit | None, float]:
     """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
     for most in (BEATS,) if job.named else (BEATS, COUNT.stretches):
         if found := suspects(job, most):
@@ -52,7 +52,7 @@ def blame(job: Job) -> tuple[Culprit | None, float]:
     return Culprit(worst.kind, rank, max(0.0, since), worst.said), worst.cost * accounts.step_s / steps
 
 
-def _begins(job: Job, step: int) -> Column:
+def _begins(job: TracedJob, step: int) -> Column:
     """When each rank began a step: on the job's clock, or on its own where the clocks are not known."""
     if job.synchronised:
         return np.asarray(job.accounts.begin_s[:, step])

@@ -10,9 +10,9 @@ from commtax.evidence.finding import Cause, Culprit
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.timeline import Column
-from commtax.traces.accounts import Job
-from commtax.traces.fabrics import crossing, utilisation
-from commtax.traces.layers import unbucketed
+from commtax.traces.accounts import TracedJob
+from commtax.traces.fabrics import crossing_causes, utilisation
+from commtax.traces.layers import has_unbucketed_gradients
 from commtax.traces.meeting import MESSAGE, spans
 from commtax.traces.repetition import WHOLE
 from commtax.traces.stages import is_pipeline, stages
@@ -23,12 +23,18 @@ CHANGES = table("traces/changes.toml")
 ROUNDING = 1e-9
 
 
-def causes(job: Job, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
+def causes(job: TracedJob, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
     """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
     if not job.typical.usual_s > 0:
         return ()
-    found = [*_blamed(job, culprit, cost_s), *_waiting(job, culprit), *_exposed(job), *_idle(job), *_bubble(job)]
-    found += [*_late_gathers(job), *crossing(job), *utilisation(job)]
+    found = [
+        *_culprit_causes(job, culprit, cost_s),
+        *_waiting_causes(job, culprit),
+        *_exposed_causes(job),
+        *_idle(job),
+        *_bubble(job),
+    ]
+    found += [*_late_gathers(job), *crossing_causes(job), *utilisation(job)]
     return tuple(sorted(found, key=lambda c: -(c.cost_s or 0.0)))
 
 
@@ -40,12 +46,12 @@ def cause(code: str, said: str, cost_s: float, step_s: float, span: str = "a ste
     return Cause(code, said, cost_s, cost_s / step_s, change or CHANGES[code], gain)
 
 
-def span_of(job: Job) -> str:
+def span_of(job: TracedJob) -> str:
     """What seconds are of, in words."""
     return "the trace" if job.traces[0].steps[0].name == WHOLE else "a step"
 
 
-def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]:
+def _culprit_causes(job: TracedJob, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]:
     """What the culprit costs of a typical step since it is there."""
     if culprit is None:
         return
@@ -57,7 +63,7 @@ def _blamed(job: Job, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]
     yield cause(culprit.kind, said, min(cost_s, 0.99 * step_s), step_s)
 
 
-def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
+def _waiting_causes(job: TracedJob, culprit: Culprit | None) -> Iterator[Cause]:
     """Time in collectives before the last rank comes: who waits for whom."""
     step_s = job.typical.usual_s
     waited = job.typical.usual("wait_s")
@@ -75,7 +81,7 @@ def _waiting(job: Job, culprit: Culprit | None) -> Iterator[Cause]:
     yield cause("waiting", said, cost, step_s, span_of(job), change)
 
 
-def _exposed(job: Job) -> Iterator[Cause]:
+def _exposed_causes(job: TracedJob) -> Iterator[Cause]:
     """Communication that nothing hides, but for waiting, and which kind most of it is."""
     accounts, step_s = job.typical, job.typical.usual_s
     cost = float(np.median(accounts.usual("wire_s")))
@@ -92,7 +98,7 @@ def _exposed(job: Job) -> Iterator[Cause]:
     hidden = float(np.median(accounts.usual("hidden_s")))
     under = f"{format_seconds(hidden)} more hides under compute" if hidden > ROUNDING * step_s else "none of it hides under compute"
     said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
-    each = op == "all-reduce" and unbucketed(trace)
+    each = op == "all-reduce" and has_unbucketed_gradients(trace)
     said += f", one for each gradient ({trace.gradients:,} of both in the trace)" if each else ""
     absent = trace.world - len(job.traces)
     waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
@@ -100,7 +106,7 @@ def _exposed(job: Job) -> Iterator[Cause]:
     yield cause("exposed", said + waits, cost, step_s, span_of(job), CHANGES["buckets"] if each else "")
 
 
-def _idle(job: Job) -> Iterator[Cause]:
+def _idle(job: TracedJob) -> Iterator[Cause]:
     """A device with nothing to do: many short pauses are launches, few long ones a stall of the host or its data."""
     step_s, places = job.typical.usual_s, job.typical.usual("idle_s")
     place = int(np.argsort(places)[len(places) // 2])
@@ -124,7 +130,7 @@ def _idle(job: Job) -> Iterator[Cause]:
     yield cause("stall", said, cost, own, span)
 
 
-def _pauses(job: Job, place: int) -> Column:
+def _pauses(job: TracedJob, place: int) -> Column:
     """How long the pauses of a rank's device are, as far as they lie in steps."""
     since, length = job.covered[place].anything.gaps
     at = job.step_of(place, since)
@@ -140,7 +146,7 @@ def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, st
     return "between kernels", f"{said} {why}"
 
 
-def _bubble(job: Job) -> Iterator[Cause]:
+def _bubble(job: TracedJob) -> Iterator[Cause]:
     """Stages that wait for each other, beside what filling and draining the pipeline explains."""
     if not is_pipeline(job):
         return
@@ -155,7 +161,7 @@ def _bubble(job: Job) -> Iterator[Cause]:
     yield cause("bubble", said, share * step_s, step_s)
 
 
-def microbatches(job: Job, order: list[list[int]]) -> int:
+def microbatches(job: TracedJob, order: list[list[int]]) -> int:
     """How many a step has, by the messages of the first and the last stage.
 
     In training each goes forth and back, but where one forward and one backward alternate, both ways may share a kernel: then the
@@ -168,7 +174,7 @@ def microbatches(job: Job, order: list[list[int]]) -> int:
     return max(1, round(sent / (2 if first.training else 1)))
 
 
-def _late_gathers(job: Job) -> Iterator[Cause]:
+def _late_gathers(job: TracedJob) -> Iterator[Cause]:
     """Gathers of sharded weights that begin only when compute has nothing left to do."""
     trace, ran = job.traces[0], job.covered[0]
     if not trace.training or not trace.steps:

@@ -34,7 +34,7 @@ class Clock:
         return (job_s - self.offset_s + self.drift * self.at_s) / (1 + self.drift)
 
 
-def between(ours: Column, theirs: Column) -> tuple[Clock, float]:
+def clock_between(ours: Column, theirs: Column) -> tuple[Clock, float]:
     """The clock that moves their ends onto ours, and how far they then still are apart (median)."""
     apart = ours - theirs
     clock = Clock(float(np.median(apart)), 0.0, float(theirs[0]))
@@ -54,9 +54,9 @@ def between(ours: Column, theirs: Column) -> tuple[Clock, float]:
     return (drifting, left) if left < rest else (clock, rest)
 
 
-def aligned(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loose: Sequence[Column]) -> list[Clock]:
+def align_clocks(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loose: Sequence[Column]) -> list[Clock]:
     """A clock for each rank: by ends that two ranks share (each on its own clock), nearest first; else by ends that coincide."""
-    links = sorted((between(*ends)[1], pair) for pair, ends in together.items() if len(ends[0]))
+    links = sorted((clock_between(*ends)[1], pair) for pair, ends in together.items() if len(ends[0]))
     clocks: dict[int, Clock] = {0: Clock()}
     while len(clocks) < ranks:
         step = next((pair for _, pair in links if (pair[0] in clocks) != (pair[1] in clocks)), None)
@@ -66,7 +66,7 @@ def aligned(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loose: S
             continue
         known, new = step if step[0] in clocks else step[::-1]
         ours, theirs = together[step] if step[0] == known else together[step][::-1]
-        clocks[new] = between(clocks[known].job_s(ours), theirs)[0]
+        clocks[new] = clock_between(clocks[known].job_s(ours), theirs)[0]
     return [clocks[r] for r in range(ranks)]
 
 
@@ -75,11 +75,11 @@ def _by_messages(clocks: Mapping[int, Clock], loose: Sequence[Column]) -> tuple[
     new = min(set(range(len(loose))) - set(clocks))
     near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
     usual = clocks[near].offset_s
-    offset = coinciding(clocks[near].job_s(loose[near]), loose[new], usual)
+    offset = coinciding_offset(clocks[near].job_s(loose[near]), loose[new], usual)
     return new, Clock(offset if offset is not None else usual)
 
 
-def coinciding(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
+def coinciding_offset(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
     """The offset at which most ends coincide, of those the least; None where too few do.
 
     Microbatches repeat, so that many offsets are nearly as good: the usual one stays unless another is far better.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.timeline import Column, Timeline, merged
+from commtax.timeline import Column, Timeline, merge_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Coverage:
 
 def coverage(start_s: Column, end_s: Column) -> Coverage:
     """What any of the spans covers."""
-    spans = merged(start_s, end_s)
+    spans = merge_spans(start_s, end_s)
     sums = np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])])
     return Coverage(spans.ravel(), np.repeat(sums, 2)[1:-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
+class DeviceCoverage:
     """What one rank's device did: under compute, under compute or communication, and under anything but waiting."""
 
     compute: Coverage
@@ -55,11 +55,11 @@ class Covered:
         return compute, exposed, hidden, copy, anything
 
 
-def covered(timeline: Timeline) -> Covered:
+def device_coverage(timeline: Timeline) -> DeviceCoverage:
     """All four of a timeline with the kinds compute, comm and copy; a stream that waits for another is not busy."""
 
     def of(*kinds: str) -> Coverage:
         mask = np.isin(timeline.kind, [timeline.kinds.index(k) for k in kinds if k in timeline.kinds])
         return coverage(timeline.start_s[mask], timeline.end_s[mask])
 
-    return Covered(of("compute"), of("comm"), of("compute", "comm"), of("compute", "comm", "copy"))
+    return DeviceCoverage(of("compute"), of("comm"), of("compute", "comm"), of("compute", "comm", "copy"))

@@ -12,8 +12,8 @@ from commtax.evidence.finding import Cause
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.spec import Link
-from commtax.traces.accounts import Job
-from commtax.traces.layers import per_step, sharded, unbucketed
+from commtax.traces.accounts import TracedJob
+from commtax.traces.layers import has_sharded_weights, has_unbucketed_gradients, per_step
 from commtax.traces.meeting import spans
 from commtax.traces.trace import Collective
 from commtax.units import format_bytes, format_rate, format_seconds
@@ -22,7 +22,7 @@ COUNT, LEVEL = thresholds(__name__)
 CHANGES = table("traces/changes.toml")
 
 
-def hosts_of(job: Job) -> Mapping[int, str]:
+def hosts_of(job: TracedJob) -> Mapping[int, str]:
     """Host of each rank, where all traces tell one; else what counting devices tells, where that is known."""
     if all(t.host for t in job.traces):
         return {t.rank: t.host for t in job.traces}
@@ -33,7 +33,7 @@ def hosts_of(job: Job) -> Mapping[int, str]:
     return {r: f"host {r // device.count}" for r in ranks}
 
 
-def crossing(job: Job) -> Iterator[Cause]:
+def crossing_causes(job: TracedJob) -> Iterator[Cause]:
     """Groups of many collectives a step whose ranks lie on several hosts: each of them goes over the network."""
     hosts, trace = hosts_of(job), job.traces[0]
     steps, step_s = max(1, len(trace.steps)), job.typical.usual_s
@@ -53,24 +53,24 @@ def crossing(job: Job) -> Iterator[Cause]:
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
             number = f"{len(rows) / steps:.0f} collectives a step"
             said = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
-            yield Cause("crosses hosts", said, cost, cost / step_s, CHANGES[_kept_inside(job)])
+            yield Cause("crosses hosts", said, cost, cost / step_s, CHANGES[_change_to_stay_inside(job)])
 
 
-def _kept_inside(job: Job) -> str:
+def _change_to_stay_inside(job: TracedJob) -> str:
     """Which change helps, by what the collectives are of: gradients, shards of weights, or else layers."""
-    if unbucketed(job.traces[0]):
+    if has_unbucketed_gradients(job.traces[0]):
         return "buckets"
-    return "sharded" if sharded(per_step(job)) else "inside"
+    return "sharded" if has_sharded_weights(per_step(job)) else "inside"
 
 
-def utilisation(job: Job) -> Iterator[Cause]:
+def utilisation(job: TracedJob) -> Iterator[Cause]:
     """Large messages inside a host beside the rate of the device's links."""
     known, trace, step_s = host_link(job), job.traces[0], job.typical.usual_s
     if known is None or step_s <= 0:
         return
     start, end = spans(trace)
     wire = np.maximum(1e-9, end - start - np.nan_to_num(job.waiting[0]))
-    inside = _inside(job)
+    inside = _inside_test(job)
     for op in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
         calls = trace.collectives
         rows = [i for i, c in enumerate(calls) if c.op == op and (c.nbytes or 0) >= COUNT.large_bytes and inside(c)]
@@ -88,7 +88,7 @@ def utilisation(job: Job) -> Iterator[Cause]:
             yield Cause("link", said, cost, cost / step_s, CHANGES["link"], gain)
 
 
-def _inside(job: Job) -> Callable[[Collective], bool]:
+def _inside_test(job: TracedJob) -> Callable[[Collective], bool]:
     """Whether a collective stays in one host: by its ranks, else by their number, where one host holds the whole job."""
     hosts, trace = hosts_of(job), job.traces[0]
     most = trace.device.count if trace.device else 0
@@ -102,7 +102,7 @@ def _inside(job: Job) -> Callable[[Collective], bool]:
     return inside
 
 
-def host_link(job: Job) -> Link | None:
+def host_link(job: TracedJob) -> Link | None:
     """The link inside a host of the device that ran it, where the catalogue knows the device."""
     device = job.traces[0].device
     found = recognise(device.name, device.memory_bytes, device.num_sms) if device and device.memory_bytes else ()

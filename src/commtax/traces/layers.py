@@ -8,8 +8,8 @@ from statistics import median
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.statement import Note
-from commtax.traces.accounts import Job
-from commtax.traces.happened import named_work
+from commtax.traces.accounts import TracedJob
+from commtax.traces.job_rows import named_work
 from commtax.traces.repetition import WHOLE
 from commtax.traces.trace import Trace
 from commtax.units import plural
@@ -18,7 +18,7 @@ SAYS = patterns(__name__)
 COUNT, LEVEL = thresholds(__name__)
 
 
-def layer_notes(job: Job) -> Iterator[Note]:
+def layer_notes(job: TracedJob) -> Iterator[Note]:
     """What the counts of a usual step decompose into: two all-reduces a layer, or the gathers and scatters of sharded weights."""
     trace = job.traces[0]
     if not trace.steps or trace.steps[0].name == WHOLE:
@@ -26,31 +26,33 @@ def layer_notes(job: Job) -> Iterator[Note]:
     counts = per_step(job)
     layers = _attention_layers(job)
     reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
-    if sharded(counts):
+    if has_sharded_weights(counts):
         of = f"{layers} layers{' and the embedding' if scatters > layers else ''}"
         of = of if layers and scatters in (layers, layers + 1) else f"{scatters} shards"
         whose = f"weights of {of} gathered for both passes, and their gradients scattered"
         yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
     elif reduces and trace.gradients:
-        yield Note("gradients", _of_gradients(reduces, round(trace.gradients / len(trace.steps)), unbucketed(trace)))
+        yield Note(
+            "gradients", _gradient_words(reduces, round(trace.gradients / len(trace.steps)), has_unbucketed_gradients(trace))
+        )
     elif reduces > 2 or (reduces and trace.training):
-        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step{_decomposed(reduces, layers, trace.training)}")
+        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step{_layer_words(reduces, layers, trace.training)}")
 
 
-def sharded(counts: Mapping[str, int]) -> bool:
+def has_sharded_weights(counts: Mapping[str, int]) -> bool:
     """Whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
     gathers, scatters = counts.get("all-gather", 0), counts.get("reduce-scatter", 0)
     return bool(scatters) and gathers >= LEVEL.twice * scatters
 
 
-def unbucketed(trace: Trace) -> bool:
+def has_unbucketed_gradients(trace: Trace) -> bool:
     """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
     reduces = sum(c.op == "all-reduce" for c in trace.collectives)
     few, cut = COUNT.few_others * len(trace.steps), LEVEL.others * trace.gradients  # a file may end within a step
     return trace.gradients > few and -cut <= reduces - trace.gradients <= max(few, cut)
 
 
-def _of_gradients(reduces: int, gradients: int, each: bool) -> str:
+def _gradient_words(reduces: int, gradients: int, each: bool) -> str:
     """All-reduces of a step beside the gradients that it accumulates."""
     if each:
         return f"{reduces} all-reduces a step, one for each of {gradients} gradients (AccumulateGrad): they are not put in buckets"
@@ -60,7 +62,7 @@ def _of_gradients(reduces: int, gradients: int, each: bool) -> str:
     return f"{said}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
 
 
-def _decomposed(count: int, layers: int, training: bool) -> str:
+def _layer_words(count: int, layers: int, training: bool) -> str:
     """Whether two a layer make a count, by another count that tells of layers."""
     if not layers and training:
         return ": buckets of gradients, or two a layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
@@ -73,7 +75,7 @@ def _decomposed(count: int, layers: int, training: bool) -> str:
     return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
 
 
-def per_step(job: Job) -> Mapping[str, int]:
+def per_step(job: TracedJob) -> Mapping[str, int]:
     """Collectives of each kind in a usual step of the first rank."""
     trace = job.traces[0]
     by_op: dict[str, dict[int, int]] = {}
@@ -85,7 +87,7 @@ def per_step(job: Job) -> Mapping[str, int]:
     return {op: int(median(held.get(s, 0) for s in steps)) for op, held in by_op.items()}
 
 
-def _attention_layers(job: Job) -> int:
+def _attention_layers(job: TracedJob) -> int:
     """Layers by the attention kernels of a step (one a layer), where norms do not contradict them; 0: not told."""
     steps = len(job.traces[0].steps)
     work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}

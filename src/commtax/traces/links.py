@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
-from commtax.traces.accounts import Accounts, Job
+from commtax.traces.accounts import Accounts, TracedJob
 from commtax.traces.meeting import MESSAGE, spans
 from commtax.traces.series import LEVEL as SERIES
 from commtax.traces.series import Suspect, rise
@@ -19,7 +19,7 @@ LEVEL, LEAST = levels(__name__), SERIES.least / 2  # of a step, in the wires of 
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class LikeCollectives:
     """Collectives alike of one group: what each takes on the wire, and how much of it is exposed, in each step."""
 
     like: tuple[object, ...]  # kind, size and number of ranks: what may be compared
@@ -28,21 +28,21 @@ class Wire:
     exposed_s: Column
 
 
-def slow_links(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+def slow_links(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
     """Groups whose wire is slow since some step, or beside groups of the same kind; ``first`` begins each stretch of steps."""
     wires, step_s = list(wires_of(job, first)), accounts.step_s
     if not wires or not step_s > 0:
         return
     slow = {}
     for at, wire in enumerate(wires):
-        found = _risen(wire, step_s) or _beside(wire, wires, step_s)
+        found = _slower_than_before(wire, step_s) or _slower_than_others(wire, wires, step_s)
         if found:
             slow[at] = found
     if not slow:
         return
     groups = {wires[at].places for at in slow}
     cost, since = max((cost, -since) for cost, since, _ in slow.values())
-    place = _common(groups, {w.places for w in wires} - groups)
+    place = _common_rank(groups, {w.places for w in wires} - groups)
     dearest = max(slow, key=lambda at: slow[at][0])
     said = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
     if place is None and len(groups) == 1 and wires[dearest].like[0] == MESSAGE:
@@ -51,7 +51,7 @@ def slow_links(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]
     yield Suspect("slow link", place, cost, -since, said)
 
 
-def _risen(wire: Wire, step_s: float) -> tuple[float, int, str] | None:
+def _slower_than_before(wire: LikeCollectives, step_s: float) -> tuple[float, int, str] | None:
     """Cost, step and words where it takes longer than it did."""
     share = wire.exposed_s / step_s
     found = rise(share, LEAST, changed=True)
@@ -68,7 +68,7 @@ def _times(now: float, usual: float) -> str:
     return f"{format_seconds(now)} of a step on the wire instead of {format_seconds(usual)} ({now / max(usual, 1e-12):.1f} times)"
 
 
-def _beside(wire: Wire, wires: list[Wire], step_s: float) -> tuple[float, int, str] | None:
+def _slower_than_others(wire: LikeCollectives, wires: list[LikeCollectives], step_s: float) -> tuple[float, int, str] | None:
     """… or than it does in other groups of the same kind."""
     others = [w for w in wires if w.like == wire.like and w.places != wire.places]
     if not others:
@@ -82,18 +82,18 @@ def _beside(wire: Wire, wires: list[Wire], step_s: float) -> tuple[float, int, s
     return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST else None
 
 
-def _common(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:
+def _common_rank(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:
     """The one rank that all slow groups share, where others are well."""
     shared = set.intersection(*map(set, slow))
     return shared.pop() if len(slow) > 1 and len(shared) == 1 and well else None
 
 
-def wires_of(job: Job, first: Column) -> Iterator[Wire]:
+def wires_of(job: TracedJob, first: Column) -> Iterator[LikeCollectives]:
     """Collectives of complete groups by kind, size and group, summed over each stretch of steps."""
     met = job.meetings
     if met is None or not len(met.first):
         return
-    exposed = _exposed(job)
+    exposed = _exposed_wire(job)
     at = np.zeros(len(met.first), dtype=int)
     lead_place, lead_index = met.place[met.first], met.index[met.first]
     for place in np.unique(lead_place).tolist():
@@ -112,7 +112,7 @@ def wires_of(job: Job, first: Column) -> Iterator[Wire]:
         wire, shown = (np.bincount(at[index], weights=x[index], minlength=len(first)) for x in (met.wire_s, exposed))
         counts = np.bincount(at[index], minlength=len(first))
         if counts.min() > 0:
-            yield Wire((*like, int(np.median(counts))), places, wire, shown)
+            yield LikeCollectives((*like, int(np.median(counts))), places, wire, shown)
 
 
 def _stretch(step: Column, common: Column, first: Column) -> Column:
@@ -124,7 +124,7 @@ def _stretch(step: Column, common: Column, first: Column) -> Column:
     return np.where(known, np.searchsorted(first, where, side="right") - 1, -1)
 
 
-def _exposed(job: Job) -> Column:
+def _exposed_wire(job: TracedJob) -> Column:
     """Of each collective the wire that compute does not cover, on the rank where that is most: what is exposed but for waiting."""
     met = job.meetings
     assert met is not None

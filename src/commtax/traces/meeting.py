@@ -16,7 +16,7 @@ import numpy as np
 from commtax.evidence.thresholds import thresholds
 from commtax.statement import Refusal
 from commtax.timeline import Column
-from commtax.traces.clocks import Clock, aligned
+from commtax.traces.clocks import Clock, align_clocks
 from commtax.traces.trace import Collective, Trace
 
 MESSAGE = "send-recv"
@@ -124,9 +124,9 @@ def meet(traces: Sequence[Trace]) -> Meetings:
         raise Refusal(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once", "traces")
     ordered = tuple(sorted(traces, key=lambda t: t.rank))
     exchanged = _is_exchange(ordered)
-    lists = [_List.of(t, (t.origin_ns - ordered[0].origin_ns) * 1e-9, exchanged) for t in ordered]
+    lists = [_RankCollectives.of(t, (t.origin_ns - ordered[0].origin_ns) * 1e-9, exchanged) for t in ordered]
     keys = dict.fromkeys(key for x in lists for key in x.keyed)
-    matches = [rows for key in keys for rows in _matched(lists, key)]
+    matches = [rows for key in keys for rows in _match_key(lists, key)]
     together: dict[tuple[int, int], tuple[Column, Column]] = {}
     for places, rows in matches:
         for other in range(1, len(places)):
@@ -135,10 +135,10 @@ def meet(traces: Sequence[Trace]) -> Meetings:
             before = together.get(pair)
             together[pair] = ends if before is None else (np.append(before[0], ends[0]), np.append(before[1], ends[1]))
     messages = [np.flatnonzero([c.op == MESSAGE and not exchanged for c in t.collectives]) for t in ordered]
-    clocks = aligned(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
-    matches = _of_all(ordered, lists, [part for match in matches for part in _parted(lists, match, clocks)], clocks)
+    clocks = align_clocks(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
+    matches = _join_whole_job(ordered, lists, [part for match in matches for part in _split_match(lists, match, clocks)], clocks)
     matches += _messages(lists, messages, clocks, _Places.of(ordered, matches))
-    return _joined(ordered, lists, matches, clocks)
+    return _join_matches(ordered, lists, matches, clocks)
 
 
 def _is_exchange(traces: Sequence[Trace]) -> bool:
@@ -149,7 +149,7 @@ def _is_exchange(traces: Sequence[Trace]) -> bool:
     return bool(_distances(ends).max() <= LEVEL.noise_s + LEVEL.shifted * float(np.mean(np.abs(np.diff(ends[0])))))
 
 
-def _joined(ordered: tuple[Trace, ...], lists: list[_List], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
+def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
     """Rows of all matches, in the order in which their first ranks saw them."""
     places = [np.tile(np.array(p, dtype=int), len(rows)) for p, rows in matches]
     each = [np.full(len(rows), len(p), dtype=int) for p, rows in matches]
@@ -170,7 +170,7 @@ def _joined(ordered: tuple[Trace, ...], lists: list[_List], matches: list[_Rows]
     return Meetings(ranks, ordered, place[taken], index[taken], starts, tuple(clocks), shifts, lost, inside)
 
 
-def _parted(lists: list[_List], match: _Rows, clocks: list[Clock]) -> Iterator[_Rows]:
+def _split_match(lists: list[_RankCollectives], match: _Rows, clocks: list[Clock]) -> Iterator[_Rows]:
     """A match as it is, where its group was told or ends together on the aligned clocks; else those that do."""
     places, rows = match
     if len(places) < 3 or len(rows) < 2 or lists[places[0]].told[rows[0, 0]]:
@@ -187,7 +187,9 @@ def _parted(lists: list[_List], match: _Rows, clocks: list[Clock]) -> Iterator[_
             yield tuple(places[i] for i in group), rows[:, group]
 
 
-def _of_all(traces: Sequence[Trace], lists: list[_List], matches: list[_Rows], clocks: list[Clock]) -> list[_Rows]:
+def _join_whole_job(
+    traces: Sequence[Trace], lists: list[_RankCollectives], matches: list[_Rows], clocks: list[Clock]
+) -> list[_Rows]:
     """Matches, and as one what is of all ranks though nobody told so: it ends at one moment in all groups, and is very long."""
     by_op: dict[str, list[int]] = {}
     for at, (places, rows) in enumerate(matches):
@@ -219,7 +221,7 @@ _Rows = tuple[tuple[int, ...], Column]
 
 
 @dataclass(frozen=True, slots=True)
-class _List:
+class _RankCollectives:
     """One rank's collectives as columns, on its own clock but from a common zero."""
 
     rank: int
@@ -231,7 +233,7 @@ class _List:
     keyed: dict[Key, Column]  # by group and kind: their indices, in order
 
     @staticmethod
-    def of(trace: Trace, shift: float, exchanged: bool = False) -> _List:
+    def of(trace: Trace, shift: float, exchanged: bool = False) -> _RankCollectives:
         start, end = spans(trace)
         keyed: dict[Key, list[int]] = {}
         lanes = _lanes(trace)
@@ -242,7 +244,9 @@ class _List:
         sizes = (-1.0 if c.nbytes is None or c.op == "all-to-all" else c.nbytes for c in trace.collectives)
         signs = np.fromiter(sizes, float, len(start))
         told = np.fromiter((len(c.members) > 1 for c in trace.collectives), bool, len(start))
-        return _List(trace.rank, start + shift, end + shift, signs, told, shift, {k: np.array(v) for k, v in keyed.items()})
+        return _RankCollectives(
+            trace.rank, start + shift, end + shift, signs, told, shift, {k: np.array(v) for k, v in keyed.items()}
+        )
 
 
 def _lanes(trace: Trace) -> list[int]:
@@ -251,7 +255,7 @@ def _lanes(trace: Trace) -> list[int]:
     return [(of_op := begun.setdefault(c.op, {})).setdefault(c.lane, len(of_op)) for c in trace.collectives]
 
 
-def _matched(lists: Sequence[_List], key: Key) -> Iterator[_Rows]:
+def _match_key(lists: Sequence[_RankCollectives], key: Key) -> Iterator[_Rows]:
     """Collectives under one key, for each group of ranks that shares them."""
     places = [p for p, x in enumerate(lists) if key in x.keyed]
     for group in _groups(lists, key, places):
@@ -260,7 +264,7 @@ def _matched(lists: Sequence[_List], key: Key) -> Iterator[_Rows]:
             yield tuple(group), rows
 
 
-def _groups(lists: Sequence[_List], key: Key, places: list[int]) -> Iterable[list[int]]:
+def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> Iterable[list[int]]:
     """Places of ranks that share the collectives under a key: all of them where members are told, else those that end together."""
     _, _, members, size, _ = key
     if len(places) < 2 or len(members) > 1:
@@ -290,7 +294,7 @@ def _distances(ends: list[Column]) -> Column:
     return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
 
 
-def _aligned_rows(lists: Sequence[_List], key: Key, group: list[int]) -> Column:
+def _aligned_rows(lists: Sequence[_RankCollectives], key: Key, group: list[int]) -> Column:
     """Indices of each collective on all ranks of its group: (collectives, ranks)."""
     base = lists[group[0]].keyed[key]
     columns, kept = [np.arange(len(base))], np.ones(len(base), dtype=bool)
@@ -304,16 +308,18 @@ def _aligned_rows(lists: Sequence[_List], key: Key, group: list[int]) -> Column:
     return np.column_stack(chosen)
 
 
-def _two(a: _List, ours: Column, b: _List, theirs: Column) -> tuple[Column, Column]:
+def _two(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column) -> tuple[Column, Column]:
     """Positions in two lists that are the same collective."""
     alike = len(ours) == len(theirs) and bool(np.all(a.signs[ours] == b.signs[theirs]))
     if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= LEVEL.together:
         return np.arange(len(ours)), np.arange(len(ours))
-    shifted = _shifted(a, ours, b, theirs, alike)
+    shifted = _shift_lists(a, ours, b, theirs, alike)
     return shifted if shifted is not None else _by_clock(a, ours, b, theirs)
 
 
-def _shifted(a: _List, ours: Column, b: _List, theirs: Column, alike: bool) -> tuple[Column, Column] | None:
+def _shift_lists(
+    a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column, alike: bool
+) -> tuple[Column, Column] | None:
     """Lists moved against each other until kinds and sizes agree and the ends are at a constant distance; None where none fits."""
     m, n = len(ours), len(theirs)
     least = max(1, min(m, n) // 2)
@@ -335,7 +341,7 @@ def _shifted(a: _List, ours: Column, b: _List, theirs: Column, alike: bool) -> t
     return np.arange(lo, hi), np.arange(lo - shift, hi - shift)
 
 
-def _by_clock(a: _List, ours: Column, b: _List, theirs: Column) -> tuple[Column, Column]:
+def _by_clock(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column) -> tuple[Column, Column]:
     """Pairs that overlap and end nearest to each other, by the ranks' own clocks."""
     order = np.argsort(b.end[theirs], kind="stable")
     forth = _nearest(a.end[ours], b.end[theirs][order])
@@ -378,7 +384,7 @@ class _Places:
         return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in told])
 
 
-def _messages(lists: Sequence[_List], indices: Sequence[Column], clocks: Sequence[Clock], where: _Places) -> list[_Rows]:
+def _messages(lists: Sequence[_RankCollectives], indices: Sequence[Column], clocks: Sequence[Clock], where: _Places) -> list[_Rows]:
     """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours by stage."""
     place = np.concatenate([np.full(len(x), p) for p, x in enumerate(indices)]) if indices else np.zeros(0, dtype=int)
     if not len(place):

@@ -9,14 +9,14 @@ import numpy as np
 
 from commtax.evidence.thresholds import thresholds
 from commtax.timeline import Column
-from commtax.traces.trace import Step, Trace, holding, period
+from commtax.traces.trace import Trace, TraceStep, holding, period
 
 REPEATED = "repetition"
 WHOLE = "whole trace"
 COUNT, LEVEL = thresholds(__name__)
 
 
-def repeated(trace: Trace) -> list[list[Step]]:
+def repeated_steps(trace: Trace) -> list[list[TraceStep]]:
     """Steps by the period of the busiest lane's names, and by that of the collectives' kinds and sizes, where they have one."""
     line = trace.timeline
     if not len(line.start_s):
@@ -32,19 +32,19 @@ def repeated(trace: Trace) -> list[list[Step]]:
     return [_steps(starts, length, line.finish_s) for names, starts in seen if (length := period_of(names)) > 1]
 
 
-def between_collectives(trace: Trace) -> list[Step]:
+def between_collectives(trace: Trace) -> list[TraceStep]:
     """From each collective to the next: beats by which ranks can be compared where all kernels are alike."""
     starts = np.sort([c.start_s for c in trace.collectives])
     return _steps(starts, 1, trace.timeline.finish_s) if len(starts) >= COUNT.fewest else []
 
 
-def likeliest(found: Sequence[list[Step]]) -> list[Step]:
+def likeliest(found: Sequence[list[TraceStep]]) -> list[TraceStep]:
     """Of several the fewest, since layers repeat as well as steps do; but not so few that chance has made them."""
     enough = [steps for steps in found if len(steps) >= COUNT.fewest] or list(found)
     return min(enough, key=len, default=[])
 
 
-def in_steps(trace: Trace, steps: Sequence[Step]) -> Trace:
+def with_steps(trace: Trace, steps: Sequence[TraceStep]) -> Trace:
     """The trace with these steps, and its collectives in them."""
     steps = [replace(s, phase="train") for s in steps] if trace.training else list(steps)
     at = holding([(s.start_s, s.end_s) for s in steps], np.array([c.start_s for c in trace.collectives]))
@@ -52,12 +52,12 @@ def in_steps(trace: Trace, steps: Sequence[Step]) -> Trace:
     return replace(trace, steps=tuple(steps), collectives=collectives)
 
 
-def _steps(starts: Column, length: int, finish_s: float) -> list[Step]:
+def _steps(starts: Column, length: int, finish_s: float) -> list[TraceStep]:
     """Whole periods: each lasts until the next begins."""
     begins = starts[::length].tolist()
     count = len(starts) // length
     ends = [*begins[1:], finish_s][:count]
-    return [Step(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:count], ends, strict=True))]
+    return [TraceStep(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:count], ends, strict=True))]
 
 
 def period_of(names: Sequence[str]) -> int:

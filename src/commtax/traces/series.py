@@ -43,16 +43,16 @@ def rise(x: Column, least: float = LEVEL.least, changed: bool = False) -> Rise |
         noise = max(LEVEL.floor, _noise(x[:since]), _noise(x[since:]))
         sure = (after - before) / (TO_MEDIAN * noise * np.sqrt(1 / since + 1 / (len(x) - since)))
         risen = sure >= LEVEL.sure and after - before >= least and (changed or before < after / 2)
-        if risen and _steady(x[since:] - before, after - before):
+        if risen and _is_steady(x[since:] - before, after - before):
             return Rise(after, since, before)
     level = float(np.median(x))
     sure = level / (TO_MEDIAN * max(LEVEL.floor, _noise(x)) / np.sqrt(len(x)))
-    if changed or level < least or sure < LEVEL.sure or not _steady(x, level):
+    if changed or level < least or sure < LEVEL.sure or not _is_steady(x, level):
         return None
     return Rise(level, 0, 0.0)
 
 
-def _steady(x: Column, level: float) -> bool:
+def _is_steady(x: Column, level: float) -> bool:
     return float(np.mean(x > 0.4 * level)) >= LEVEL.steady
 
 

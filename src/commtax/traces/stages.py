@@ -8,14 +8,14 @@ import numpy as np
 
 from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
-from commtax.traces.accounts import Accounts, Job, summed
+from commtax.traces.accounts import Accounts, TracedJob, sum_columns
 from commtax.traces.meeting import MESSAGE
 from commtax.traces.series import Suspect, dearest, of_others, rise
 
 LEVEL = levels(__name__)
 
 
-def is_pipeline(job: Job) -> bool:
+def is_pipeline(job: TracedJob) -> bool:
     """Whether ranks hand work on by messages."""
     met = job.meetings
     if met is None or any(size > 2 for size, c in zip(met.sizes.tolist(), met.calls, strict=True) if c.op == MESSAGE):
@@ -24,7 +24,7 @@ def is_pipeline(job: Job) -> bool:
     return len(job.traces) > 1 and messages > LEVEL.messages * sum(len(t.collectives) for t in job.traces)
 
 
-def stages(job: Job) -> list[list[int]]:
+def stages(job: TracedJob) -> list[list[int]]:
     """Places of ranks that do the same work: those that share collectives which not all ranks share; in order."""
     met, count = job.meetings, len(job.traces)
     groups = [{p} for p in range(count)]
@@ -38,7 +38,7 @@ def stages(job: Job) -> list[list[int]]:
     return sorted(sorted(g) for g in groups)
 
 
-def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
+def slow_stages(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
     """A stage that computes longer than it did, or whose kernels take longer than the same kernels of all other stages."""
     step_s, usual = accounts.step_s, np.median(accounts.compute_s, axis=1, keepdims=True)
     own = accounts.compute_s / np.maximum(usual, 1e-12)
@@ -59,7 +59,7 @@ def slow_stages(job: Job, accounts: Accounts) -> Iterator[Suspect]:
             yield Suspect("slow rank", place, cost, 0, said)
 
 
-def _paces(job: Job) -> Column:
+def _paces(job: TracedJob) -> Column:
     """How long each rank's kernels take, beside the same kernels of the other ranks (median over names, by time)."""
     mine = [_lengths(job, place) for place in range(len(job.traces))]
     shared = set.intersection(*(set(m) for m in mine)) if mine else set()
@@ -73,7 +73,7 @@ def _paces(job: Job) -> Column:
     return pace
 
 
-def _lengths(job: Job, place: int) -> dict[str, tuple[float, float]]:
+def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
     """Of each kernel's name its median time, and all of it together."""
     line = job.traces[place].timeline
     mask = np.flatnonzero(line.kind == line.kinds.index("compute"))
@@ -87,7 +87,7 @@ def _lengths(job: Job, place: int) -> dict[str, tuple[float, float]]:
     return {name: (float(middle[i]), float(sums[i])) for name, i in codes.items()}
 
 
-def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
+def starved_stages(job: TracedJob, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
     """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive.
 
     Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
@@ -97,21 +97,21 @@ def starved(job: Job, accounts: Accounts, first: Column, explained: bool) -> Ite
     if not step_s > 0:
         return
     if not job.synchronised:
-        yield from [] if explained else _handed_late(job, accounts, first)
+        yield from [] if explained else _late_handovers(job, accounts, first)
         return
     changed = not (job.gathered or job.named)  # else what is so from the beginning on may be the schedule
-    late = list(_undelivered(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
+    late = list(_undelivered_messages(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
     within = np.array([job.paused_within(place) for place in range(len(job.traces))])
-    idle = summed(within, first) / step_s
-    late += _fed_late(job, idle, changed)
+    idle = sum_columns(within, first) / step_s
+    late += _late_feeders(job, idle, changed)
     if not late and not explained:
-        late = list(_handed_late(job, accounts, first))
+        late = list(_late_handovers(job, accounts, first))
     if not late and not explained:
-        late = list(_fed_late(job, accounts.host_s / step_s, changed=True))
+        late = list(_late_feeders(job, accounts.host_s / step_s, changed=True))
     yield from late
 
 
-def _fed_late(job: Job, idle: Column, changed: bool) -> Iterator[Suspect]:
+def _late_feeders(job: TracedJob, idle: Column, changed: bool) -> Iterator[Suspect]:
     """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
     worst = dearest(rise(x, changed=changed) for x in idle - of_others(idle))
     if worst is None:
@@ -126,7 +126,7 @@ def _fed_late(job: Job, idle: Column, changed: bool) -> Iterator[Suspect]:
     yield Suspect("starved stage", starving, level, worst[1].since, said)
 
 
-def _partner_behind_pauses(job: Job, place: int) -> int:
+def _partner_behind_pauses(job: TracedJob, place: int) -> int:
     """Who is at the other end of the messages right behind a rank's long pauses; itself where nobody is known."""
     met, (begin, length) = job.meetings, job.covered[place].anything.gaps
     if met is None or not len(length):
@@ -141,7 +141,7 @@ def _partner_behind_pauses(job: Job, place: int) -> int:
     return int(np.median(others)) if others else place + 1
 
 
-def _undelivered(job: Job, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
+def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
     """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     # Each waits longer than the one before it by the microbatch that fills the pipeline.
@@ -153,14 +153,14 @@ def _undelivered(job: Job, starving: Column, computed: Column, changed: bool) ->
         yield Suspect("starved stage", place, r.grown, r.since, said)
 
 
-def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
     """The stage that begins later behind the one before it than it did; what is so from the beginning on may be the schedule.
 
     Each rank's own clock serves, since an offset is the same in all steps.
     """
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
-    hops = summed(np.diff(begun, axis=0), first) / accounts.step_s
+    hops = sum_columns(np.diff(begun, axis=0), first) / accounts.step_s
     worst = dearest(rise(x, changed=True) for x in hops)
     if worst is None:
         return
@@ -174,7 +174,7 @@ def _handed_late(job: Job, accounts: Accounts, first: Column) -> Iterator[Suspec
     yield Suspect("starved stage", place, level, r.since, said)
 
 
-def _first_compute(job: Job, place: int) -> Column:
+def _first_compute(job: TracedJob, place: int) -> Column:
     """When a rank begins to compute, in each common step."""
     line, (begin, _) = job.traces[place].timeline, job.windows[place]
     starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])

@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.evidence.thresholds import levels
 from commtax.timeline import Column
-from commtax.traces.accounts import Accounts, Job
+from commtax.traces.accounts import Accounts, TracedJob
 from commtax.traces.series import Suspect, of_others, rise
 from commtax.traces.trace import KINDS as WORK
 
@@ -41,10 +41,10 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
         if np.median(_excess(wire, at, since, relative=True)) <= LEVEL.same_wire:
             said = f"{waits}, whose communication does not hide under its compute as theirs does"
             yield Suspect("lost overlap", place, level, since, said)
-    elif most == np.median(computed) and _steady(computed):
+    elif most == np.median(computed) and _is_steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
         yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than they do")
-    elif most == np.median(idle) and _steady(idle[1:-1]):  # a pause between steps may be in the one or the other
+    elif most == np.median(idle) and _is_steady(idle[1:-1]):  # a pause between steps may be in the one or the other
         said = f"{waits}, which computes as fast as they do and idles {np.median(idle) * since_then:.0%} of a step longer"
         yield Suspect("late rank", place, level, since, said)
 
@@ -55,7 +55,7 @@ def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
     return np.asarray(own / np.maximum(others, 1e-12) - 1 if relative else own - others)
 
 
-def _steady(excess: Column) -> bool:
+def _is_steady(excess: Column) -> bool:
     """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
     return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= LEVEL.steady)
 
@@ -81,7 +81,7 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
         yield Suspect("lost overlap", None, grown, risen.since, said)
 
 
-def never_overlapped(job: Job, accounts: Accounts) -> Iterator[Suspect]:
+def unhidden_gathers(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
     """Gathers and scatters of sharded weights on a stream of their own, of which nothing hides on any rank; serving has none."""
     trace = job.traces[0]
     line, counts = trace.timeline, Counter(c.op for c in trace.collectives)

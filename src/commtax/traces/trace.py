@@ -18,7 +18,7 @@ from commtax.evidence.thresholds import levels
 from commtax.evidence.wordings import patterns
 from commtax.statement import Note
 from commtax.timeline import Column, Timeline
-from commtax.traces.coverage import covered
+from commtax.traces.coverage import device_coverage
 
 KINDS = ("compute", "comm", "copy", "wait")
 """What a lane does; one that waits for an event does nothing."""
@@ -36,7 +36,7 @@ _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TA
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
     """How the windows of a rank were spent."""
     begin, end = np.array(windows, dtype=float).reshape(-1, 2).T
-    *spent, _ = covered(timeline).spent(begin, end)
+    *spent, _ = device_coverage(timeline).spent(begin, end)
     return Usage(*(float(np.sum(seconds)) for seconds in (end - begin, *spent)))
 
 
@@ -82,7 +82,7 @@ class Trace:
     on_device: bool
     timeline: Timeline
     collectives: tuple[Collective, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     issued: Mapping[str, int]
     device: Device | None = None
     training: bool = False  # something of training ran, in a step or not
@@ -97,7 +97,7 @@ class Trace:
         """When its first step or work begins."""
         return min([self.timeline.begin_s, *(s.start_s for s in self.steps[:1])])
 
-    def usage(self, steps: Sequence[Step]) -> Usage:
+    def usage(self, steps: Sequence[TraceStep]) -> Usage:
         """How some of the steps (the whole trace where there are none) were spent."""
         return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
 
@@ -132,7 +132,7 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """One step: its window (the device's, where there is one), the host's window, and what ran, where the name tells it."""
 
     index: int
@@ -150,7 +150,7 @@ class Step:
         return self.end_s - self.start_s
 
 
-def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
+def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[TraceStep]:
     """Steps from annotations: the profiler's own if there are any, else the engine's (vLLM's before SGLang's).
 
     >>> step = named_steps([("execute_context_0(0)_generation_4(4)", 0.0, 1.0)])[0]
@@ -160,7 +160,9 @@ def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
     for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang):
         named = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
         if named:
-            return numbered(until_the_next([_described(Step(0, name, start, end, (start, end))) for name, start, end in named]))
+            return number_steps(
+                extend_steps([_describe_batch(TraceStep(0, name, start, end, (start, end))) for name, start, end in named])
+            )
     return []
 
 
@@ -191,7 +193,7 @@ def accumulates(name: str) -> bool:
     return name.startswith(_BACKWARD) and name.endswith("AccumulateGrad")
 
 
-def trained(steps: Sequence[Step], moments: Sequence[float] | Column) -> list[Step]:
+def mark_training(steps: Sequence[TraceStep], moments: Sequence[float] | Column) -> list[TraceStep]:
     """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
     at = np.sort(np.asarray(moments, dtype=float))
     begin, end = (np.searchsorted(at, [step.host[i] for step in steps]) for i in (0, 1))
@@ -201,7 +203,7 @@ def trained(steps: Sequence[Step], moments: Sequence[float] | Column) -> list[St
     ]
 
 
-def without_strays(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
+def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
     """From the first start to the last end of what belongs together, and how many are set apart from it.
 
     Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
@@ -225,13 +227,13 @@ def without_strays(spans: Spans, host_s: Callable[[float, float], float] = lambd
     return float(start[first]), float(end[first:last].max()), len(ordered) - (last - first)
 
 
-def middle(steps: Sequence[Step]) -> list[Step]:
+def middle(steps: Sequence[TraceStep]) -> list[TraceStep]:
     """The middle half by length: a typical step is their mean."""
     quarter = len(steps) // 4
     return sorted(steps, key=lambda s: s.seconds)[quarter : len(steps) - quarter]
 
 
-def until_the_next(steps: Sequence[Step]) -> list[Step]:
+def extend_steps(steps: Sequence[TraceStep]) -> list[TraceStep]:
     """A step lasts until the next starts (sampling, scheduling and loading of data are part of it), unless device and host both
     rest for longer than the step took."""
     found = []
@@ -242,11 +244,11 @@ def until_the_next(steps: Sequence[Step]) -> list[Step]:
     return [*found, *steps[-1:]]
 
 
-def numbered(steps: Iterable[Step]) -> list[Step]:
+def number_steps(steps: Iterable[TraceStep]) -> list[TraceStep]:
     return [replace(s, index=i) for i, s in enumerate(s for s in steps if s.phase != "empty")]
 
 
-def _described(step: Step) -> Step:
+def _describe_batch(step: TraceStep) -> TraceStep:
     """The step with what its name tells of the batch."""
     if match := SAYS.vllm.match(step.name) or SAYS.vllm_old.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
@@ -262,7 +264,7 @@ def _described(step: Step) -> Step:
     return step
 
 
-def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[Step]:
+def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[TraceStep]:
     """Steps from replayed graphs: (launch, kernels, start, end) of each; the shortest period that repeats is one step.
 
     A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
@@ -272,8 +274,8 @@ def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> lis
     if not length:
         return []
     groups = [replays[i : i + length] for i in range(0, len(replays) - length + 1, length)]
-    steps = [Step(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
-    return numbered(until_the_next(steps))
+    steps = [TraceStep(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
+    return number_steps(extend_steps(steps))
 
 
 def period(signs: Sequence[object]) -> int:

@@ -10,18 +10,18 @@ from statistics import median
 
 import numpy as np
 
-from commtax.evidence.finding import Claim, Finding, Section, Sent, Usage
+from commtax.evidence.finding import Claim, Finding, Section, SentCollectives, Usage
 from commtax.evidence.thresholds import thresholds
 from commtax.statement import Note
-from commtax.traces.accounts import Job
+from commtax.traces.accounts import TracedJob
 from commtax.traces.blame import blame
 from commtax.traces.causes import causes
-from commtax.traces.compared import NO_DEVICE, both_means, compared, place_notes, waiting
-from commtax.traces.happened import collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
+from commtax.traces.claim_check import NO_DEVICE, both_means, compare_with_claim, place_notes, waiting_findings
+from commtax.traces.job_rows import collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
 from commtax.traces.layers import layer_notes, per_step
 from commtax.traces.repetition import REPEATED, WHOLE
 from commtax.traces.trace import Trace
-from commtax.traces.typical import of_rows
+from commtax.traces.typical_step import typical_by_rank
 from commtax.units import format_seconds, plural
 
 _FUSED = re.compile(r"fusion|fused|norm", re.I)
@@ -30,13 +30,13 @@ COUNT, LEVEL = thresholds(__name__)
 
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
-    job = Job.of(traces)
+    job = TracedJob.of(traces)
     read, said, facts = tuple(_read(job)), tuple(_notes(job)), _facts(job)
     culprit, cost_s = blame(job)
     steps, sent = step_rows(job), sent_a_step(job)
     collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
-    spent = tuple((rank, used) for rank, _, used in of_rows([s for s in steps if s.usual] or steps))
-    findings, notes, usage = compared(job, claim) if claim else (tuple(_told(job, spent, sent)), (), spent)
+    spent = tuple((rank, used) for rank, _, used in typical_by_rank([s for s in steps if s.usual] or steps))
+    findings, notes, usage = compare_with_claim(job, claim) if claim else (tuple(_step_findings(job, spent, sent)), (), spent)
     return Section(
         "trace",
         tuple(names),
@@ -54,7 +54,9 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
     )
 
 
-def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str, int], Sent]) -> Iterator[Finding]:
+def _step_findings(
+    job: TracedJob, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str, int], SentCollectives]
+) -> Iterator[Finding]:
     """What a usual step holds and takes, where nobody says what it should; ``usage`` is how it was spent on each rank."""
     head = job.traces[0]
     why = "" if head.on_device else NO_DEVICE
@@ -75,12 +77,12 @@ def _told(job: Job, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str,
         exposed = spent.usual("wire_s") + spent.usual("wait_s")
         yield Finding("exposed communication, of the step", None, float(np.min(exposed / length)), "share")
         yield Finding("idle device, of the step", None, float(np.median(idle / length)), "share")
-    yield from _outside(job)
+    yield from _outside_findings(job)
     usual = [[s for s in t.steps if s.phase == phase] or t.steps for t in job.traces]
-    yield from (f.undecided(f.reason) for f in waiting(job, usual, 1))
+    yield from (f.undecided(f.reason) for f in waiting_findings(job, usual, 1))
 
 
-def _outside(job: Job) -> Iterator[Finding]:
+def _outside_findings(job: TracedJob) -> Iterator[Finding]:
     """What each rank computes in the whole trace, where its steps hold less than half of that."""
     for place, trace in enumerate(job.traces[: COUNT.most_ranks]):
         ran, (begin, end) = job.covered[place].compute, job.windows[place]
@@ -91,25 +93,25 @@ def _outside(job: Job) -> Iterator[Finding]:
             yield Finding(item, None, total, "s", reason=f"{format_seconds(inside)} of it in its steps")
 
 
-def _bytes(sent: Mapping[tuple[str, int], Sent], op: str) -> float | None:
+def _bytes(sent: Mapping[tuple[str, int], SentCollectives], op: str) -> float | None:
     """What a usual step's collectives of a kind hold; None where some carry no size."""
     sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
     return None if None in sizes else float(sum(n or 0.0 for n in sizes))
 
 
-def _wires(job: Job, op: str) -> list[float]:
+def _wires(job: TracedJob, op: str) -> list[float]:
     """The wires of a kind on the first rank: what other groups send may be of another size."""
     calls = [(c.seconds, w) for c, w in zip(job.traces[0].collectives, job.waiting[0].tolist(), strict=True) if c.op == op]
     return [lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]
 
 
-def _read(job: Job) -> Iterator[Note]:
+def _read(job: TracedJob) -> Iterator[Note]:
     """What the reader of the first trace remarked, but that nobody named steps where they were found by repetition."""
     found = bool(job.traces[0].steps) and job.traces[0].steps[0].name == REPEATED
     return (n for n in job.traces[0].notes if not (found and n.code == "no steps"))
 
 
-def _notes(job: Job) -> Iterator[Note]:
+def _notes(job: TracedJob) -> Iterator[Note]:
     """How steps were found, clocks that differ, kernels that hold compute, files that end early."""
     head = job.traces[0]
     if head.steps and head.steps[0].name == REPEATED:
@@ -127,12 +129,12 @@ def _notes(job: Job) -> Iterator[Note]:
             yield Note("partial", f"rank {t.rank}: {t.partial}")
 
 
-def offsets(job: Job) -> list[float]:
+def offsets(job: TracedJob) -> list[float]:
     """What is added to each rank's clock."""
     return [float(c.job_s(np.array(c.at_s)) - c.at_s) for c in job.meetings.clocks] if job.meetings else [0.0]
 
 
-def _facts(job: Job) -> Mapping[str, str]:
+def _facts(job: TracedJob) -> Mapping[str, str]:
     """What two runs may differ in."""
     head = job.traces[0]
     ranks = [t.rank for t in job.traces]

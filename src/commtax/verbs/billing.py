@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.arrays import pick, remembered
+from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
-from commtax.cost.pricing import Pricer, comm_lines, exposed, inference_bill
+from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Bill, Item, Line
-from commtax.options import only
+from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import Settled, context_notes, settle, terms_of, unsettled
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
+from commtax.verbs.settling import Settled, context_notes, resolve_question, settle, terms_of
 
 if TYPE_CHECKING:
     from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
@@ -172,7 +172,7 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
     microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
     constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
     """
-    asked = unsettled(model, cluster, only("bill", options))
+    asked = resolve_question(model, cluster, check_taken("bill", options))
     if asked.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
     return price(settle(asked))
@@ -186,16 +186,16 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     """
     if "microbatches" in options:
         raise Refusal.about(microbatches="follow from batch and micro_batch")
-    return price(settle(unsettled(model, cluster, {**only("train_bill", options), "phase": "train"})))
+    return price(settle(resolve_question(model, cluster, {**check_taken("train_bill", options), "phase": "train"})))
 
 
 def price(q: Settled) -> StepBill:
     """The step of a question. A step that was priced before is not priced again."""
-    return _priced(replace(q.normal(), notes=q.notes, codes=q.codes))
+    return _price_question(replace(q.normal(), notes=q.notes, codes=q.codes))
 
 
-@remembered
-def _priced(q: Settled) -> StepBill:
+@cache_answers
+def _price_question(q: Settled) -> StepBill:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     terms = terms_of(q)
@@ -279,14 +279,14 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
     terms, others = terms_of(q), [x for x in priced.lines if x.kind != "comm"]
     sent = [x.item for x in priced.lines if x.kind == "comm"]
     lines = [*others, *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
-    return replace(priced, lines=exposed(lines, terms), question=q)
+    return replace(priced, lines=expose_lines(lines, terms), question=q)
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:
     """The same hosts on another link: inside where the link is an inside one, else between single-GPU hosts."""
     link = catalog.link(name)
     if link.scope == "intra":
-        return catalog.with_inside(cluster, link)
+        return catalog.with_inside_link(cluster, link)
     if cluster.is_one_domain:
         cluster = replace(cluster, num_hosts=cluster.num_gpus, gpus_per_host=1, nvlink_domain=1, bridge=None)
     return catalog.with_between(cluster, link)
@@ -337,24 +337,24 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
     ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = unsettled(model, cluster, {"context": INPUT_LEN, **only("traffic", options)})
+    put = resolve_question(model, cluster, {"context": INPUT_LEN, **check_taken("traffic", options)})
     if put.trains:
         for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
             if given:
                 raise Refusal(f"{name}: belongs to serving, not to phase train", name)
     if put.profile:
         raise Refusal.about(profile="holds seconds, and what is sent has none")
-    return sent(settle(put))
+    return question_traffic(settle(put))
 
 
-def sent(q: Settled) -> Traffic:
+def question_traffic(q: Settled) -> Traffic:
     """The collectives of a question's step."""
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
-        from commtax.cost.train_traffic import training
+        from commtax.cost.train_traffic import training_items
 
-        return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
+        return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 

@@ -27,7 +27,7 @@ SAMPLING = ("greedy", "top-p")
 FACTOR = "a factor of at least 1 is needed"
 
 
-def numeric(value: object, name: str) -> Number:
+def check_number(value: object, name: str) -> Number:
     """A number, or an array of them widened so that products cannot overflow; anything else is refused by name."""
     if isinstance(value, (list, tuple)):
         value = np.asarray(value)
@@ -46,7 +46,7 @@ def positive(value: object, name: str, least: int = 1) -> Number:
     """A whole number of at least ``least``, or an array of them."""
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
-    value = numeric(value, name)
+    value = check_number(value, name)
     number = np.asarray(value, dtype=float)
     if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):
         raise Refusal(f"{name}={value}: a whole number of at least {least} is needed", name)
@@ -63,7 +63,7 @@ def seconds(value: object, name: str) -> float:
     return float(limit)
 
 
-def within(value: object, option: Option) -> object:
+def check_option(value: object, option: Option) -> object:
     """A plain value, held to what the table says of its option; anything else is refused by name."""
     name, least = option.name, option.least
     if option.rule:
@@ -73,7 +73,7 @@ def within(value: object, option: Option) -> object:
             raise Refusal(f"{name} '{value}': one of {', '.join(option.words)}", name, option.words)
         return value
     if option.above is not None:
-        value = timed(value, name) if option.unit == " s" else value
+        value = parse_time(value, name) if option.unit == " s" else value
         return 0.0 if value == 0 == least else number(value, name, option.above, option.most or np.inf, option.unit, option.endless)
     if option.most is not None and np.ndim(value):  # type: ignore[arg-type]
         raise Refusal(f"{name}: one number is needed", name)
@@ -96,7 +96,7 @@ def number(value: object, name: str, low: float, high: float, unit: str = "", en
     return float(value)
 
 
-def timed(value: object, name: str) -> object:
+def parse_time(value: object, name: str) -> object:
     """Seconds as a number, or as text with a unit or without."""
     if not isinstance(value, str):
         return value
@@ -123,7 +123,7 @@ def share(value: float, name: str) -> float:
 
 def factor(value: object, name: str) -> Number:
     """How many times as much as usual."""
-    if (times := numeric(value, name)) < 1:
+    if (times := check_number(value, name)) < 1:
         raise Refusal(f"{name}={times}: {FACTOR}", name, (1,))
     return times
 
@@ -137,7 +137,7 @@ def size(value: float, name: str) -> float:
 
 def varied(value: object, name: str) -> Number:
     """A share of a mean, or an array of them."""
-    shares = numeric(value, name)
+    shares = check_number(value, name)
     if np.any(np.asarray(shares) < 0) or np.any(np.asarray(shares) > 1):
         raise Refusal(f"{name}={shares}: a share of the mean length from 0 to 1 is needed", name)
     return shares
@@ -233,13 +233,13 @@ def _check_factors(q: Question) -> None:
     what_if = q.what_if
     slowest = FACTOR if q.trains else "the slowest rank takes at least 1 times as long as the others"
     for name, rule in (("imbalance", FACTOR), ("slow_rank", slowest)):
-        factor = numeric(getattr(what_if, name), name)
+        factor = check_number(getattr(what_if, name), name)
         if not 1 <= factor < 1e6 and (name, factor) != ("imbalance", 0):  # which nobody has set
             raise Refusal(f"{name}={factor}: {rule}", name)
     if what_if.latency_scale < 0:
         raise Refusal.of("a factor of at least 0 is needed", (0,), latency_scale=what_if.latency_scale)
     for name in ("bandwidth_scale", "slow_links"):
-        factor = np.asarray(numeric(getattr(what_if, name), name))
+        factor = np.asarray(check_number(getattr(what_if, name), name))
         if not np.all((factor > 0) & (factor < 1e9)):
             raise Refusal(f"{name}={getattr(what_if, name)}: a factor above 0 is needed", name)
 
@@ -332,7 +332,7 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
         raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")
     _check_schedule(plan)
-    _check_recomputed(plan, engine)
+    _check_recompute(plan, engine)
     wanted = plan.weights_dtype
     listed = ARITHMETIC.get(wanted, wanted)
     narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
@@ -340,7 +340,7 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
         raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
 
 
-def _check_recomputed(plan: Plan, engine: Engine) -> None:
+def _check_recompute(plan: Plan, engine: Engine) -> None:
     named = plan.recompute.split(",")
     if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
         known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.options import only
+from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Changes, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.asking import AUTO_EP, laid, settle, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
+from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
 if TYPE_CHECKING:
     from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
@@ -40,7 +40,7 @@ Where = Callable[[Sizes], Cluster]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedBill:
     """One cell: where it lies on the axes, and its bill, or why it has none."""
 
     at: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Comparison:
     """A grid of bills over one or two axes."""
 
     axes: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedBill, ...]
     training: bool = False
 
     def values(self, axis: str) -> list[Any]:
@@ -86,13 +86,13 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
     Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
     """
-    only("compare", options)
+    check_taken("compare", options)
     fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
-    put = unsettled(model, cluster, options)
-    return compared(put, over, **fixed)
+    put = resolve_question(model, cluster, options)
+    return compare_question(put, over, **fixed)
 
 
-def compared(put: Question, over: list[str], **fixed: int | None) -> Comparison:
+def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
     """A question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
@@ -105,24 +105,24 @@ def compared(put: Question, over: list[str], **fixed: int | None) -> Comparison:
     return Comparison(names, rows, put.trains)
 
 
-def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
+def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> ComparedBill:
     """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     total, tokens, link = (changes.get(name) for name in BESIDE)
     own = {name: value for name, value in changes.items() if name not in BESIDE}
     try:
-        q = laid(put, **own, cluster=with_link(put.cluster, link) if link else put.cluster)
+        q = replan(put, **own, cluster=with_link(put.cluster, link) if link else put.cluster)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
         if total is not None:
             q = q.but(batch=share_of(total, int(q.plan.dp)))
         if tokens is not None:
-            q = _local(q, tokens)
-        return Row(cell, price(settle(q)))
+            q = _with_local_tokens(q, tokens)
+        return ComparedBill(cell, price(settle(q)))
     except ValueError as error:
-        return Row(cell, None, str(error))
+        return ComparedBill(cell, None, str(error))
 
 
-def _local(q: Question, tokens: int) -> Question:
+def _with_local_tokens(q: Question, tokens: int) -> Question:
     length = min(int(q.context), tokens)
     if tokens % length:
         raise Refusal.of(f"not a whole number of sequences of {length} tokens", local_tokens=tokens)
@@ -231,7 +231,7 @@ def compare_plans(
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
-    put = unsettled(model, cluster, only("compare_plans", options))
+    put = resolve_question(model, cluster, check_taken("compare_plans", options))
     length = int(put.context) if "context" in options else INPUT_LEN
     return replace(compared_plans(put, plans, links, batches, where), context=length)
 
@@ -249,7 +249,7 @@ def compared_plans(
     tried = []
     for key, (name, axes) in product(keys, sizes.items()):
         place = where(axes) if where else put.cluster
-        tried.append(Laid(laid(put, **axes, cluster=with_link(place, key) if key else place), name, key))
+        tried.append(PlanOnLink(replan(put, **axes, cluster=with_link(place, key) if key else place), name, key))
     rows = [row for plan in tried for row in (plan.row(int(b)) for b in batches)]
     legal = [p for p in tried if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
@@ -257,7 +257,7 @@ def compared_plans(
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class PlanOnLink:
     """One plan on one link: what it costs at any batch."""
 
     question: Question
@@ -285,7 +285,7 @@ class Laid:
             return PlanRow(*where, None, str(error))
 
 
-def _flips(plans: list[Laid], batch: int) -> list[BreakEven]:
+def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
@@ -318,7 +318,7 @@ def _flip(grid: Any, difference: Any) -> tuple[float, float, bool] | None:
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
 
 
-def _rate(a: Laid, b: Laid) -> float:
+def _rate(a: PlanOnLink, b: PlanOnLink) -> float:
     """Bandwidth that stands for factor 1: of the link that the wider tensor-parallel group runs over."""
     wide = max((a.question, b.question), key=lambda q: int(q.plan.tp))
     tp, place = int(wide.plan.tp), wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster

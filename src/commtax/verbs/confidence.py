@@ -78,7 +78,7 @@ class Estimate:
         return probability_of(float(np.log(limit / value) / width)) if width > 0 else float(value <= limit)
 
 
-def through(value: float, surely: float, confidence: float) -> Estimate:
+def estimate_through(value: float, surely: float, confidence: float) -> Estimate:
     """The estimate of a figure that is known at a confidence, instead of at the ends of its range."""
     width = (surely / value) ** (1 / deviations(confidence))
     return Estimate(value, value / width, value * width)

@@ -92,8 +92,8 @@ def expect(
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    own = overlay.given(profile)
-    place = overlay.on_cluster(own, place) if own else place
+    own = overlay.load_profile(profile)
+    place = overlay.measured_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
     _check_sizes(size, nbytes, place)
     library = library or (next(iter(own.libraries), "") if own else "") or NCCL

@@ -107,7 +107,7 @@ def _training_verdict(b: StepBill) -> str:
         bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"
         return f"{whole}: the pipeline binds, {share:.1%} of the step ({bubble}); more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
-    biggest = f"{top.item.what} {top.item.op} over {top.link}; {_why(b, top)}"
+    biggest = f"{top.item.what} {top.item.op} over {top.link}; {_exposure_reason(b, top)}"
     return f"{whole}: the {axis} tax binds, {share:.1%} of the step ({biggest})."
 
 
@@ -115,7 +115,7 @@ def comm_of(b: StepBill, axis: str) -> list[Line]:
     return [x for x in b.items if x.kind == "comm" and x.item.whole_axis == axis]
 
 
-def _why(b: StepBill, line: Line) -> str:
+def _exposure_reason(b: StepBill, line: Line) -> str:
     if line.item.whole_axis not in b.async_axes:
         return "on the critical path: nothing runs beside it"
     total, window = float(line.total_s), float(line.window_s)
@@ -125,7 +125,7 @@ def _why(b: StepBill, line: Line) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class LessonInequalities:
     """The lesson's two inequalities with this step's numbers."""
 
     local_tokens: float  # of the microbatch that the window is made of
@@ -133,7 +133,7 @@ class Thresholds:
     tp_tax: float  # (T - 1)/3 x FLOP/s / (bandwidth x hidden); 0: no tensor parallelism
 
 
-def thresholds(b: StepBill) -> Thresholds:
+def thresholds(b: StepBill) -> LessonInequalities:
     """At the kernels' own rate and the links that the groups really cross, one direction a GPU."""
     plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
@@ -144,7 +144,7 @@ def thresholds(b: StepBill) -> Thresholds:
     idle = num_params(b.question.model) / num_active_params(b.question.model)
     dp = float(dp_token_threshold(rate, speed["dp"])) * _wire_over_work(b) * idle if links["dp"] else 0.0
     tp = float(tp_tax(rate, speed["tp"], b.question.model.hidden, plan.tp)) if links["tp"] else 0.0
-    return Thresholds(local, dp, tp)
+    return LessonInequalities(local, dp, tp)
 
 
 def _wire_over_work(b: StepBill) -> float:
@@ -224,14 +224,14 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
         yield _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")
     tp, dp = int(plan.tp), int(plan.dp)
     if tp > 1:
-        yield from _traded(q, "narrower", tp // 2, dp * 2)
+        yield from _trade_tp_for_dp(q, "narrower", tp // 2, dp * 2)
     if dp % 2 == 0:
-        yield from _traded(q, "wider", tp * 2, dp // 2)
+        yield from _trade_tp_for_dp(q, "wider", tp * 2, dp // 2)
     if not plan.weights_dtype:
         yield _try("fp8", "fp8 products", weights_dtype="fp8")
 
 
-def _traded(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual]:
+def _trade_tp_for_dp(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual]:
     """Another tp on the same GPUs with the same global batch, where that divides."""
     batch = int(q.batch) * int(q.plan.dp)
     if batch % dp == 0:
@@ -240,7 +240,7 @@ def _traded(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class PossibleSlowdown:
     """Something that would make a step slower: how slow, and how much of a measured gap that is."""
 
     what: str
@@ -253,7 +253,7 @@ SIZED_RANK = 0.35
 """Causes of any size explain every gap: they stand behind things that happen or not and come within this of it."""
 
 
-def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
+def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
     """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
         rule = "a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)"
@@ -263,23 +263,23 @@ def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
     gap = measured - now
     if gap <= 0.02 * now:
         return []
-    found = [(abs(1 - c.explains), c) for c in _scenarios(b, gap)] + [(SIZED_RANK, c) for c in _sized(b, gap)]
+    found = [(abs(1 - c.explains), c) for c in _scenarios(b, gap)] + [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
     return [cause for _, cause in sorted(found, key=lambda ranked: ranked[0])]
 
 
-def _scenarios(b: StepBill, gap: float) -> Iterator[Cause]:
+def _scenarios(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
     """Things that happen or not."""
     now = float(b.step_s)
-    for what, detail, changes in _slower(b):
+    for what, detail, changes in _slowdowns(b):
         try:
             step = float(price(b.question.but(**changes)).step_s)
         except ValueError:
             continue
         if step > now * 1.005:
-            yield Cause(what, step, (step - now) / gap, detail)
+            yield PossibleSlowdown(what, step, (step - now) / gap, detail)
 
 
-def _slower(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
+def _slowdowns(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
     """What slows a step down, in words, and what it changes."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
@@ -298,20 +298,22 @@ def _slower(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
         yield "attention is not fused", "the score matrix is written", unfused
 
 
-def _sized(b: StepBill, gap: float) -> Iterator[Cause]:
+def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
     """Things with a size: the size that closes the gap."""
     now, compute = float(b.step_s), float(b.compute_s)
     rate, step = compute / (compute + gap), now + gap
-    yield Cause("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")
+    yield PossibleSlowdown("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")
     slow = f"{format_seconds(gap)} a step, {1 / rate:.2f} x its compute"
-    yield Cause("one rank is slow, or waits for data", step, 1.0, slow)
+    yield PossibleSlowdown("one rank is slow, or waits for data", step, 1.0, slow)
     for axis in TAXES:
         if comm_of(b, axis):
             share = _slow_enough(b, axis, step)
-            yield Cause(f"{axis} links are slow", step, 1.0, f"at {share:.1%} of the modelled bandwidth")
+            yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {share:.1%} of the modelled bandwidth")
     bubble = float(b.bubble_s)
     if bubble > 0:
-        yield Cause("the pipeline idles longer", step, 1.0, f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}")
+        yield PossibleSlowdown(
+            "the pipeline idles longer", step, 1.0, f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
+        )
 
 
 def _slow_enough(b: StepBill, axis: str, step_s: float) -> float:

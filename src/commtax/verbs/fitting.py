@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.arrays import different, pick, remembered
+from commtax.arrays import cache_answers, pick, unique_values
 from commtax.cost import memory
-from commtax.cost.caches import Group, KvPool, kv_bytes_per_token_layer, kv_pool, state_bytes_per_sequence
+from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, kv_pool, state_bytes_per_sequence
 from commtax.cost.tensors import stage_layers
-from commtax.options import only
+from commtax.options import check_taken
 from commtax.question import Limits, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.asking import AUTO_EP, Settled, laid, settle, unsettled
 from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
 if TYPE_CHECKING:
     from commtax.verbs.keywords import FitOptions
@@ -118,19 +118,19 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     """
     if "phase" in options:
         raise Refusal.about(phase="fit is about serving; train_fit is about training")
-    put = unsettled(model, cluster, only("fit", options))
+    put = resolve_question(model, cluster, check_taken("fit", options))
     judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
-    return advised(judged) if advise else judged
+    return add_advice(judged) if advise else judged
 
 
-def advised(judged: Fit) -> Fit:
+def add_advice(judged: Fit) -> Fit:
     """What does not fit, with the nearest changes that would."""
     return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
-    asked = settle(laid(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
+    asked = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)
@@ -162,7 +162,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     if model.recurrent or any(a.compressed for a in model.attentions):
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
-    wanted = min(Group(room.block_size, window).blocks(room.max_model_len, room.max_num_batched_tokens) for window in windows)
+    wanted = min(CacheGroup(room.block_size, window).blocks(room.max_model_len, room.max_num_batched_tokens) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache
@@ -180,7 +180,9 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         if fixed:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
-        fullest, end, deepest = (_left(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner)))
+        fullest, end, deepest = (
+            _bytes_left_for_cache(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+        )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
     return may
@@ -246,7 +248,7 @@ def cache_tokens(asked: Question) -> Number:
     return _cache_tokens(replace(asked.normal(), limits=asked.limits, codes=asked.codes))
 
 
-@remembered
+@cache_answers
 def _cache_tokens(asked: Question) -> Number:
     plan = asked.plan
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
@@ -255,7 +257,7 @@ def _cache_tokens(asked: Question) -> Number:
     table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
     held = np.zeros(len(table))
     groups = table[:, 0] * table[:, 1] if asked.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
-    for pp, ranks in different(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
+    for pp, ranks in unique_values(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
         alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[alike].T
         one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
@@ -267,29 +269,29 @@ def _cache_tokens(asked: Question) -> Number:
 
 def state_tokens(asked: Question) -> Number:
     """Tokens whose room in the cache the states of one request take, on the stage where they take most; arrays as the plan."""
-    return _of_stages(asked, lambda pool: pool.state_tokens, np.maximum) if _has_states(asked.model) else 0.0
+    return _worst_of_stages(asked, lambda pool: pool.state_tokens, np.maximum) if _has_states(asked.model) else 0.0
 
 
 def state_places(asked: Question, tokens: Number) -> Number:
     """Requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
-    return _of_stages(asked, lambda pool: pool.places(tokens), np.minimum) if _has_states(asked.model) else math.inf
+    return _worst_of_stages(asked, lambda pool: pool.places(tokens), np.minimum) if _has_states(asked.model) else math.inf
 
 
 def block_tokens(asked: Question) -> int:
     """Tokens of a block of the cache of one plan."""
-    return int(_of_stages(asked, lambda pool: pool.block_size, np.maximum))
+    return int(_worst_of_stages(asked, lambda pool: pool.block_size, np.maximum))
 
 
 def _has_states(model: Model) -> bool:
     return bool(model.recurrent) or any(a.compressed for a in model.attentions)
 
 
-def _of_stages(asked: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
+def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
     """A figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
     plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
     many = np.asarray(plan.pp)
     found: Number = None
-    for pp in different(many).astype(int).tolist():
+    for pp in unique_values(many).astype(int).tolist():
         ranges = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)
         pools = (kv_pool(asked.model, plan, ranges[s], size, asked.engine.states) for s in _different_stages(asked, pp))
         here = reduce(worst, map(figure, pools))
@@ -321,11 +323,11 @@ def _cache(asked: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple
     fixed = asked.limits.kv_cache_memory_bytes
     held = loaded + peak + memory.other_bytes(asked.plan, asked.engine) + fixed
     over = np.maximum(0.0, held - asked.cluster.chip.visible_bytes) if fixed else 0.0
-    available = (fixed or _left(asked, loaded, peak)) / (1 + pool.share * np.any(pool.state_bytes))
+    available = (fixed or _bytes_left_for_cache(asked, loaded, peak)) / (1 + pool.share * np.any(pool.state_bytes))
     return available, over, pick(over > 0, 0.0, np.maximum(0.0, available // pool.bytes_per_block))
 
 
-def _left(asked: Question, loaded: Number, peak: Number) -> Number:
+def _bytes_left_for_cache(asked: Question, loaded: Number, peak: Number) -> Number:
     """Bytes that weights and activations leave for the cache, by the engine's own rule."""
     engine, total, share = asked.engine, asked.cluster.chip.visible_bytes, asked.limits.gpu_memory_utilization
     other = memory.other_bytes(asked.plan, engine)
@@ -374,7 +376,7 @@ def _advice(failed: Fit) -> list[str]:
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _more_gpus(failed)
+        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _larger_plans(failed)
     longest = _longest(failed)
     changes = [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
     if not asked.plan.weights_dtype and not asked.model.quant:
@@ -382,7 +384,7 @@ def _advice(failed: Fit) -> list[str]:
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
-    return changes + _more_gpus(failed)
+    return changes + _larger_plans(failed)
 
 
 def _longest(failed: Fit) -> int:
@@ -393,7 +395,7 @@ def _longest(failed: Fit) -> int:
     return most // size * size
 
 
-def _more_gpus(failed: Fit) -> list[str]:
+def _larger_plans(failed: Fit) -> list[str]:
     """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
@@ -402,7 +404,7 @@ def _more_gpus(failed: Fit) -> list[str]:
     wanted = asked.plain().but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
-    for place in [base] + [catalog.more_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
+    for place in [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
         if place.num_gpus <= now * dp:
             continue
         for candidate in _candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and screen(t, p)):
@@ -414,7 +416,7 @@ def _more_gpus(failed: Fit) -> list[str]:
     return []
 
 
-def held(priced: StepBill) -> Fit:
+def fit_of_bill(priced: StepBill) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length and the engine's own limits otherwise."""
     q = priced.question
     length = max(1, min(q.model.max_len, int(q.context) + 1))
@@ -429,5 +431,5 @@ def fits(priced: StepBill) -> Any:
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
-    judged = held(priced)
+    judged = fit_of_bill(priced)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

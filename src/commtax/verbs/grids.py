@@ -9,9 +9,9 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster
 from commtax.statement import Refusal
-from commtax.verbs.asking import Settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import fits
+from commtax.verbs.settling import Settled
 
 GRIDS = ("tp-link", "tp-batch")
 LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")
@@ -48,7 +48,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class HeatGrid:
     """A heat map: cells by row and column."""
 
     rows: list[str]
@@ -61,7 +61,7 @@ class Grid:
     note: str
 
 
-def grid(here: StepBill, kind: str) -> Grid:
+def grid(here: StepBill, kind: str) -> HeatGrid:
     """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
     q = here.question
     batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
@@ -80,7 +80,7 @@ def grid(here: StepBill, kind: str) -> Grid:
     sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
-    return Grid(
+    return HeatGrid(
         rows=[f"TP {degree}" for degree in degrees],
         columns=[c.title for c in columns],
         row_title="tensor-parallel size",
@@ -149,7 +149,7 @@ def _links(q: Question) -> list[Column]:
             continue
         if link.scope == "intra":
             if cluster.gpus_per_host > 1:
-                columns.append(Column(link.key, batch, catalog.with_inside(cluster, link), {"intra": link.key}))
+                columns.append(Column(link.key, batch, catalog.with_inside_link(cluster, link), {"intra": link.key}))
         elif not cluster.is_one_domain:
             if link.key != cluster.inter.key:
                 columns.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TypedDict
 
 from commtax.spec import Cluster, Engine, Number, Profile
-from commtax.spec.stream import Lengths, Stream
+from commtax.spec.stream import Lengths, RequestStream
 
 Numbers = Number | Sequence[int]
 
@@ -73,7 +73,7 @@ ServeOptions = TypedDict("ServeOptions", {
     "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None, "max_num_seqs": int | None,
     "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
     "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None, "concurrency": int, "request_rate": float,
-    "trace": str | PathLike[str] | Stream, "duration": float | str | None, "burstiness": float, "unique_prompts": int | None,
+    "trace": str | PathLike[str] | RequestStream, "duration": float | str | None, "burstiness": float, "unique_prompts": int | None,
     "shared_prefix": int, "prefix_cache": float | None, "ramp_up": float | str, "warmup": int, "router": str, "seed": int,
     "kv_tokens": int | None, "input_len": int | str | Lengths, "output_len": int | str | Lengths, "num_prompts": int | None,
     "spread": float, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,

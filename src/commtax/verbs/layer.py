@@ -24,7 +24,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LayerSegment:
     """A kernel or collective in one layer, with the line of the bill that it is a share of."""
 
     lane: Lane
@@ -46,16 +46,16 @@ class Segment:
     def part(self) -> Part:
         return self.line.item.part
 
-    def share_of(self, share: float, name: str = "") -> Segment:
+    def share_of(self, share: float, name: str = "") -> LayerSegment:
         parts = (self.fixed_s * share, self.moving_s * share)
-        return Segment(self.lane, name or self.name, *parts, self.line, self.hidden_s * share)
+        return LayerSegment(self.lane, name or self.name, *parts, self.line, self.hidden_s * share)
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A segment in its place; ``exposed`` and ``hidden`` are the intervals that it is drawn as."""
 
-    segment: Segment
+    segment: LayerSegment
     stage: Stage
     exposed: tuple[Span, ...] = ()
     hidden: tuple[Span, ...] = ()
@@ -70,7 +70,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerTimeline:
     """All bars of one layer and how long it takes."""
 
     bars: tuple[Bar, ...]
@@ -78,30 +78,30 @@ class Layer:
     note: str
 
 
-def layer_of(b: StepBill) -> Layer:
+def layer_of(b: StepBill) -> LayerTimeline:
     """The mean layer of a priced step."""
     if b.question.trains:
-        return _trained(b)
+        return _training_layer(b)
     bars, length = _chain(layer_segments(b), [], "forward", 0.0)
-    return Layer(tuple(bars), length, f"one of {b.question.model.num_layers} layers, the mean of all, one after the other")
+    return LayerTimeline(tuple(bars), length, f"one of {b.question.model.num_layers} layers, the mean of all, one after the other")
 
 
-def layer_segments(b: StepBill) -> list[Segment]:
+def layer_segments(b: StepBill) -> list[LayerSegment]:
     """The mean layer of a served step in the order in which it runs: all layers together over their number."""
     layers = b.question.model.num_layers
     inside = [x for x in b.items if x.kind != "host" and x.item.part not in ENDS]
-    return _in_order([_segment(x, 1 / layers) for x in inside])
+    return _order_segments([_segment(x, 1 / layers) for x in inside])
 
 
-def _segment(line: Line, share: float) -> Segment:
+def _segment(line: Line, share: float) -> LayerSegment:
     """A line's share of one layer."""
     lane: Lane = "comm" if line.kind == "comm" else "compute"
     times = float(line.item.count) * share
     parts = float(line.fixed_s) * times, float(line.moving_s) * times
-    return Segment(lane, line.item.what, *parts, line, float(line.hidden_s) * share)
+    return LayerSegment(lane, line.item.what, *parts, line, float(line.hidden_s) * share)
 
 
-def _in_order(segments: list[Segment]) -> list[Segment]:
+def _order_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
     """Attention, then the feed-forward part; norms before each."""
     norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
     others = sorted((s for s in segments if s.part != "norms"), key=lambda s: ORDER.get(s.line.item.place, len(ORDER)))
@@ -109,7 +109,7 @@ def _in_order(segments: list[Segment]) -> list[Segment]:
     return [*norms, *first, *norms, *second]
 
 
-def _chain(chain: list[Segment], beside: list[Segment], stage: Stage, start: float) -> tuple[list[Bar], float]:
+def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, start: float) -> tuple[list[Bar], float]:
     """A pass: its chain, with the hidden parts of other collectives under its end and their exposed parts after it."""
     bars, now = [], start
     for s in chain:
@@ -128,31 +128,31 @@ def _chain(chain: list[Segment], beside: list[Segment], stage: Stage, start: flo
     return bars, after
 
 
-def _trained(b: StepBill) -> Layer:
+def _training_layer(b: StepBill) -> LayerTimeline:
     """A layer of the last microbatch, in which gradients are summed: forward, then backward with what it computes again."""
     plan = b.question.plan
     layers, m = float(fullest_layers(b.question.model, plan)), float(plan.microbatches)
-    passes: dict[str, list[Segment]] = {"forward": [], "recompute": [], "backward": []}
-    beside: dict[str, list[Segment]] = {"forward": [], "backward": []}
+    passes: dict[str, list[LayerSegment]] = {"forward": [], "recompute": [], "backward": []}
+    beside: dict[str, list[LayerSegment]] = {"forward": [], "backward": []}
     for x in b.items:
         if x.kind == "compute" and x.item.part not in ENDS:
             passes[x.item.during].append(_segment(x, 1 / (layers * m)))
     for x in b.items:
         if x.kind != "comm" or x.item.axis == "pp" or x.item.part in ENDS or x.item.stage == "once":
             continue
-        one = _segment(x, 1 / (layers * (m if _each_microbatch(x, b) else 1.0)))
+        one = _segment(x, 1 / (layers * (m if _runs_per_microbatch(x, b) else 1.0)))
         waits = x.item.whole_axis not in b.async_axes
         for stage, share in _stages(x, b).items():
             (passes if waits else beside)[stage].append(one.share_of(share))
-    ahead, middle = _chain(_interleaved(_in_order(passes["forward"])), beside["forward"], "forward", 0.0)
-    back = [*_in_order(passes["recompute"]), *_interleaved(_in_order(passes["backward"])[::-1])]
+    ahead, middle = _chain(_interleave_segments(_order_segments(passes["forward"])), beside["forward"], "forward", 0.0)
+    back = [*_order_segments(passes["recompute"]), *_interleave_segments(_order_segments(passes["backward"])[::-1])]
     behind, end = _chain(back, beside["backward"], "backward", middle)
     note = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
     rest = " (buckets of the whole stage shared out over its layers)" if plan.zero < 3 and plan.dp > 1 else ""
-    return Layer((*ahead, *behind), end, note + rest)
+    return LayerTimeline((*ahead, *behind), end, note + rest)
 
 
-def _each_microbatch(line: Line, b: StepBill) -> bool:
+def _runs_per_microbatch(line: Line, b: StepBill) -> bool:
     """Whether a collective runs in every microbatch rather than once a step."""
     plan = b.question.plan
     if line.item.whole_axis != "dp":
@@ -173,7 +173,7 @@ def _stages(line: Line, b: StepBill) -> dict[str, float]:
     return {"forward": 1 / (2 + again), "backward": (1 + again) / (2 + again)}  # dispatch, keys: in every pass
 
 
-def _interleaved(segments: list[Segment]) -> list[Segment]:
+def _interleave_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
     """Collectives that are told for a whole layer, half after each of its halves, as they run."""
     whole = [s for s in segments if s.part == "layers"]
     rest = [s for s in segments if s not in whole]

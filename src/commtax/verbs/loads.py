@@ -9,10 +9,10 @@ import numpy as np
 
 from commtax.catalog.distributions import lengths
 from commtax.options import Option, taken_by
-from commtax.question import Offered
-from commtax.spec.stream import Lengths, Stream
+from commtax.question import OfferedRequests
+from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Refusal
-from commtax.verbs.checking import positive, within
+from commtax.verbs.checking import check_option, positive
 
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
@@ -20,43 +20,43 @@ Given = dict[str, object]
 
 
 def offered_options() -> Mapping[str, Option]:
-    """Options that become fields of ``Offered``."""
+    """Options that become fields of ``OfferedRequests``."""
     return {name: option for name, option in taken_by("serve()").items() if option.part == "offered"}
 
 
-def split(options: Mapping[str, object]) -> tuple[Given, Offered]:
+def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
     """The options of a question's other parts, and what is offered."""
     given = {name: value for name, value in options.items() if value is not None}
     stream = _trace(given) if "trace" in given else None
-    offered = {option.key: within(given.pop(name), option) for name, option in offered_options().items() if name in given}
+    offered = {option.key: check_option(given.pop(name), option) for name, option in offered_options().items() if name in given}
     sides: tuple[tuple[Literal["inputs", "outputs"], str], ...] = (("inputs", "input_len"), ("outputs", "output_len"))
     for side, name in sides:
         if isinstance(value := given.get(name), (str, Lengths)):
             drawn = lengths(value, side, name) if isinstance(value, str) else value
             offered[side], given[name] = drawn, max(1, round(drawn.mean))
-    made = Offered(trace=stream, **offered)  # type: ignore[arg-type]
+    made = OfferedRequests(trace=stream, **offered)  # type: ignore[arg-type]
     _check(given, made)
-    made = _cut(made, given)
+    made = _cut_trace(made, given)
     if offered.get("prefix_hit_rate") == 0:  # without a prefix cache no prompt shares anything
         trace = made.trace and replace(made.trace, prefixes=None)
         made = replace(made, trace=trace, unique_prompts=0, shared_prefix=0)
     return given, made
 
 
-def _trace(given: Given) -> Stream:
+def _trace(given: Given) -> RequestStream:
     """Requests as they came; what else would say when they come and how long they are is refused."""
     source = given.pop("trace")
     for name, option in taken_by("serve()").items():
         if option.drawn and name in given:
             raise Refusal(f"{name}: the trace says when requests come and how long they are; leave one of them out", name)
-    if isinstance(source, Stream):
+    if isinstance(source, RequestStream):
         return source
     from commtax.sim.arrivals import read  # not for those who have none
 
     return read(str(source))
 
 
-def _check(given: Mapping[str, object], offered: Offered) -> None:
+def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
     """What goes together."""
     known = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
     if offered.prefix_hit_rate and known:
@@ -79,24 +79,24 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
         raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 
-def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
+def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> OfferedRequests:
     """A trace of as many requests as are wanted, to as many clients as there are."""
     stream = offered.trace
     if stream is None:
         return offered
     wanted = int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right"))
-    stream = first(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
+    stream = first_requests(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
     return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))
 
 
-def first(stream: Stream, count: float) -> Stream:
+def first_requests(stream: RequestStream, count: float) -> RequestStream:
     """The first requests of a stream."""
-    return stream if len(stream) <= count else chosen(stream, np.arange(int(count)))
+    return stream if len(stream) <= count else select_requests(stream, np.arange(int(count)))
 
 
-def chosen(stream: Stream, rows: np.ndarray) -> Stream:
+def select_requests(stream: RequestStream, rows: np.ndarray) -> RequestStream:
     """Some requests of a stream."""
     part = {name: getattr(stream, name)[rows] for name in ("arrival_s", "input_len", "output_len")}
     return replace(stream, **part, prefixes=tuple(stream.prefixes[i] for i in rows.tolist()) if stream.prefixes else None)

@@ -13,25 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from commtax.arrays import a_few_remembered
-from commtax.cost.serving import Load
+from commtax.arrays import cache_few_answers
+from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
 from commtax.ledger import Z80
-from commtax.question import Offered, Question
+from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
-from commtax.sim.serving.running import Fleet, Moves, Run, Workers, run
-from commtax.sim.streams import drawn
-from commtax.spec.stream import Lengths, Stream
+from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
+from commtax.sim.streams import draw_stream
+from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Note, Refusal
-from commtax.verbs.apart import Apart, lone_ranks, prompter, wire_of
-from commtax.verbs.asking import Settled, terms_of
+from commtax.verbs.closed_loop import ClosedLoop, spread_share
+from commtax.verbs.closed_loop import serve as closed_loop
+from commtax.verbs.disaggregation import Disaggregation, lone_ranks, prompter, wire_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import Simulation, spread_share
-from commtax.verbs.serving import serve as closed_loop
-from commtax.verbs.steps import chunk_tokens, decoding, prompt_work, step_bill
+from commtax.verbs.loads import first_requests, select_requests
+from commtax.verbs.settling import Settled, terms_of
+from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
@@ -43,13 +43,13 @@ SURE = 1.02  # times the capacity: a run of some thousand requests tells that to
 
 
 @dataclass(frozen=True)  # without slots: figures are asked for several times and kept
-class Outcome:
+class RequestsInTime:
     """What became of a stream of requests. Figures count all but the first ``warmup`` requests."""
 
     question: Settled
-    stream: Stream
+    stream: RequestStream
     fleet: Fleet
-    ran: Run
+    ran: ServingRun
     notes: tuple[Note, ...] = ()
 
     @cached_property
@@ -63,7 +63,7 @@ class Outcome:
         return {name: column for name, column in self.columns.items() if name not in ("arrival_s", "input_len", "output_len")}
 
     @property
-    def as_sent(self) -> Stream:
+    def as_sent(self) -> RequestStream:
         """The requests; those of a closed loop at the times that its clients sent them."""
         return replace(self.stream, arrival_s=self.columns["sent_s"]) if self.closed else self.stream
 
@@ -118,13 +118,15 @@ class Outcome:
         return float(ordered[np.searchsorted(below, figures.QUANTILES[which] * total)])
 
     @cached_property
-    def alike(self) -> Simulation:
+    def alike(self) -> ClosedLoop:
         """The closed loop of as many clients as requests run at once: it knows how sure its steps are, and what that rests on."""
         r = self.question.requests
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         lengths = {"input_len": float(np.mean(self.stream.input_len)), "output_len": float(np.mean(self.stream.output_len))}
-        return closed_loop(like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=Offered(), spread=r.spread))
+        return closed_loop(
+            like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=OfferedRequests(), spread=r.spread)
+        )
 
     @cached_property
     def sigma(self) -> float:
@@ -132,14 +134,14 @@ class Outcome:
         return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
-    def ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
+    def ends(self) -> tuple["RequestsInTime", "RequestsInTime", "RequestsInTime"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
-        part = first(self.stream, _fewer(RANGED, self.stream, self.fleet))
+        part = first_requests(self.stream, _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
         same = self if len(part) == len(self.stream) else self._again(part, 1.0)
         return self._again(part, 1 / factor), same, self._again(part, factor)
 
-    def _again(self, stream: Stream, factor: float) -> "Outcome":
+    def _again(self, stream: RequestStream, factor: float) -> "RequestsInTime":
         fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.question.offered.prefix_hit_rate))
 
@@ -228,7 +230,7 @@ def range_between(value: float, low: float, high: float, same: float | None = No
     return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
 
 
-def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
+def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
     """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
     As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
@@ -238,30 +240,34 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    count = min(20_000, max(_fewer(least, stream, fleet), int(5 * at_once)))
+    count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
-    ran = run(_repeated(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
+    ran = run(_repeat_requests(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
 
-def _fewer(count: int, stream: Stream, fleet: Fleet) -> int:
+def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
     """So many requests, fewer where each takes very many steps."""
     cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
-def serve(asked: Settled, watch: Callable[[Run], None] | None = None) -> Outcome:
+def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     stream = stream_of(asked)
     fleet = fleet_of(asked, longest_of(stream))
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     notes = (*asked.notes, *stream.notes)
-    return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
+    return (
+        _answered_part(RequestsInTime(asked, stream, fleet, ran, notes))
+        if ran.stopped
+        else RequestsInTime(asked, stream, fleet, ran, notes)
+    )
 
 
-def _check_steps(stream: Stream, fleet: Fleet) -> None:
+def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
     """Pipelines and ranks that wait for each other are followed step by step: prompts may not be cut into too many."""
     tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
     if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
@@ -271,24 +277,24 @@ def _check_steps(stream: Stream, fleet: Fleet) -> None:
         raise Refusal.of(rule, (nearest,), max_num_batched_tokens=tokens)
 
 
-def _answered(cut: Outcome) -> Outcome:
+def _answered_part(cut: RequestsInTime) -> RequestsInTime:
     """What was interrupted, as if the requests that had been answered were all."""
     rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
     if len(rows) <= cut.question.offered.warmup:
         raise KeyboardInterrupt
     text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
     ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
-    return replace(cut, stream=chosen(cut.stream, rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
+    return replace(cut, stream=select_requests(cut.stream, rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
-def stream_of(asked: Question) -> Stream:
+def stream_of(asked: Question) -> RequestStream:
     """The requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
     offered, wanted = asked.offered, asked.requests
     if offered.trace is not None:
         return offered.trace
     count = int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else None if isfinite(offered.duration_s) else PROMPTS
     closed = not offered.request_rate
-    stream = drawn(
+    stream = draw_stream(
         rate=offered.request_rate or inf,
         inputs=offered.inputs or _lengths(wanted.input_len, wanted.spread),
         outputs=offered.outputs or _lengths(wanted.output_len, wanted.spread),
@@ -316,7 +322,7 @@ def _lengths(mean: object, spread: object) -> Lengths:
     return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
 
 
-def longest_of(stream: Stream) -> int:
+def longest_of(stream: RequestStream) -> int:
     """Tokens of the longest request."""
     return int(np.max(stream.input_len + stream.output_len))
 
@@ -328,7 +334,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)
     ahead = prompter(asked)
-    both = Apart(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
+    both = Disaggregation(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
     prompts = _workers(ahead, longest)
     count = prompts.count * (both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
@@ -337,7 +343,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     return Fleet(workers, asked.offered.router, prompts, _moves(asked, both))
 
 
-def _moves(asked: Question, both: Apart) -> Moves:
+def _moves(asked: Question, both: Disaggregation) -> Moves:
     """How long caches move and keep links busy: a part for states and latency, and one for each token."""
     none, one = (wire_of(asked, both, tokens) for tokens in (0, 1))
     of = {name: (float(getattr(none, name)), float(getattr(one, name))) for name in ("alone_s", "out_s", "in_s")}
@@ -357,9 +363,9 @@ def _workers(asked: Question, longest: int) -> Workers:
 
 def _spread(asked: Question) -> float:
     """Of the seconds of a prompt, of the mean length or as much of it as a step takes, those that all ranks work off together."""
-    load = Load(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
+    load = ClosedLoopLoad(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
     tokens = chunk_tokens(asked, load.input_len)
-    steps = decoding(1.0, load), prompt_work(0.0 if asked.engine.serves.prefill_first else 1.0, load, tokens)
+    steps = decode_workload(1.0, load), prompt_work(0.0 if asked.engine.serves.prefill_first else 1.0, load, tokens)
     return float(spread_share(asked, *(step_bill(asked, work) for work in steps)))
 
 
@@ -393,11 +399,11 @@ def steps_of(asked: Question, longest: int) -> Surface:
     return _surface(one, rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
-@a_few_remembered
+@cache_few_answers
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest)
 
 
-def _repeated(stream: Stream, count: int) -> Stream:
+def _repeat_requests(stream: RequestStream, count: int) -> RequestStream:
     """So many requests at once, those of the stream over and over."""
-    return replace(chosen(stream, np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)
+    return replace(select_requests(stream, np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.arrays import remembered
+from commtax.arrays import cache_answers
+from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.pricing import inference_bill
-from commtax.cost.serving import Load
 from commtax.ledger import Bill
 from commtax.question import Question
 from commtax.spec import Number, Workload
-from commtax.verbs.asking import terms_of
 from commtax.verbs.fitting import step_limits
+from commtax.verbs.settling import terms_of
 
 BULK = {"deepep_low_latency": "deepep_high_throughput"}
 """How prompts reach their experts, by how decodes do."""
@@ -27,7 +27,7 @@ def step_bill(asked: Question, work: Workload) -> Bill:
     return _step(replace(asked.normal(), what_if=replace(asked.what_if, ep_backend=backend)), work)
 
 
-@remembered
+@cache_answers
 def _step(asked: Question, work: Workload) -> Bill:
     return inference_bill(terms_of(asked), work, 1)
 
@@ -38,12 +38,12 @@ def spread_s(bill: Bill) -> Number:
     return sum((x.exposed_s for x in parts), start=0.0)
 
 
-def decoding(seqs: Number, load: Load) -> Workload:
+def decode_workload(seqs: Number, load: ClosedLoopLoad) -> Workload:
     """A decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
     return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
 
 
-def prompt_work(beside: Number, load: Load, tokens: Number, together: Number = 1.0) -> Workload:
+def prompt_work(beside: Number, load: ClosedLoopLoad, tokens: Number, together: Number = 1.0) -> Workload:
     """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
     past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens) / 2
     return Workload(beside, beside * context(load), together, tokens, past)
@@ -54,6 +54,6 @@ def chunk_tokens(asked: Question, input_len: Number) -> Number:
     return np.minimum(input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else input_len
 
 
-def context(load: Load) -> Number:
+def context(load: ClosedLoopLoad) -> Number:
     """Mean number of cached tokens over the decode steps of a request."""
     return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)

@@ -9,24 +9,24 @@ import numpy as np
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.statement import Refusal
-from commtax.verbs.asking import settle
 from commtax.verbs.checking import number
 from commtax.verbs.confidence import probability_of
 from commtax.verbs.loads import MOST_RATE
-from commtax.verbs.offering import checked
-from commtax.verbs.requests import Outcome, serve
+from commtax.verbs.requests import RequestsInTime, serve
+from commtax.verbs.settling import settle
+from commtax.verbs.timed_serving import check_single_load
 
 SWEPT = ("request_rate", "concurrency")
 MOST_POINTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class RequestSweep:
     """One outcome a value, from the least on."""
 
     name: str
     values: tuple[float, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestsInTime, ...]
 
     @property
     def capacity(self) -> float:
@@ -63,7 +63,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
     if len(ends) == 2:
-        numbers = list(_between(numbers[0], numbers[1], name))
+        numbers = list(_values_between(numbers[0], numbers[1], name))
     if len(numbers) > MOST_POINTS:
         raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
     return name, tuple(sorted(dict.fromkeys(numbers)))
@@ -81,7 +81,7 @@ def _value(text: str, name: str) -> float:
     return value
 
 
-def _between(low: float, high: float, name: str) -> Iterator[float]:
+def _values_between(low: float, high: float, name: str) -> Iterator[float]:
     if high < low:
         raise Refusal.about(sweep=f"{low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}")
     steps = 1 if name == "concurrency" else 2  # of an octave
@@ -91,23 +91,23 @@ def _between(low: float, high: float, name: str) -> Iterator[float]:
     yield high
 
 
-def at(q: Question, name: str, value: float, prompts_per_client: int | None = None) -> Question:
+def question_at(q: Question, name: str, value: float, prompts_per_client: int | None = None) -> Question:
     """The question at one point."""
     if name == "request_rate":
-        return checked(q.but(request_rate=value))
+        return check_single_load(q.but(request_rate=value))
     count = {"num_prompts": int(value) * prompts_per_client} if prompts_per_client else {}
-    return checked(q.but(concurrency=int(value), **count))
+    return check_single_load(q.but(concurrency=int(value), **count))
 
 
-def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> Sweep:
+def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> RequestSweep:
     """Every point simulated; where requests are the same, what they could be answered at is found once."""
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestsInTime] = []
     for question in questions:
         o = serve(settle(question))
         if outcomes and np.array_equal(outcomes[0].stream.output_len, o.stream.output_len):
             vars(o)["capacity"] = outcomes[0].capacity
         outcomes.append(o)
-    return Sweep(name, values, tuple(outcomes))
+    return RequestSweep(name, values, tuple(outcomes))
 
 
 NEEDED = 0.99  # share of the requests that must keep to all limits
@@ -129,18 +129,18 @@ class Slo:
         """Those that there are, by field."""
         return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
 
-    def share(self, o: Outcome) -> float:
+    def share(self, o: RequestsInTime) -> float:
         """Of the requests that keep to all limits."""
         return o.within(self.ttft_s, self.tpot_s, self.e2e_s)
 
-    def goodput(self, o: Outcome) -> float:
+    def goodput(self, o: RequestsInTime) -> float:
         """Requests/s that keep to all limits."""
         return self.share(o) * o.requests_per_s
 
-    def kept(self, o: Outcome) -> bool:
+    def kept(self, o: RequestsInTime) -> bool:
         return not self.limits or self.share(o) >= NEEDED
 
-    def probability(self, o: Outcome) -> float:
+    def probability(self, o: RequestsInTime) -> float:
         """That enough requests keep to all limits: of the steps' lengths with which they do, between the ends of their 80 % range.
 
         At most 0.9, where they do even with the longest steps of the range, and at least 0.1, where not even with the shortest.

@@ -21,7 +21,7 @@ import numpy as np
 from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.figures import Array, Columns
-from commtax.verbs.requests import Outcome
+from commtax.verbs.requests import RequestsInTime
 
 CAUSES = ("way", "slots", "cache", "prompts", "step", "own", "moved")
 SLOW, MIDDLE = 0.99, (0.4, 0.6)
@@ -59,14 +59,14 @@ class Gaps:
     lost_s: float  # … and waited for their next token this long in the mean
 
 
-def first_tokens(o: Outcome) -> FirstTokens:
+def first_tokens(o: RequestsInTime) -> FirstTokens:
     seen = slice(o.question.offered.warmup, None)
     ttft = o.columns["ttft_s"][seen]
     rows = np.arange(len(o.columns["ttft_s"]))[seen]
     slow = np.quantile(ttft, SLOW)
     low, high = np.quantile(ttft, MIDDLE[0], method="lower"), np.quantile(ttft, MIDDLE[1], method="higher")  # of two: both
     tail, middle = rows[ttft >= slow], rows[(ttft >= low) & (ttft <= high)]
-    logs = {engine.number: _in_order(o.log, engine.number) for engine in o.ran.engines}
+    logs = {engine.number: _steps_in_order(o.log, engine.number) for engine in o.ran.engines}
     groups = [_parts(o, group, logs) for group in (tail, middle)]
     computed = o.columns["input_len"] - o.columns["cached_tokens"]
     longer = float(np.mean(computed[tail]) / max(1.0, float(np.mean(computed[middle]))))
@@ -74,7 +74,7 @@ def first_tokens(o: Outcome) -> FirstTokens:
     return FirstTokens(o.statistic("ttft_p50"), o.statistic("ttft_p99"), more_s, longer)
 
 
-def _in_order(log: Columns, engine: int) -> Columns:
+def _steps_in_order(log: Columns, engine: int) -> Columns:
     """One engine's steps by when they begin: batches of a pipeline are written down when they leave it."""
     own = np.flatnonzero(log["engine"] == engine)
     order = own[np.argsort(log["begin_s"][own], kind="stable")]
@@ -86,7 +86,7 @@ def _in_order(log: Columns, engine: int) -> Columns:
     return {**ordered, "tokens": tokens[step]}
 
 
-def _parts(o: Outcome, rows: Array, logs: Mapping[int, Columns]) -> dict[str, float]:
+def _parts(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> dict[str, float]:
     """Mean seconds of each cause, of a group of requests."""
     sums = dict.fromkeys(CAUSES, 0.0)
     some = rows[:: max(1, len(rows) // MOST_LOOKED_AT)]
@@ -96,7 +96,7 @@ def _parts(o: Outcome, rows: Array, logs: Mapping[int, Columns]) -> dict[str, fl
     return {name: total / len(some) for name, total in sums.items()}
 
 
-def _life(o: Outcome, i: int, logs: Mapping[int, Columns]) -> Iterator[tuple[str, float]]:
+def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tuple[str, float]]:
     """A request from sending to its first token."""
     book, columns = o.ran.book, o.columns
     sent, started, first = book.sent_s[i], book.started_s[i], book.first_s[i]
@@ -130,7 +130,7 @@ def _cause(log: Columns, at: int, seqs: int, needed: int) -> str:
     return "prompts" if log["tokens"][at] > 0 else "step"
 
 
-def gaps(o: Outcome) -> Gaps:
+def gaps(o: RequestsInTime) -> Gaps:
     """What the slowest times between tokens are."""
     limit = o.statistic("itl_p99")
     mixed, late = o.log["tokens"] > 0, figures.rows(o.late, o.late["gap_s"] >= limit)
@@ -146,7 +146,7 @@ def gaps(o: Outcome) -> Gaps:
         p99_s=limit,
         with_prompts=slow[0] / total,
         tokens=float(np.mean(o.log["tokens"][heavy])) if heavy.any() else 0.0,
-        behind=float(o.log["decodes"][_behind(o, limit)].sum()) / total,
+        behind=float(o.log["decodes"][_steps_behind_prompts(o, limit)].sum()) / total,
         stalled=float(late["requests"][~again & (late["step_s"] < limit)].sum()) / total,
         thrown=float(late["requests"][again].sum()) / total,
         preempted=int(thrown.sum()),
@@ -154,7 +154,7 @@ def gaps(o: Outcome) -> Gaps:
     )
 
 
-def _behind(o: Outcome, limit: float) -> Array:
+def _steps_behind_prompts(o: RequestsInTime, limit: float) -> Array:
     """Slow steps without prompts during which another stage's or rank's batch of the same engine had some."""
     log = o.log
     end = log["begin_s"] + figures.seconds(log)

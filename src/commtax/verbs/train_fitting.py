@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
-from commtax.options import only
+from commtax.options import check_taken
 from commtax.question import Changes, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.verbs import checking
-from commtax.verbs.asking import Settled, settle, unsettled
 from commtax.verbs.billing import USABLE
 from commtax.verbs.fitting import check_memory
+from commtax.verbs.settling import Settled, resolve_question, settle
 
 if TYPE_CHECKING:
     from commtax.verbs.keywords import TrainFitOptions
@@ -46,7 +46,7 @@ def train_fit(
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
     checking.share(gpu_memory_utilization, "gpu_memory_utilization")
-    put = unsettled(model, cluster, {**only("train_fit", options), "phase": "train"})
+    put = resolve_question(model, cluster, {**check_taken("train_fit", options), "phase": "train"})
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 

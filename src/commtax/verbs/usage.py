@@ -12,11 +12,11 @@ from commtax.sim.serving.replica import Replica
 from commtax.sim.serving.running import Workers
 from commtax.timeline import Counter, Timeline
 from commtax.units import plural
-from commtax.verbs.requests import Outcome
+from commtax.verbs.requests import RequestsInTime
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class EngineUsage:
     """Shares of time are of the engines' steps, unless they say otherwise."""
 
     busy: float  # share of the run in which an engine has a step; of a pipeline, in which a stage has a batch
@@ -31,7 +31,7 @@ class Usage:
     hit_rate: float  # share of all prompt tokens that were in the cache
 
 
-def usage_of(o: Outcome) -> Usage:
+def usage_of(o: RequestsInTime) -> EngineUsage:
     """What the engines that decode did; where prompts are apart, their engines share in no figure but the hit rate."""
     log, workers = o.log, o.fleet.workers
     seconds = figures.seconds(log)
@@ -39,7 +39,7 @@ def usage_of(o: Outcome) -> Usage:
     lanes = workers.count * (workers.stages if workers.stages > 1 else workers.ranks)
     in_use = 1 - log["free"] / max(1, workers.rules.blocks)
     thrown = o.columns["preemptions"]
-    return Usage(
+    return EngineUsage(
         busy=min(1.0, total / (lanes * max(o.duration_s, 1e-12))),
         mean_batch=o.mean_running,
         prompt_share=float(seconds @ (log["tokens"] > 0)) / total,
@@ -66,7 +66,7 @@ MOST_SLICES = 50_000
 KINDS = ("decode", "prompts", "both")
 
 
-def timeline_of(o: Outcome, most: int = MOST_SLICES) -> tuple[Timeline, int]:
+def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, int]:
     """The first steps of a run in time, with queues and caches as counters; and how many slices were left out."""
     parts = [*_parts(o.ran.engines, o.fleet.workers, "replica" if o.fleet.prompts is None else "decode worker")]
     if o.fleet.prompts:

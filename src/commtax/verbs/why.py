@@ -12,11 +12,11 @@ from commtax.cost.pricing import host_parts
 from commtax.ledger import Z80, Line
 from commtax.records import dataclass
 from commtax.statement import Refusal
-from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill, by_cost
+from commtax.verbs.settling import terms_of
+from commtax.verbs.why_collectives import explained_collective
 from commtax.verbs.why_kernels import explained_kernel
-from commtax.verbs.why_parts import Explanation, Range, TimePart, engine_effect
-from commtax.verbs.why_sent import explained_collective
+from commtax.verbs.why_parts import Explanation, LikelyRange, TimePart, engine_effect
 
 MOST_LISTED = 24
 """Lines that a refusal lists."""
@@ -37,7 +37,7 @@ class Why:
     exposed_s: float
     share: float  # of the step
     explanation: Explanation
-    range: Range
+    range: LikelyRange
 
     @property
     def explained_s(self) -> float:
@@ -57,7 +57,7 @@ def _label(x: Line) -> str:
     return f"{x.item.what} (recomputed)" if x.item.stage == "recompute" else x.item.what
 
 
-def chosen(names: Sequence[str], wanted: str) -> int:
+def line_number(names: Sequence[str], wanted: str) -> int:
     """The line that a text means: its number, its whole name, or a part that one name alone has."""
     text = " ".join(wanted.lower().split())
     if text.isdecimal() and 1 <= int(text[:9]) <= len(names):
@@ -75,23 +75,23 @@ def chosen(names: Sequence[str], wanted: str) -> int:
 def why(b: StepBill, wanted: str) -> Why:
     """The explanation of the line that is meant."""
     names = labels(b)
-    index = chosen(names, wanted)
-    return _why(b, by_cost(b)[index], index + 1, names[index])
+    index = line_number(names, wanted)
+    return _explain_line(b, by_cost(b)[index], index + 1, names[index])
 
 
 def every_why(b: StepBill) -> list[Why]:
     """Those of all lines, the costliest first."""
-    return [_why(b, line, i + 1, name) for i, (line, name) in enumerate(zip(by_cost(b), labels(b), strict=True))]
+    return [_explain_line(b, line, i + 1, name) for i, (line, name) in enumerate(zip(by_cost(b), labels(b), strict=True))]
 
 
-def _why(b: StepBill, x: Line, number: int, name: str) -> Why:
+def _explain_line(b: StepBill, x: Line, number: int, name: str) -> Why:
     explanation = EXPLAINED[x.kind](b, x)
     times = {key: float(getattr(x, key)) for key in ("each_s", "total_s", "hidden_s", "exposed_s")}
     sigma, share = float(x.sigma), float(x.exposed_s) / float(b.step_s)
     low, high = (times["exposed_s"] * float(np.exp(side * Z80 * sigma)) for side in (-1, 1))
     return Why(
         number, name, x.kind, x.item.op, float(x.item.count), **times, share=share, explanation=explanation,
-        range=Range(sigma, low, high, explanation.doubts),
+        range=LikelyRange(sigma, low, high, explanation.doubts),
     )  # fmt: skip
 
 

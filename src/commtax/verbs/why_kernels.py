@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
-from commtax.catalog.effects import held, mechanisms
-from commtax.catalog.kernel_constants import measured_on
+from commtax.catalog.effects import engine_number, mechanisms
+from commtax.catalog.kernel_constants import measured_chips
 from commtax.cost.forms import equation
-from commtax.cost.kernel import Kernel, Terms
+from commtax.cost.kernel import Kernel, PricingTerms
 from commtax.cost.kernels import (
     TRANSFERRED_SIGMA,
     UNMEASURED_SIGMA,
-    Applied,
+    KernelFactors,
     applied_in_serving,
     charged_as,
     constants_of,
@@ -20,13 +20,13 @@ from commtax.cost.kernels import (
     peak,
     table_of,
 )
-from commtax.cost.split import CARRIERS, terms
+from commtax.cost.seconds_split import CARRIERS, terms
 from commtax.cost.training import Kernels
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.spec import KernelHabits, TrainingHabits
-from commtax.verbs.asking import terms_of
 from commtax.verbs.billing import StepBill
+from commtax.verbs.settling import terms_of
 from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart, engine_effect, factor_effects
 
 SIZED = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "head_dim", "length", "past")}
@@ -56,13 +56,13 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
         flops=float(k.flops),
         floor=_floor(k, t),
         priced_by=_priced_by(k, charged, t),
-        effects=(*_effects(k, q, applied), *_sizing(k, q)),
+        effects=(*_effects(k, q, applied), *_size_effects(k, q)),
         source=x.source,
         doubts=tuple(_doubts(k, t, q.trains)),
     )
 
 
-def _parts(k: Kernel, charged: Kernel, t: Terms, a: Applied) -> Iterator[TimePart]:
+def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: KernelFactors) -> Iterator[TimePart]:
     """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank
     fixed = moving = 0.0
@@ -84,40 +84,45 @@ def _shape(k: Kernel) -> dict[str, float | str]:
     return sizes | {"arithmetic": k.dtype, "weight_bytes": k.weight_bytes} | ({"stored": k.stored} if k.stored else {})
 
 
-def _floor(k: Kernel, t: Terms) -> Floor:
+def _floor(k: Kernel, t: PricingTerms) -> Floor:
     chip, rate = t.cluster.chip, peak(k, t.cluster.chip, t.constants)
     moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
     least = float(least_s(k, chip, t.constants))
     return Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate)
 
 
-def _priced_by(k: Kernel, charged: Kernel, t: Terms) -> PricedBy:
+def _priced_by(k: Kernel, charged: Kernel, t: PricingTerms) -> PricedBy:
     source = kernel_source(k, t.constants)
     constants = {name: float(value) for name, value in constants_of(charged, t.constants).items() if name != "sigma"}
-    table, home = table_of(charged, t.constants), measured_on(t.constants.family)
+    table, home = table_of(charged, t.constants), measured_chips(t.constants.family)
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
     if charged is not k:
         instead = "; nobody timed 8 bits here, which take no longer than these 16"
     return PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home)
 
 
-def _effects(k: Kernel, q: Question, a: Applied) -> tuple[Effect, ...]:
+def _effects(k: Kernel, q: Question, a: KernelFactors) -> tuple[Effect, ...]:
     fused = ((fused_by(k), 1 - float(k.fused)),) if k.fused else ()
     rates = a.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
     return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank)))
 
 
-def _sizing(k: Kernel, q: Question) -> Iterator[Effect]:
+def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
     """Numbers of the engine that decided this kernel's sizes."""
     for name, known in mechanisms().items():
         kernels = (k.form in known.forms or k.part in known.parts) and k.part not in known.but_parts and not k.casts
-        if kernels and known.changes == "sizes" and held(q.engine, name) not in (None, UNFITTED.get(name)) and WHEN[known.when](q):
+        if (
+            kernels
+            and known.changes == "sizes"
+            and engine_number(q.engine, name) not in (None, UNFITTED.get(name))
+            and WHEN[known.when](q)
+        ):
             yield engine_effect(q, name)
     if k.part in mechanisms()["imbalance"].parts and q.what_if.imbalance:
         yield from factor_effects(q, (("imbalance", q.what_if.imbalance),))
 
 
-def _doubts(k: Kernel, t: Terms, trains: bool) -> Iterator[str]:
+def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
     """Why a kernel's range is as wide as it is."""
     constants, source = t.constants, t.constants.label if trains else kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import field
 
-from commtax.catalog.effects import cited, held, mechanism
+from commtax.catalog.effects import citation_of, engine_number, mechanism
 from commtax.cost.kernels import Factor
 from commtax.question import Question
 from commtax.records import dataclass
@@ -61,7 +61,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CollectiveWay:
     """How a collective goes: path, link, and the window that it may hide in."""
 
     op: str
@@ -77,7 +77,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class LikelyRange:
     """Standard deviation of the logarithm, the 80 % range of the exposed seconds, and why it is so wide."""
 
     sigma: float
@@ -96,7 +96,7 @@ class Explanation:
     flops: float = 0.0
     floor: Floor | None = None
     priced_by: PricedBy | None = None
-    way: Way | None = None
+    way: CollectiveWay | None = None
     effects: tuple[Effect, ...] = ()
     source: Source = NO_SOURCE
     doubts: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Explanation:
 
 def engine_effect(q: Question, name: str) -> Effect:
     """An engine's own number."""
-    return _effect(q, (name, held(q.engine, name) or 0.0))
+    return _effect(q, (name, engine_number(q.engine, name) or 0.0))
 
 
 def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ...]:
@@ -120,7 +120,7 @@ def _effect(q: Question, factor: Factor) -> Effect:
 
 def _source(q: Question, name: str) -> str:
     """Whose a number is: an engine's file, the kernels' constants of whole steps, or the question's."""
-    if known := cited(q.engine, name):
+    if known := citation_of(q.engine, name):
         return f"{q.engine.key} {q.engine.version}: {known}"
     if "." in name:
         return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"

@@ -9,22 +9,22 @@ from urllib.parse import parse_qsl
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
 from commtax.report.bills import bill_document
-from commtax.report.documents import Record, plain
-from commtax.report.exact import fit_document
+from commtax.report.documents import Record, to_json
+from commtax.report.exact_bytes import fit_document
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view.pictures import serving_front, training_front
 from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import catalogue
 from commtax.report.whys import why_view
-from commtax.verbs.asking import settle
 from commtax.verbs.billing import price
-from commtax.verbs.explained import Explained
-from commtax.verbs.fitting import advised, holds
+from commtax.verbs.explained_step import ExplainedStep
+from commtax.verbs.fitting import add_advice, holds
 from commtax.verbs.grids import GRIDS
+from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import train_holds
 from commtax.verbs.why import why
 from commtax.web.guard import problem
-from commtax.web.pages import legal_instead, state_grid, state_view
+from commtax.web.pages import legal_alternative, state_grid, state_view
 
 Answer = Callable[[Any], object]
 Written = tuple[int, bytes]
@@ -41,7 +41,7 @@ def fit_answer(state: State) -> Record:
     if q.trains:
         return fit_document(train_holds(settle(q)))
     longest = min(q.model.max_len, state.length + 1)
-    return fit_document(advised(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
+    return fit_document(add_advice(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
 
 
 def plan_answer(state: State) -> Record:
@@ -64,7 +64,7 @@ def plan_answer(state: State) -> Record:
 
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
     "view": (state_view, ()),
-    "bill": (lambda x: bill_document(Explained(price(settle(x.question)))), ()),
+    "bill": (lambda x: bill_document(ExplainedStep(price(settle(x.question)))), ()),
     "why": (lambda x: why_view(why(price(settle(x.question)), str(x["line"]))), (LINE,)),
     "fit": (fit_answer, ()),
     "compare": (lambda x: state_grid(x, x["grid"]), (GRID,)),
@@ -75,23 +75,23 @@ ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
 """What answers each question of ``http.toml``, and the keys that it takes beside the state's."""
 
 
-def written(name: str, query: bytes) -> Written:
+def write_answer(name: str, query: bytes) -> Written:
     """Read the state, answer it, or say which rule it breaks."""
     answer, extra = ANSWERS[name]
     state = None
     try:
-        state = _asked(name, query, extra)
-        return 200, json.dumps(plain(answer(state)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        state = _read_state(name, query, extra)
+        return 200, json.dumps(to_json(answer(state)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, OverflowError) as error:
         refused = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
-        instead = legal_instead(state) if name == "view" and state and not refused.malformed else None
+        instead = legal_alternative(state) if name == "view" and state and not refused.malformed else None
         status = 400 if refused.malformed else 422  # it cannot be read, or breaks a rule of the model, the cluster or the engine
-        return status, problem(str(refused), refused.argument, "", refused.nearest, plain(instead))
+        return status, problem(str(refused), refused.argument, "", refused.nearest, to_json(instead))
     except (MemoryError, RecursionError):
         return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
 
 
-def _asked(name: str, query: bytes, extra: tuple[Key, ...]) -> State | None:
+def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State | None:
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     if name == "catalog":
         if pairs:

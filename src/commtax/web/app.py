@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from commtax import __version__
 from commtax.files import table
 from commtax.report.view.state import KEYS, Key
-from commtax.web.answering import ANSWERS, Written, written
+from commtax.web.answering import ANSWERS, Written, write_answer
 from commtax.web.assets import page_files
 from commtax.web.guard import HTTP, App, Guard, problem
 
@@ -28,13 +28,13 @@ MOST_KEPT = 32 * 2**20
 
 async def here(name: str, query: bytes) -> Written:
     """Answers computed at once and without any bound: for tests and for those who serve nobody else."""
-    return written(name, query)
+    return write_answer(name, query)
 
 
 def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
-    kept = Kept(asker)
+    kept = KeptAnswers(asker)
     errors: dict[int | str, Any] = {status: _response("Problem", text) for status, text in HTTP["errors"].items()}
     for name, (_, extra) in ANSWERS.items():
         summary, shape = HTTP["answers"][name]
@@ -58,7 +58,7 @@ def _response(shape: str, text: str) -> Schema:
     return {"description": text, "content": {"application/json": {"schema": schema_of(f"#{shape}")}}}
 
 
-class Kept:
+class KeptAnswers:
     """An asker that gives good answers again, the latest ``MOST_KEPT`` bytes of them."""
 
     def __init__(self, asker: Asker) -> None:

@@ -5,7 +5,7 @@ import re
 from functools import lru_cache
 from importlib.resources import files
 
-from commtax.report.documents import plain
+from commtax.report.documents import to_json
 from commtax.statement import Refusal
 
 KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
@@ -27,12 +27,12 @@ def page_files(page: str = "page") -> dict[str, tuple[bytes, str]]:
 def offline(page: object, name: str = "page") -> str:
     """One file that opens anywhere: the page with its styles, its scripts and the answers inside."""
     # A closing tag inside a string would end the element: no "<" is left in the data.
-    text = json.dumps(plain(page), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(to_json(page), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     html, tag = _text("index.html", name), SCRIPT.format(name)
     if html.count(STYLE) != 1 or html.count(tag) != 1:
         raise Refusal("html: the page's own files are not as they should be", "html")
     data = f'<script type="application/json" id="data">{text}</script>'
-    script = f'{data}\n<script type="module">\n{_joined(f"{name}.js", name)}</script>'
+    script = f'{data}\n<script type="module">\n{_bundle(f"{name}.js", name)}</script>'
     return html.replace(STYLE, f"<style>\n{_text('page.css', name)}</style>").replace(tag, script)
 
 
@@ -42,7 +42,7 @@ def _text(file: str, page: str) -> str:
     return (own if file in own else page_files())[file][0].decode("utf-8")
 
 
-def _joined(start: str, page: str) -> str:
+def _bundle(start: str, page: str) -> str:
     """All modules in one, those that are imported first."""
     done: list[str] = []
 

@@ -37,7 +37,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        guarded = _told(send, head=scope["method"] == "HEAD")
+        guarded = _add_headers(send, head=scope["method"] == "HEAD")
         if refused := self._refused(scope):
             await _answer(guarded, *refused)
         else:
@@ -75,7 +75,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _told(send: Send, head: bool) -> Send:
+def _add_headers(send: Send, head: bool) -> Send:
     """Adds what browsers are told; to HEAD the head alone."""
 
     async def sending(message: Message) -> None:

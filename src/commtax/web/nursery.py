@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from commtax.web.answering import Written, written
+from commtax.web.answering import Written, write_answer
 from commtax.web.guard import problem
 
 ASKED = struct.Struct("!BI")
@@ -46,7 +46,7 @@ def main(control: int) -> None:
     """Fork a worker for each line that comes; end with the server."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers need no funeral
     for name, query in WARM:
-        written(name, query)
+        write_answer(name, query)
     gc.collect()
     gc.freeze()  # pages that all workers share stay shared
     with socket.socket(fileno=control) as server, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -89,14 +89,14 @@ def _work(line: socket.socket) -> None:
             return
         name, query = ASKED.unpack(head)
         text = line.recv(name + query, socket.MSG_WAITALL)
-        with _mortal(line):
+        with _end_with_line(line):
             status, body = _answer(text[:name].decode(), text[name:])
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         line.sendall(TOLD.pack(status, len(body), done == SHARE or resident > MOST_RESIDENT) + body)
 
 
 @contextlib.contextmanager
-def _mortal(line: socket.socket) -> Iterator[None]:
+def _end_with_line(line: socket.socket) -> Iterator[None]:
     """Inside, the process ends when the line closes or the time is up."""
     flags = fcntl.fcntl(line, fcntl.F_GETFL)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
@@ -111,7 +111,7 @@ def _mortal(line: socket.socket) -> Iterator[None]:
 
 def _answer(name: str, query: bytes) -> Written:
     try:
-        return written(name, query)
+        return write_answer(name, query)
     except Exception:
         traceback.print_exc()  # our own mistake: said where the server was started
         return 500, problem("this question found a mistake in commtax; where it was started stands which", name)

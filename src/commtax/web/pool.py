@@ -78,7 +78,7 @@ class Nursery:
         # One thread for algebra: arrays are small here, and a process with threads must not fork.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, "-c", code]
-        with theirs, _deaf():
+        with theirs, _ignore_interrupts():
             quiet = subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=(theirs.fileno(),), env=alone)
         self._control.setblocking(False)
@@ -123,7 +123,7 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     """What is started inside never hears Ctrl-C, which reaches the whole terminal: when it is over, the server says.
 
     A mask, and no code between fork and exec: an interrupt that came in there would be lost to the server too.

@@ -42,7 +42,7 @@ def _both_ways(form: str, low: bool) -> KernelKind:
     return KernelKind(f"wideep_deepep_{tail}", "exchange", *known, hashed=("framework", *sizes, *sms), times_us=times)
 
 
-def _one_way(words: Words, x: Sizes) -> Sequence[Kernel]:
+def _exchange_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
     backend, phase = words["comm_backend"], words["phase"]
     low = backend.endswith(("_ll", "_generation"))
     out = WIDTHS.get(words["comm_dtype"], WIDTHS["default"])
@@ -57,5 +57,5 @@ _WORDS = ("comm_backend", "phase", "comm_dtype")
 KINDS = (
     _both_ways("exchange_low", low=True),
     _both_ways("exchange_high", low=False),
-    KernelKind("moe_a2a", "exchange", _SIZES, _one_way, lambda x: x["num_tokens"], "", alike=_WORDS),
+    KernelKind("moe_a2a", "exchange", _SIZES, _exchange_kernels, lambda x: x["num_tokens"], "", alike=_WORDS),
 )

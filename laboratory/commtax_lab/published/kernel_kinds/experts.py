@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from commtax.cost.forms.experts import Routed, routed_kernels
+from commtax.cost.forms.experts import RoutedSizes, routed_kernels
 from commtax.cost.kernel import Kernel
 from commtax.spec import DTYPE_BYTES, Chip
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Make, Sizes, Words
-from commtax_lab.published.kernel_kinds.loads import Load, load
+from commtax_lab.published.kernel_kinds.loads import BusiestRankLoad, load
 
 FACTS: dict[str, Any] = lab_table("published/kernel_kinds/experts.toml")
 GATED, PLAIN = 2.0, 1.0  # matrices up
@@ -34,13 +34,13 @@ def _loads(x: Sizes, distribution: str) -> tuple[Array, Array, Array]:
     return copies, active, reached
 
 
-def _load(asked: tuple[int, ...], skew: float) -> Load:
+def _load(asked: tuple[int, ...], skew: float) -> BusiestRankLoad:
     tokens, experts, top_k, ep = asked
     experts = min(experts, MOST_EXPERTS)
     return load(tokens, experts, min(top_k, experts), ep if experts % ep == 0 else 1, skew)
 
 
-def _sizes(words: Words, x: Sizes, arrived: bool = False) -> Routed:
+def _sizes(words: Words, x: Sizes, arrived: bool = False) -> RoutedSizes:
     """Sizes of rows of one number format, implementation and distribution; ``arrived``: only tokens with a copy here come in."""
     copies, active, reached = _loads(x, words["distribution"])
     tokens, routed, slots = x["num_tokens"], x["num_experts"], x.get("num_slots", x["num_experts"])
@@ -49,7 +49,9 @@ def _sizes(words: Words, x: Sizes, arrived: bool = False) -> Routed:
         copies, elsewhere, arrived = np.maximum(copies, reached * x["topk"]), 0.0 * copies, True
     tokens = np.maximum(1.0, reached) if arrived else tokens
     inner, owned = x["inter_size"] / x["moe_tp_size"], slots / x["moe_ep_size"]
-    return Routed(tokens, copies, np.maximum(0.0, elsewhere), active, owned, routed, x["hidden_size"], inner, _up(words, x))
+    return RoutedSizes(
+        tokens, copies, np.maximum(0.0, elsewhere), active, owned, routed, x["hidden_size"], inner, _num_up_matrices(words, x)
+    )
 
 
 def _format(words: Words) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def _format(words: Words) -> dict[str, Any]:
     return known
 
 
-def _up(words: Words, x: Sizes) -> Array:
+def _num_up_matrices(words: Words, x: Sizes) -> Array:
     """Matrices up of an expert: tables say which models they are of by their sizes only."""
     if [words["framework"], words["version"]] in FACTS["ungated"]["gated"]:
         return np.full(len(x["num_tokens"]), GATED)
@@ -79,25 +81,25 @@ def _backend(words: Words) -> str:
     return next((name for part, name in FACTS["sources"]["names"] if part in source), "")
 
 
-def _kernels(words: Words, x: Sizes, r: Routed, backend: str) -> Sequence[Kernel]:
+def _kernels(words: Words, x: Sizes, r: RoutedSizes, backend: str) -> Sequence[Kernel]:
     """The rows as two kernels."""
     known = _format(words)
-    return routed_kernels(_repeated(r, known["bytes"], x), known["dtype"], known["store"], known["bytes"], backend)
+    return routed_kernels(_with_warm_weights(r, known["bytes"], x), known["dtype"], known["store"], known["bytes"], backend)
 
 
-def _repeated(r: Routed, weight_bytes: float, x: Sizes) -> Routed:
+def _with_warm_weights(r: RoutedSizes, weight_bytes: float, x: Sizes) -> RoutedSizes:
     """The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
     each = r.active * r.weights * weight_bytes
     share = each / np.maximum(1.0, x["l2_bytes"])
     return replace(r, cached_bytes=each / (1 + share**3))
 
 
-def timed(words: Words, x: Sizes) -> Routed:
+def timed_sizes(words: Words, x: Sizes) -> RoutedSizes:
     """Sizes of the rows of a table as they ran: their loads, and what the cache kept."""
-    return _repeated(_sizes(words, x), _format(words)["bytes"], x)
+    return _with_warm_weights(_sizes(words, x), _format(words)["bytes"], x)
 
 
-def _plain(words: Words, x: Sizes) -> Sequence[Kernel]:
+def _plain_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
     return _kernels(words, x, _sizes(words, x), _backend(words))
 
 
@@ -106,7 +108,7 @@ def _between_exchanges(backend: str) -> Make:
     return lambda words, x: _kernels(words, x, _sizes(words, x, arrived=True), backend)
 
 
-def _cached(x: Sizes, chip: Chip) -> Array:
+def _cached_weights_hint(x: Sizes, chip: Chip) -> Array:
     """Rows whose weights the cache may hold."""
     held = x["hidden_size"] * x["inter_size"] / x["moe_tp_size"] * x["num_experts"] / x["moe_ep_size"] < chip.l2_bytes
     return np.where(held, "weights stay in the chip's cache between repetitions", "").astype(object)
@@ -120,12 +122,20 @@ _HASHED = ("framework", "moe_dtype", *_SIZES, "distribution")
 def _kind(tail: str, make: Make, more: tuple[str, ...] = ()) -> KernelKind:
     sizes = (*_SIZES, *more)
     return KernelKind(
-        tail, "experts", sizes, make, lambda x: x["num_tokens"], "moe_dtype", alike=_WORDS, hashed=_HASHED, hint=_cached
+        tail,
+        "experts",
+        sizes,
+        make,
+        lambda x: x["num_tokens"],
+        "moe_dtype",
+        alike=_WORDS,
+        hashed=_HASHED,
+        hint=_cached_weights_hint,
     )
 
 
 KINDS = (
-    _kind("moe", _plain),
+    _kind("moe", _plain_kernels),
     _kind("wideep_moe", _between_exchanges("wideep"), ("num_slots",)),
     _kind("wideep_context_moe", _between_exchanges("context")),
     _kind("wideep_generation_moe", _between_exchanges("generation")),

@@ -28,10 +28,10 @@ def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
         heads = x["num_k_heads"], x["num_v_heads"], x["head_k_dim"], x["head_v_dim"]
         return [delta_scanned(f"{own}-scan", sequences, tokens, *heads)]
     form = f"{own}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
-    return [updated(form, sequences, tokens, _state(x), _moved(words, tokens), cold=False)]
+    return [updated(form, sequences, tokens, _state(x), _state_bytes_moved(words, tokens), cold=False)]
 
 
-def _moved(words: Words, tokens: Array) -> Array:
+def _state_bytes_moved(words: Words, tokens: Array) -> Array:
     """Bytes that an element of state moves; where drafts are verified each token's state is kept."""
     written = tokens if words["phase"] == "verify" else 1.0
     return MIXED_BYTES if words["framework"] in MIXED_STATE else STATE_BYTES * (1.0 + written)
@@ -44,19 +44,19 @@ def _state(x: Sizes) -> Array:
 def _width(own: str, words: Words, x: Sizes) -> Array:
     """Channels of queries, keys and values."""
     keys = x["num_k_heads"] * x["head_k_dim"]
-    if own == "gdn" and _in_blocks(words):
+    if own == "gdn" and _runs_in_blocks(words):
         return keys
     return 2 * keys + x["num_v_heads"] * x["head_v_dim"]
 
 
-def _in_blocks(words: Words) -> bool:
+def _runs_in_blocks(words: Words) -> bool:
     return any(words["framework"] == engine and words["version"].startswith(version) for engine, version in BLOCKS)
 
 
 def _convolution(words: Words, x: Sizes, channels: Array, further: str) -> Kernel:
     sizes = x["batch_size"], x["seq_len"], channels, x["d_conv"]
     if words["phase"] == "context":
-        form = "conv-qkv" if words["kernel_source"] == THREE_CONVOLUTIONS else "conv-blocks" if _in_blocks(words) else "conv"
+        form = "conv-qkv" if words["kernel_source"] == THREE_CONVOLUTIONS else "conv-blocks" if _runs_in_blocks(words) else "conv"
         return convolved(form, *sizes)
     return convolved_further(f"{further}{UPDATES.get(words['phase'], 'update')}", *sizes, cold=False)
 
@@ -70,7 +70,7 @@ def _mamba(words: Words, x: Sizes) -> Sequence[Kernel]:
     if words["phase"] == "context":
         return [space_scanned("ssd-scan", sequences, tokens, x["n_groups"], x["nheads"], x["d_state"], x["head_dim"])]
     elements = x["nheads"] * x["head_dim"] * x["d_state"]
-    return [updated("ssd-update", sequences, tokens, elements, _moved(words, tokens), cold=False)]
+    return [updated("ssd-update", sequences, tokens, elements, _state_bytes_moved(words, tokens), cold=False)]
 
 
 def _tokens(x: Sizes) -> Array:

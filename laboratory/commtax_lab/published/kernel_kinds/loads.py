@@ -17,7 +17,7 @@ HALVINGS = 22  # of a range of half a million copies: to less than one
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BusiestRankLoad:
     """On the busiest rank: copies, experts with a copy at least, and tokens with a copy at least."""
 
     copies: float
@@ -26,11 +26,11 @@ class Load:
 
 
 @lru_cache(maxsize=65536)
-def load(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Load:
+def load(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> BusiestRankLoad:
     """Loads with ``skew`` for the power law's exponent; 0: equal ones."""
-    local = _drawn(tokens, experts, top_k, ep, skew) if skew else _equal(tokens, experts, top_k)[:, : experts // ep]
+    local = _draw_loads(tokens, experts, top_k, ep, skew) if skew else _equal(tokens, experts, top_k)[:, : experts // ep]
     missed = np.prod(1 - np.minimum(1, local / tokens), axis=1)
-    return Load(float(local.sum(1).mean()), float((local > 0).sum(1).mean()), float(tokens * (1 - missed.mean())))
+    return BusiestRankLoad(float(local.sum(1).mean()), float((local > 0).sum(1).mean()), float(tokens * (1 - missed.mean())))
 
 
 def _equal(tokens: int, experts: int, top_k: int) -> Array:
@@ -42,30 +42,30 @@ def _equal(tokens: int, experts: int, top_k: int) -> Array:
     return rounds * top_k + np.bincount(chosen.ravel(), minlength=experts).astype(float)[None]
 
 
-def _drawn(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Array:
+def _draw_loads(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Array:
     """Copies by expert of the busiest rank, one line a draw; expert i is rank i mod ep's, so that what is levelled goes round."""
     copies, power = tokens * top_k, 1 - skew
     low, high = (MANY[0], MANY[1] * tokens) if copies > experts else FEW
     uniform = np.random.default_rng([tokens, experts, top_k, ep, round(1000 * skew)]).random((DRAWS, experts))
     drawn = ((high**power - low**power) * uniform + low**power) ** (1 / power)
     counts = np.minimum(tokens, np.rint(drawn / drawn.sum(1, keepdims=True) * copies))
-    ranks = _levelled(counts, copies, tokens).reshape(DRAWS, experts // ep, ep)
+    ranks = _level_counts(counts, copies, tokens).reshape(DRAWS, experts // ep, ep)
     return ranks[np.arange(DRAWS), :, ranks.sum(1).argmax(1)]
 
 
-def _levelled(counts: Array, total: int, most: int) -> Array:
+def _level_counts(counts: Array, total: int, most: int) -> Array:
     """Counts that sum to ``total``: the smallest are raised, or the largest cut, to a common level."""
     short = counts.sum(1, keepdims=True) < total
     low, high = np.zeros((len(counts), 1)), np.full((len(counts), 1), float(most))
     for _ in range(HALVINGS):
         level = (low + high) / 2
-        above = _at_level(counts, level, short).sum(1, keepdims=True) >= total
+        above = _clip_to_level(counts, level, short).sum(1, keepdims=True) >= total
         low, high = np.where(above, low, level), np.where(above, level, high)
-    near = _at_level(counts, np.floor(low), short)
+    near = _clip_to_level(counts, np.floor(low), short)
     left = total - near.sum(1, keepdims=True)
     place = np.argsort(np.argsort(np.where(short, near, -counts), axis=1, kind="stable"), axis=1)
     return near + ((place < left) & (near < most))
 
 
-def _at_level(counts: Array, level: Array, short: Array) -> Array:
+def _clip_to_level(counts: Array, level: Array, short: Array) -> Array:
     return np.where(short, np.maximum(counts, level), np.minimum(counts, level))

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog.models import bundled, origin
+from commtax.catalog.models import bundled_model, origin
 from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
-from commtax.cost.forms.modules import Beside, Masked
-from commtax.cost.kernel import Kernel, Step
+from commtax.cost.forms.modules import MaskedPairs, ModuleSizes
+from commtax.cost.kernel import Kernel, KernelStep
 from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
@@ -24,7 +24,7 @@ from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Wo
 _FACTS: dict[str, Any] = lab_table("published/modules.toml")
 SOURCES: dict[str, list[str]] = _FACTS["kernel_sources"]
 QUANTS = {"fp8": Quant("fp8", "fp8", (128, 128)), "nvfp4": Quant("modelopt", "nvfp4", (1, 16), scale_bytes=1)}
-Parts = Callable[[Step, Attention, Words], Iterator[Kernel]]
+Parts = Callable[[KernelStep, Attention, Words], Iterator[Kernel]]
 
 
 @cache
@@ -33,7 +33,7 @@ def timed_model(name: str, ratio: int = 0) -> Model:
 
     ``ratio``: of its compressed entries.
     """
-    known = bundled(origin(name))
+    known = bundled_model(origin(name))
     if known is None:
         raise Refusal(f"attention of '{name}' is not known: it is no model of the catalogue", "model")
     alike = [a for a in known.attentions if a.compressed is None or a.compressed.ratio == ratio]
@@ -43,7 +43,7 @@ def timed_model(name: str, ratio: int = 0) -> Model:
     return Model(name, "", known.hidden, 1, (Block(attention, None),), (0,), 1)
 
 
-def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[Step, Attention]:
+def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[KernelStep, Attention]:
     """Rows as steps of one layer on ranks that have so many heads. ``absorbed``: a prompt of one token is decode."""
     seqs, kv_dtype = x["batch_size"], words["stored"]
     new = x["isl"] if prompts else np.ones(len(seqs))
@@ -52,7 +52,7 @@ def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool 
     work = Workload(seqs * decodes, seqs * decodes * x["step"], asked, asked * new, asked * x["step"])
     plan = Plan(tp=model.attention.num_heads / x["num_heads"], kv_dtype=kv_dtype)
     quantised = replace(model, quant=QUANTS.get(words["dtype"]))
-    return Step(quantised, plan, work, seqs * new, catalog.engine(words["framework"] or "vllm")), model.attention
+    return KernelStep(quantised, plan, work, seqs * new, catalog.engine(words["framework"] or "vllm")), model.attention
 
 
 def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
@@ -62,9 +62,9 @@ def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
     kernels = [k for k in parts(step, a, words) if k.form != "small" and np.any(k.count)]
     if _FACTS["masked"].get(kind, {}).get(words["framework"]) == words["kernel_source"]:
         pairs = x["batch_size"] * x["isl"] * (x["isl"] + x["step"])
-        whole = Kernel("masked attention", "masked", 1, 0.0, 0.0, shape=Masked(pairs, step.rows, x["num_heads"]))
+        whole = Kernel("masked attention", "masked", 1, 0.0, 0.0, shape=MaskedPairs(pairs, step.rows, x["num_heads"]))
         return [*(k for k in kernels if k.form == "gemm"), whole]
-    shape = Beside(step.rows, x["num_heads"])
+    shape = ModuleSizes(step.rows, x["num_heads"])
     kernels.append(Kernel("element-wise kernels", f"{kind}-rest", 1, 0.0, 0.0, dtype=words["dtype"], shape=shape))
     return [*kernels, *_launches(kind, words, x["batch_size"])]
 
@@ -82,7 +82,7 @@ def _launches(kind: str, words: Words, batch: Array) -> Iterator[Kernel]:
         yield Kernel("launches", f"{kind}-eager", np.where(batch > beyond, 1, 0), 0.0, 0.0, dtype=words["dtype"])
 
 
-def _latent(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:
+def _latent(s: KernelStep, a: Attention, words: Words) -> Iterator[Kernel]:
     if words["kernel_source"] in SOURCES["dense"]:
         a = replace(a, indexer=None)
     if a.indexer and words["kernel_source"] in SOURCES["without_selector"]:
@@ -94,7 +94,7 @@ def _latent(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:
     yield from latent_prefill(s, a, 1, absorbed)
 
 
-def _others(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001
+def _other_kernels(s: KernelStep, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001
     yield from layer_kernels(s.model, s.plan, s.work, s.rows, s.engine)
 
 
@@ -119,7 +119,7 @@ def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
 KINDS = (
     *_module("mla", "mla", _latent),
     *_module("dsa", "dsa", _latent),
-    *_module("msa", "msa", _others),
-    *_module("dsv4_csa", "csa", _others),
-    *_module("dsv4_hca", "hca", _others),
+    *_module("msa", "msa", _other_kernels),
+    *_module("dsv4_csa", "csa", _other_kernels),
+    *_module("dsv4_hca", "hca", _other_kernels),
 )

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.calibrate.kernel_rows import OUT_BYTES, attention, keys_seen, product
+from commtax.calibrate.kernel_rows import OUT_BYTES, attention, product, visible_keys
 from commtax.cost.forms.form import from_memory
-from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, Seen
+from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext
 from commtax.spec import DTYPE_BYTES, Chip, Number
 from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
 
@@ -35,19 +35,19 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
     size = DTYPE_BYTES[stored] + (NVFP4_SCALE_BYTES if stored == "nvfp4" else 0)
     plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else OUT_BYTES)
     kept = "fp8-block" if words["written"] == "fp8_block" else stored if dtype != stored else ""
-    plain = in_turn(replace(plain, stored=kept), words, x)
+    plain = with_rotating_weights(replace(plain, stored=kept), words, x)
     return [plain, *launches(words.get("kernel_source", ""), x)]
 
 
-def repeated(kernel: Kernel, x: Sizes) -> Kernel:
+def with_warm_cache(kernel: Kernel, x: Sizes) -> Kernel:
     """Attention that a table times again and again: the cache it reads stays in the chip's where it fits."""
     if "l2_bytes" not in x:
         return kernel
     kept = kernel.nbytes - from_memory(kernel.nbytes, x["l2_bytes"])
-    return replace(kernel, shape=replace(kernel.shape or Seen(), kept=kept))
+    return replace(kernel, shape=replace(kernel.shape or KernelContext(), kept=kept))
 
 
-def in_turn(kernel: Kernel, words: Words, x: Sizes) -> Kernel:
+def with_rotating_weights(kernel: Kernel, words: Words, x: Sizes) -> Kernel:
     """A product that a table times on several matrices in turn, to find each of them cold: the chip's cache may hold them all."""
     if "l2_bytes" not in x:
         return kernel
@@ -56,14 +56,14 @@ def in_turn(kernel: Kernel, words: Words, x: Sizes) -> Kernel:
     if words.get("framework") == "trtllm":  # as many as fill the cache
         copies = np.clip(np.ceil(x["l2_bytes"] / weights), 1, MOST_COPIES)
     held = (copies - 1) * weights + kernel.nbytes
-    return replace(kernel, shape=Seen(kept=weights * (1 - from_memory(held, x["l2_bytes"]) / held)))
+    return replace(kernel, shape=KernelContext(kept=weights * (1 - from_memory(held, x["l2_bytes"]) / held)))
 
 
-def written(kernel: Kernel, x: Sizes, stored: float) -> Kernel:
+def with_cache_write(kernel: Kernel, x: Sizes, stored: float) -> Kernel:
     """Attention of prompts that a table times with the write of their keys and values into the cache: read as made, written as
     stored. With these bytes prompts of every number of KV heads move alike on L40S (560 to 610 GB/s), without them 150 to 580."""
     elements = 2.0 * x["batch_size"] * x["isl"] * x["num_key_value_heads"] * x["head_dim"]
-    return replace(kernel, shape=replace(kernel.shape or Seen(), written=elements * (WIDE_BYTES + stored)))
+    return replace(kernel, shape=replace(kernel.shape or KernelContext(), written=elements * (WIDE_BYTES + stored)))
 
 
 def launches(source: str, x: Sizes) -> Sequence[Kernel]:
@@ -76,16 +76,16 @@ def launches(source: str, x: Sizes) -> Sequence[Kernel]:
     return [launched, replace(launched, what="scales laid out anew", count=again, stored="scales")]
 
 
-def _kept(x: Sizes, chip: Chip) -> Array:
+def _warm_weights_hint(x: Sizes, chip: Chip) -> Array:
     kept = x["n"] * x["k"] * 2 < chip.l2_bytes
     return np.where(kept, "weights stay in the chip's cache between repetitions", "").astype(object)
 
 
-def _windowed(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
+def _window_hint(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
     return np.where(x["window_size"] > 0, "a window of attention", "").astype(object)
 
 
-def _unlimited(x: Sizes) -> Array:
+def _has_no_window(x: Sizes) -> Array:
     return x["window_size"] == 0
 
 
@@ -93,13 +93,13 @@ def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
     """Prompts; those over a narrow cache run other kernels, in bf16 or in the cache's own arithmetic."""
     stored = NARROW_PROMPTS if words["dtype"] == "fp8" else NARROW_CACHE if words["stored"] == "fp8" else ""
     size = DTYPE_BYTES[words["stored"]]
-    return [written(replace(attention("prefill", x, words["dtype"], size), stored=stored), x, size)]
+    return [with_cache_write(replace(attention("prefill", x, words["dtype"], size), stored=stored), x, size)]
 
 
 def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
     """Decode attention, of which rows with keys for each query head may run a kernel of their own."""
     stored = DTYPE_BYTES[words["stored"]]
-    plain = repeated(attention("decode", x, words["dtype"], stored), x)
+    plain = with_warm_cache(attention("decode", x, words["dtype"], stored), x)
     if np.any(x["window_size"] > 0):  # rows of a group have one window, or none
         plain = replace(plain, stored=WINDOWED)
     single = x["num_heads"] == x["num_key_value_heads"]
@@ -110,7 +110,7 @@ def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 def _cache_bytes(x: Sizes) -> Array:
     """Bytes of cache that a decode kernel reads."""
-    return x["batch_size"] * keys_seen(x) * x["num_key_value_heads"] * x["head_dim"] * 2 * x["stored_bytes"]
+    return x["batch_size"] * visible_keys(x) * x["num_key_value_heads"] * x["head_dim"] * 2 * x["stored_bytes"]
 
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
@@ -128,7 +128,7 @@ KINDS = (
         alike=("kernel_source",),
         hashed=("gemm_dtype", *_PRODUCT),
         decides=lambda x: (x["n"] >= WIDE) & (x["k"] >= WIDE),
-        hint=_kept,
+        hint=_warm_weights_hint,
     ),
     KernelKind(
         "context_attention",
@@ -141,8 +141,8 @@ KINDS = (
         from_zero=_SEEN,
         alike=_ALIKE,
         hashed=("attn_dtype", *_PREFILL),
-        decides=_unlimited,
-        hint=_windowed,
+        decides=_has_no_window,
+        hint=_window_hint,
     ),
     KernelKind(
         "generation_attention",
@@ -155,7 +155,7 @@ KINDS = (
         from_zero=_SEEN,
         alike=_ALIKE,
         hashed=("kv_cache_dtype", *_DECODE),
-        decides=_unlimited,
-        hint=_windowed,
+        decides=_has_no_window,
+        hint=_window_hint,
     ),
 )

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from commtax.cost.compute import encoder_attention
 from commtax.cost.kernel import Kernel
-from commtax.cost.linear_attention import quantised, streams_read, streams_written
+from commtax.cost.linear_attention import quantise_kernel, streams_read, streams_written
 from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
 
 
 def _scales(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG001
-    return [quantised("scales", x["m"], x["k"])]
+    return [quantise_kernel("scales", x["m"], x["k"])]
 
 
-def _quantised(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG001
-    return [quantised("quantise", x["m"], x["k"])]
+def _quantise_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG001
+    return [quantise_kernel("quantise", x["m"], x["k"])]
 
 
 def _hyper(words: Words, x: Sizes) -> Sequence[Kernel]:
@@ -36,7 +36,7 @@ _HYPER = ("num_tokens", "num_sites", "hc_mult", "hidden_size")
 _ENCODER = ("batch_size", "isl", "num_heads", "head_dim")
 KINDS = (
     KernelKind("computescale", "scales", ("m", "k"), _scales, _rows, ""),
-    KernelKind("scale_matrix", "quantisation", ("m", "k"), _quantised, _rows, ""),
+    KernelKind("scale_matrix", "quantisation", ("m", "k"), _quantise_kernels, _rows, ""),
     KernelKind("mhc_module", "hyper-connections", _HYPER, _hyper, lambda x: x["num_tokens"], "", alike=("kernel_source",)),
     KernelKind("encoder_attention", "encoder-attention", _ENCODER, _encoder, lambda x: x["isl"], "attn_dtype"),
 )

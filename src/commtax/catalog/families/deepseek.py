@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, predicting
+from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
 from commtax.catalog.fields import Fields
 from commtax.files import Json
 from commtax.spec import Attention, Block, Compressed, Experts, Extra, Hyper, Indexer, Latent, Model
@@ -20,7 +20,9 @@ def _deepseek2(c: Fields) -> Model:
     "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", sequence_parallel_moe=True
 )
 def _deepseek3(c: Fields) -> Model:
-    return predicting(c, latent_decoder(c, correction_bias=True), "num_nextn_predict_layers", block=_predicted(c))
+    return with_prediction_layers(
+        c, latent_decoder(c, correction_bias=True), "num_nextn_predict_layers", block=_prediction_block(c)
+    )
 
 
 def latent_decoder(c: Fields, correction_bias: bool) -> Model:
@@ -71,7 +73,7 @@ def _letters(c: Fields, count: int) -> list[Json] | None:
     return c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count) if isinstance(pattern, str) else None
 
 
-def _predicted(c: Fields) -> Block:
+def _prediction_block(c: Fields) -> Block:
     """The layer that guesses a token further: one with experts and, where the model has any, a selector of its own."""
     whole = c.with_(num_hidden_layers=1, indexer_types=None, index_topk_pattern=None, mlp_layer_types=None, moe_layer_freq=1)
     return latent_decoder(whole.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
@@ -84,9 +86,9 @@ def _deepseek4(c: Fields) -> Model:
     hashed = c.number("num_hash_layers", 3)
     chosen = fine_experts(c, correction_bias=True)
     named = replace(chosen, correction_bias=False, hashed=c.need("vocab_size"))
-    blocks = [Block(_compressed(c, ratio), named if i < hashed else chosen) for i, ratio in enumerate(_ratios(c, count))]
+    blocks = [Block(_compressed_attention(c, ratio), named if i < hashed else chosen) for i, ratio in enumerate(_ratios(c, count))]
     model = replace(decoder(c, blocks), hyper=Hyper(c.number("hc_mult", 4) or 1))
-    return predicting(c, model, "num_nextn_predict_layers", block=_v4_predicted(c, chosen, hidden, model.hyper))
+    return with_prediction_layers(c, model, "num_nextn_predict_layers", block=_v4_prediction_block(c, chosen, hidden, model.hyper))
 
 
 def _ratios(c: Fields, count: int) -> list[int]:
@@ -102,7 +104,7 @@ def _ratios(c: Fields, count: int) -> list[int]:
     return listed
 
 
-def _compressed(c: Fields, ratio: int) -> Attention:
+def _compressed_attention(c: Fields, ratio: int) -> Attention:
     """One latent is key and value of all heads; few tokens an entry: a selector chooses among the entries."""
     window, groups = c.number("sliding_window", 128), c.need("o_groups")
     made = Compressed(c.need("q_lora_rank"), c.need("qk_rope_head_dim"), ratio, window, groups, c.need("o_lora_rank"))
@@ -113,9 +115,9 @@ def _compressed(c: Fields, ratio: int) -> Attention:
     )
 
 
-def _v4_predicted(c: Fields, moe: Experts, hidden: int, hyper: Hyper | None) -> Block:
+def _v4_prediction_block(c: Fields, moe: Experts, hidden: int, hyper: Hyper | None) -> Block:
     """It looks back a window only, and mixes the residual streams before the head once more."""
     streams = hyper.streams if hyper else 1
     shapes = ((streams, streams * hidden), (streams,), (1,))
     extras = tuple(Extra(f"hc_head.{i}", shape, part="hyper-connections") for i, shape in enumerate(shapes))
-    return Block(_compressed(c, 0), moe, extras=extras)
+    return Block(_compressed_attention(c, 0), moe, extras=extras)

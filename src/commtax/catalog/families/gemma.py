@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, text_of, windowed_layers
-from commtax.catalog.families.vision import behind_tower, gemma4_tower, seeing, siglip
+from commtax.catalog.families.vision import gemma4_tower, register_vision, siglip, with_tower
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 from commtax.statement import Note
@@ -22,20 +22,20 @@ def _gemma3_text(c: Fields) -> Model:
     return decoder(c, blocks, tied=True)
 
 
-seeing("Gemma3ForConditionalGeneration", _gemma3_text, siglip)
+register_vision("Gemma3ForConditionalGeneration", _gemma3_text, siglip)
 
 
 @family("Gemma4ForCausalLM")
 def _gemma4_text(c: Fields) -> Model:
     """Layers with a window and layers without differ in heads; the last ones may take an earlier layer's keys and values."""
     count = c.layers("num_hidden_layers")
-    near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global(c)
+    near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global_attention(c)
     own = count - min(count, c.number("num_kv_shared_layers", 0))
-    blocks = [_gemma4_block(c, near if t else far, i < own) for i, t in enumerate(_windowed(c, count))]
+    blocks = [_gemma4_block(c, near if t else far, i < own) for i, t in enumerate(_window_layers(c, count))]
     return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
 
 
-def _windowed(c: Fields, count: int) -> list[bool]:
+def _window_layers(c: Fields, count: int) -> list[bool]:
     """Which layers have a window: as listed, or five of six as transformers' class has it, and never the last."""
     types = c.sequence("layer_types", count)
     if types is None:
@@ -44,7 +44,7 @@ def _windowed(c: Fields, count: int) -> list[bool]:
     return [*windowed[:-1], False]
 
 
-def _global(c: Fields) -> Attention:
+def _global_attention(c: Fields) -> Attention:
     """Attention over everything: wider heads; where keys are the values, fewer of them and no matrix for values."""
     shared = c.flag("attention_k_eq_v")
     kv = c.number("num_global_key_value_heads", 0) if shared else 0
@@ -82,7 +82,7 @@ def _inputs(c: Fields, count: int) -> tuple[Extra, ...]:
 
 @family("Gemma4ForConditionalGeneration", shared=("vision_config",))
 def _gemma4(c: Fields) -> Model:
-    model, audio = behind_tower(c, _gemma4_text(text_of(c)), gemma4_tower), c.section("audio_config")
+    model, audio = with_tower(c, _gemma4_text(text_of(c)), gemma4_tower), c.section("audio_config")
     if not audio:
         return model
     c.notes.append(Note("no-tower", "the audio tower is counted, and never priced"))

@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from commtax.catalog.families.deepseek import latent_attention, latent_decoder, routed_layers
-from commtax.catalog.families.parts import decoder, family, mlp, predicting
-from commtax.catalog.families.vision import moonvit, moonvit2, seeing
+from commtax.catalog.families.parts import decoder, family, mlp, with_prediction_layers
+from commtax.catalog.families.vision import moonvit, moonvit2, register_vision
 from commtax.catalog.fields import Fields
 from commtax.spec import Block, DeltaNet, Experts, Extra, Mixer, Model
 
@@ -20,7 +20,7 @@ def _kimi_linear(c: Fields) -> Model:
     mixers, routed = _mixers(c, count), routed_layers(c, count)
     blocks = [Block(m, moe if r else mlp(c), norms, extras) for m, r in zip(mixers, routed, strict=True)]
     model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)), lookback=c.number("attn_res_block_size", 0))
-    return predicting(c, model, "num_nextn_predict_layers")
+    return with_prediction_layers(c, model, "num_nextn_predict_layers")
 
 
 def _mixers(c: Fields, count: int) -> list[Mixer]:
@@ -64,5 +64,7 @@ def _residuals(c: Fields, places: tuple[str, ...]) -> tuple[Extra, ...]:
     return tuple(Extra(f"{place}_res_{kind}.weight", shape) for place in places for kind, shape in kinds)
 
 
-seeing("KimiK25ForConditionalGeneration", partial(latent_decoder, correction_bias=True), moonvit, sequence_parallel_moe=True)
-seeing("KimiK3ForConditionalGeneration", _kimi_linear, moonvit2, "linear_attn_config")
+register_vision(
+    "KimiK25ForConditionalGeneration", partial(latent_decoder, correction_bias=True), moonvit, sequence_parallel_moe=True
+)
+register_vision("KimiK3ForConditionalGeneration", _kimi_linear, moonvit2, "linear_attn_config")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from commtax.catalog.families.parts import decoder, experts, family, heads
 from commtax.catalog.families.plain import reader
-from commtax.catalog.families.vision import llama4_tower, pixtral_tower, seeing
+from commtax.catalog.families.vision import llama4_tower, pixtral_tower, register_vision
 from commtax.catalog.fields import Fields
 from commtax.spec import Block, Mlp, Model
 
@@ -22,5 +22,5 @@ def _llama4_text(c: Fields) -> Model:
     return decoder(c, blocks)
 
 
-seeing("Llama4ForConditionalGeneration", _llama4_text, llama4_tower, sequence_parallel_moe=True)
-seeing("Mistral3ForConditionalGeneration", reader("LlamaForCausalLM"), pixtral_tower)
+register_vision("Llama4ForConditionalGeneration", _llama4_text, llama4_tower, sequence_parallel_moe=True)
+register_vision("Mistral3ForConditionalGeneration", reader("LlamaForCausalLM"), pixtral_tower)

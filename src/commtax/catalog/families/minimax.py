@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
 from commtax.catalog.families.parts import decoder, experts, family, heads, layers
-from commtax.catalog.families.vision import minimax_tower, seeing
+from commtax.catalog.families.vision import minimax_tower, register_vision
 from commtax.catalog.fields import Fields
 from commtax.spec import Block, Indexer, Mlp, Model
 
@@ -41,7 +41,7 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [own if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
 
 
-seeing(
+register_vision(
     "MiniMaxM3SparseForConditionalGeneration",
     _minimax_m3_text,
     minimax_tower,

@@ -21,7 +21,7 @@ def _nemotron_h(c: Fields) -> Model:
     if not kinds:
         c.bad.append("hybrid_override_pattern")
     blocks = [block for kind in kinds for block in (_block(c, kind),) if block]
-    return _guessing(c, decoder(c, blocks or [Block(_attention(c), None, 1)]))
+    return _add_prediction_layers(c, decoder(c, blocks or [Block(_attention(c), None, 1)]))
 
 
 def _pattern(c: Fields, words: str, letters: str) -> list[str]:
@@ -60,7 +60,7 @@ def _experts(c: Fields) -> Experts:
     return Experts(*sizes, shared_intermediate=shared, gated=False, correction_bias=True, latent=c.number("moe_latent_size", 0))
 
 
-def _guessing(c: Fields, model: Model) -> Model:
+def _add_prediction_layers(c: Fields, model: Model) -> Model:
     """Layers of a pattern of their own, joined before the first and normed after the last."""
     count = c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS)
     kinds = _pattern(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or ["*", "E"]
@@ -74,21 +74,21 @@ def _guessing(c: Fields, model: Model) -> Model:
 def _nemotron_nas(c: Fields) -> Model:
     """Llama with attention left out of some layers and narrower MLPs in others, as ``block_configs`` lists them."""
     count = c.layers("num_hidden_layers")
-    return decoder(c, [_cut(c, entry) for entry in c.pattern("block_configs", count)])
+    return decoder(c, [_pruned_block(c, entry) for entry in c.pattern("block_configs", count)])
 
 
-def _cut(c: Fields, entry: Json) -> Block:
+def _pruned_block(c: Fields, entry: Json) -> Block:
     parts = entry if isinstance(entry, Mapping) else {}
     attention, ffn = (part if isinstance(part, Mapping) else {} for part in (parts.get("attention"), parts.get("ffn")))
     straight = sum(bool(part.get("replace_with_linear")) for part in (attention, ffn))
-    mixer = None if attention.get("no_op") or attention.get("replace_with_linear") else _grouped(c, attention)
+    mixer = None if attention.get("no_op") or attention.get("replace_with_linear") else _grouped_attention(c, attention)
     mlp = None if ffn.get("no_op") or ffn.get("replace_with_linear") else Mlp(_width(c, c.inside(ffn)))
     norms = sum(not part.get("no_op") for part in (attention, ffn))
     hidden = c.need("hidden_size")
     return Block(mixer, mlp, norms, tuple(Extra(f"linear_{i}.weight", (hidden, hidden), part="mlp") for i in range(straight)))
 
 
-def _grouped(c: Fields, attention: Mapping[str, Json]) -> Attention:
+def _grouped_attention(c: Fields, attention: Mapping[str, Json]) -> Attention:
     """``n_heads_in_group`` query heads share keys and values."""
     each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
     window = c.inside(attention).number("window_length", 0)

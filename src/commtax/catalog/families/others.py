@@ -10,11 +10,11 @@ from commtax.catalog.families.parts import (
     fine_experts,
     heads,
     mlp,
-    predicting,
     predictor,
     text_of,
+    with_prediction_layers,
 )
-from commtax.catalog.families.vision import seeing, step_tower
+from commtax.catalog.families.vision import register_vision, step_tower
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Model
 
@@ -25,7 +25,7 @@ def _glm4_moe(c: Fields) -> Model:
     attention = replace(heads(c), qkv_bias=c.flag("attention_bias"), qk_norm="head" if c.flag("use_qk_norm") else "")
     moe, count = fine_experts(c, correction_bias=True, usual_shared=1), c.layers("num_hidden_layers")
     model = decoder(c, [Block(attention, moe if routed else mlp(c)) for routed in routed_layers(c, count)])
-    return predicting(c, model, "num_nextn_predict_layers")
+    return with_prediction_layers(c, model, "num_nextn_predict_layers")
 
 
 @family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)
@@ -41,16 +41,16 @@ def _mimo_v2(c: Fields) -> Model:
     count = c.layers("num_hidden_layers")
     moe, dense = fine_experts(c, correction_bias=True), mlp(c)
     window = c.number("sliding_window", 0) or c.number("sliding_window_size", 0)
-    near = replace(_unlike(c, "swa_"), window=window, sinks=c.flag("add_swa_attention_sink_bias"))
-    far = replace(_unlike(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
+    near = replace(_unequal_head_attention(c, "swa_"), window=window, sinks=c.flag("add_swa_attention_sink_bias"))
+    far = replace(_unequal_head_attention(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
     kinds = c.sequence("layer_types", count) or c.pattern("hybrid_layer_pattern", count)
     windowed = [kind in (1, "sliding_attention") for kind in kinds]
     pairs = zip(windowed, routed_layers(c, count), strict=True)
     model = decoder(c, [Block(near if w else far, moe if routed else dense) for w, routed in pairs])
-    return predicting(c, model, "num_nextn_predict_layers", block=Block(near, dense))
+    return with_prediction_layers(c, model, "num_nextn_predict_layers", block=Block(near, dense))
 
 
-def _unlike(c: Fields, prefix: str) -> Attention:
+def _unequal_head_attention(c: Fields, prefix: str) -> Attention:
     """Heads with keys of one width and values of another; layers with a window have the others' where they have none."""
     count, width = c.need(f"{prefix}num_attention_heads", "num_attention_heads"), c.need(f"{prefix}head_dim", "head_dim")
     kv = c.number(f"{prefix}num_key_value_heads", c.number("num_key_value_heads", count)) or count
@@ -64,7 +64,7 @@ def _step(c: Fields) -> Model:
     count = c.layers("num_hidden_layers")
     near, far, moe, dense = _step_near(c), _step_heads(c), _step_experts(c), mlp(c)
     types = c.sequence("layer_types", count) or ["full_attention"] * count
-    kinds = zip(types, _step_routed(c, count), strict=True)
+    kinds = zip(types, _expert_layers(c, count), strict=True)
     model = decoder(c, [Block(near if t == "sliding_attention" else far, moe if r else dense) for t, r in kinds])
     further = predictor(Block(near, dense), model.hidden, heads_of=model.vocab)
     return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS))
@@ -98,7 +98,7 @@ def _step_experts(c: Fields) -> Experts:
     return Experts(*sizes, shared_intermediate=shared, correction_bias=c.flag("use_moe_router_bias", True))
 
 
-def _step_routed(c: Fields, count: int) -> list[bool]:
+def _expert_layers(c: Fields, count: int) -> list[bool]:
     """Layers with experts: numbers by commas, or all but the first."""
     listed = c.get("moe_layers_enum")
     if isinstance(listed, str):
@@ -107,4 +107,4 @@ def _step_routed(c: Fields, count: int) -> list[bool]:
     return routed_layers(c.with_(first_k_dense_replace=c.number("first_k_dense_replace", 3)), count)
 
 
-seeing("Step3p7ForConditionalGeneration", _step, step_tower, "attention_other_setting num_sliding_attention_heads")
+register_vision("Step3p7ForConditionalGeneration", _step, step_tower, "attention_other_setting num_sliding_attention_heads")

@@ -122,7 +122,7 @@ def predictor(block: Block, hidden: int, norms: int = 3, heads_of: int = 0) -> B
     return replace(block, num_norms=block.num_norms + norms, extras=(*block.extras, joined, *head))
 
 
-def predicting(c: Fields, model: Model, *names: str, norms: int = 3, block: Block | None = None) -> Model:
+def with_prediction_layers(c: Fields, model: Model, *names: str, norms: int = 3, block: Block | None = None) -> Model:
     """The model with as many layers for further tokens as its config says under one of the names, each like its last layer."""
     count = next((n for name in names if (n := c.number(name, 0, MAX_PREDICTIONS))), 0)
     return replace(model, mtp=(predictor(block or model.blocks[model.layers[-1]], model.hidden, norms),) * count)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import ARCHITECTURES, Reader, decoder, family, heads, layers, predicting
+from commtax.catalog.families.parts import ARCHITECTURES, Reader, decoder, family, heads, layers, with_prediction_layers
 from commtax.catalog.fields import Fields
 from commtax.files import table
 from commtax.records import dataclass
@@ -35,21 +35,21 @@ class PlainFamily:
     def read(self, c: Fields) -> Model:
         if any(c.flag(name) for name in self.unsupported):
             c.bad.append(f"{', '.join(self.unsupported)} (not supported)")
-        qkv, out = _said(c, self.qkv_bias), _said(c, self.out_bias)
+        qkv, out = _fact_flag(c, self.qkv_bias), _fact_flag(c, self.out_bias)
         attention = replace(heads(c), qkv_bias=qkv, out_bias=out, qk_norm=self.qk_norm, sinks=self.sinks)
         seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_asked_for else c
         blocks = layers(seen, attention, self._feed_forward(c), self.norms)
         model = replace(decoder(c, blocks, self.tied, self.norm_bias), head_bias=self.head_bias)
-        return predicting(c, model, self.predictions) if self.predictions else model
+        return with_prediction_layers(c, model, self.predictions) if self.predictions else model
 
     def _feed_forward(self, c: Fields) -> Mlp | Experts:
         if not self.experts:
-            return Mlp(c.need("intermediate_size"), self.gated, _said(c, self.mlp_bias))
+            return Mlp(c.need("intermediate_size"), self.gated, _fact_flag(c, self.mlp_bias))
         sizes = c.need(self.experts), c.need("num_experts_per_tok", "experts_per_token"), c.need("intermediate_size")
         return Experts(*sizes, bias=self.experts_bias, router_bias=self.experts_bias)
 
 
-def _said(c: Fields, fact: Fact) -> bool:
+def _fact_flag(c: Fields, fact: Fact) -> bool:
     if isinstance(fact, bool):
         return fact
     name, _, usual = fact.partition("=")

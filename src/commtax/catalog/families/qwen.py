@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import STATES, decoder, family, heads, mlp, predicting, text_of
+from commtax.catalog.families.parts import STATES, decoder, family, heads, mlp, text_of, with_prediction_layers
 from commtax.catalog.families.plain import reader
-from commtax.catalog.families.vision import qwen25_tower, qwen_tower, seeing
+from commtax.catalog.families.vision import qwen25_tower, qwen_tower, register_vision
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
 
@@ -49,7 +49,7 @@ def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
     full = replace(attention, gate="element" if c.flag("attn_output_gate", True) else "")
     blocks = [Block(mixer, ffn) for mixer, ffn in zip(_mixers(c, full, len(feed_forwards)), feed_forwards, strict=True)]
     further = Block(full, feed_forwards[-1])
-    return predicting(c, decoder(c, blocks), "mtp_num_hidden_layers", "num_nextn_predict_layers", block=further)
+    return with_prediction_layers(c, decoder(c, blocks), "mtp_num_hidden_layers", "num_nextn_predict_layers", block=further)
 
 
 def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
@@ -75,8 +75,8 @@ def _section(c: Fields) -> Fields:
     return text_of(c) if c.get("text_config") is not None else c
 
 
-seeing("Qwen3_5MoeForConditionalGeneration", _qwen3_next, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
-seeing("Qwen3_5ForConditionalGeneration", _qwen35, qwen_tower, "mamba_ssm_dtype")
-seeing("Qwen3VLForConditionalGeneration", reader("Qwen3ForCausalLM"), qwen_tower)
-seeing("Qwen3VLMoeForConditionalGeneration", _qwen3_moe, qwen_tower, sequence_parallel_moe=True)
-seeing("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, text=_section)
+register_vision("Qwen3_5MoeForConditionalGeneration", _qwen3_next, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
+register_vision("Qwen3_5ForConditionalGeneration", _qwen35, qwen_tower, "mamba_ssm_dtype")
+register_vision("Qwen3VLForConditionalGeneration", reader("Qwen3ForCausalLM"), qwen_tower)
+register_vision("Qwen3VLMoeForConditionalGeneration", _qwen3_moe, qwen_tower, sequence_parallel_moe=True)
+register_vision("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, text=_section)

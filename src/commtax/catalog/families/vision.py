@@ -46,9 +46,9 @@ def _tensors(v: Vit) -> tuple[TowerTensor, ...]:
     """Patches, positions, layers, last norm. Attention's output matrix stands the other way round."""
     h, norm, width = v.hidden, 1 + v.norm_bias, v.heads * v.head_dim if v.head_dim else v.hidden
     rows: list[TowerTensor] = [("vision.patch.weight", (h, v.inputs), 1), ("vision.positions", (v.positions, h), 1)]
-    rows += _biased("vision.attention", (width, h), 4 * v.layers, v.bias)
-    rows += _biased("vision.fc1", (v.intermediate, h), (1 + v.gated) * v.layers, v.bias)
-    rows += _biased("vision.fc2", (h, v.intermediate), v.layers, v.bias)
+    rows += _weight_and_bias("vision.attention", (width, h), 4 * v.layers, v.bias)
+    rows += _weight_and_bias("vision.fc1", (v.intermediate, h), (1 + v.gated) * v.layers, v.bias)
+    rows += _weight_and_bias("vision.fc2", (h, v.intermediate), v.layers, v.bias)
     rows.append(("vision.norms", (h,), norm * v.norms * v.layers))
     if v.last_norm:
         rows.append(("vision.last_norm", (h,), norm))
@@ -63,7 +63,7 @@ def _tensors(v: Vit) -> tuple[TowerTensor, ...]:
     return tuple(row for row in rows if all(row[1]))
 
 
-def _biased(name: str, shape: tuple[int, int], count: int, bias: bool = True) -> list[TowerTensor]:
+def _weight_and_bias(name: str, shape: tuple[int, int], count: int, bias: bool = True) -> list[TowerTensor]:
     rows: list[TowerTensor] = [(f"{name}.weight", shape, count)]
     return [*rows, (f"{name}.bias", shape[:1], count)] if bias else rows
 
@@ -71,19 +71,19 @@ def _biased(name: str, shape: tuple[int, int], count: int, bias: bool = True) ->
 def chain(name: str, widths: tuple[int, ...], bias: bool, count: int = 1) -> tuple[TowerTensor, ...]:
     """Matrices one after the other, from each width to the next."""
     pairs = enumerate(zip(widths[1:], widths, strict=False))
-    return tuple(row for i, (out, into) in pairs for row in _biased(f"{name}.{i}", (out, into), count, bias))
+    return tuple(row for i, (out, into) in pairs for row in _weight_and_bias(f"{name}.{i}", (out, into), count, bias))
 
 
-def seeing(
+def register_vision(
     name: str, read: Reader, make: TowerMaker, *shared: str, sequence_parallel_moe: bool = False, text: Text = text_of
 ) -> None:
     """Enter an architecture whose decoder, the section ``text``, stands behind a tower; without one it stands alone."""
 
     entered = family(name, sequence_parallel_moe=sequence_parallel_moe, shared=("vision_config", *shared))
-    entered(lambda c: behind_tower(c, read(text(c)), make))
+    entered(lambda c: with_tower(c, read(text(c)), make))
 
 
-def behind_tower(c: Fields, model: Model, make: TowerMaker) -> Model:
+def with_tower(c: Fields, model: Model, make: TowerMaker) -> Model:
     """A decoder behind the tower that its config describes."""
     vision = c.section("vision_config")
     if vision is None:
@@ -97,10 +97,10 @@ def siglip(v: Fields, hidden: int, c: Fields) -> Tower:
     tokens, width, patch = c.number("mm_tokens_per_image", 256), v.need("hidden_size"), v.need("patch_size")
     patches = (v.need("image_size") // patch) ** 2
     projector = (("projector.input_projection", (width, hidden), 1), ("projector.norm", (width,), 1))
-    return tower(_plain(v, patch, patches), patch, patches // max(1, tokens), projector)
+    return tower(_plain_vit(v, patch, patches), patch, patches // max(1, tokens), projector)
 
 
-def _plain(v: Fields, patch: int, positions: int = 0) -> Vit:
+def _plain_vit(v: Fields, patch: int, positions: int = 0) -> Vit:
     inputs = v.number("num_channels", 3) * patch * patch
     sizes = v.layers("num_hidden_layers"), v.need("hidden_size"), v.need("intermediate_size"), v.need("num_attention_heads")
     return Vit(*sizes, inputs, positions)
@@ -110,7 +110,7 @@ def llama4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """A class token, a norm before the layers, patches shuffled four to one, two matrices and one into the decoder."""
     wide, middle, out = map(v.need, ("intermediate_size", "projector_input_dim", "projector_output_dim"))
     patch = v.need("patch_size")
-    plain = _plain(v, patch, (v.need("image_size") // patch) ** 2 + 1)
+    plain = _plain_vit(v, patch, (v.need("image_size") // patch) ** 2 + 1)
     adapter = (
         ("vision.adapter.fc1.weight", (middle, wide), 1),
         ("vision.adapter.fc2.weight", (out, middle), 1),
@@ -119,7 +119,7 @@ def llama4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     return tower(replace(plain, patch_bias=False, class_token=True, first_norm=True), patch, 4, adapter)
 
 
-def _framed(v: Fields, channels: str) -> tuple[Vit, int, int]:
+def _two_frame_vit(v: Fields, channels: str) -> tuple[Vit, int, int]:
     """Qwen's: patches of two frames, and how many of them on a side make a token; the patch's own side beside it."""
     h, patch, merge = v.need("hidden_size"), v.need("patch_size"), v.number("spatial_merge_size", 2) or 1
     inputs = v.number(channels, 3) * (v.number("temporal_patch_size", 2) or 1) * patch * patch
@@ -129,7 +129,7 @@ def _framed(v: Fields, channels: str) -> tuple[Vit, int, int]:
 
 def qwen_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """Qwen3-VL's and Qwen3.5's: a learned table of positions; deep layers hand on theirs too."""
-    plain, patch, merged = _framed(v, "in_channels")
+    plain, patch, merged = _two_frame_vit(v, "in_channels")
     vit, wide = replace(plain, positions=v.need("num_position_embeddings")), merged * plain.hidden
     out, deep = v.number("out_hidden_size", hidden) or hidden, v.get("deepstack_visual_indexes")
     copies = 1 + (len(deep) if isinstance(deep, list) else 0)
@@ -140,7 +140,7 @@ def qwen_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 def qwen25_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """Qwen2.5-VL's: RMS norms, a gated MLP with biases, rotary positions."""
-    plain, patch, merged = _framed(v, "in_chans")
+    plain, patch, merged = _two_frame_vit(v, "in_chans")
     h, out = plain.hidden, v.number("out_hidden_size", hidden) or hidden
     rows = (("projector.norm", (h,), 1), *chain("projector", (merged * h, merged * h, out), bias=True))
     return tower(replace(plain, gated=True, norm_bias=False, patch_bias=False), patch, merged, rows)
@@ -150,7 +150,7 @@ def pixtral_tower(v: Fields, hidden: int, c: Fields) -> Tower:
     """Mistral's: a gated MLP without biases, RMS norms, one before the layers; patches merged by a matrix."""
     merge, bias = c.number("spatial_merge_size", 2) or 1, c.flag("multimodal_projector_bias")
     h, patch = v.need("hidden_size"), v.need("patch_size")
-    vit = replace(_plain(v, patch), head_dim=v.number("head_dim", 0), gated=True, first_norm=True, **UNBIASED)
+    vit = replace(_plain_vit(v, patch), head_dim=v.number("head_dim", 0), gated=True, first_norm=True, **UNBIASED)
     merged: tuple[TowerTensor, ...] = (("projector.norm", (h,), 1), ("projector.merge.weight", (h, merge * merge * h), 1))
     return tower(vit, patch, merge * merge, (*merged, *chain("projector", (h, hidden, hidden), bias)))
 
@@ -160,7 +160,7 @@ def _moon(v: Fields) -> tuple[Vit, int, int]:
     h, patch = v.need("vt_hidden_size"), v.number("patch_size", 14) or 14
     grid = v.number("init_pos_emb_height", 64) * v.number("init_pos_emb_width", 64)
     sizes = v.layers("vt_num_hidden_layers"), h, v.need("vt_intermediate_size"), v.need("vt_num_attention_heads"), 3 * patch * patch
-    return Vit(*sizes, grid), patch, _merged(v)
+    return Vit(*sizes, grid), patch, _patches_per_token(v)
 
 
 def moonvit(v: Fields, hidden: int, _c: Fields) -> Tower:
@@ -170,7 +170,7 @@ def moonvit(v: Fields, hidden: int, _c: Fields) -> Tower:
     return tower(vit, patch, merged, (("projector.norm", (vit.hidden,), 2), *chain("projector", (wide, wide, hidden), bias=True)))
 
 
-def _merged(v: Fields) -> int:
+def _patches_per_token(v: Fields) -> int:
     """Patches of a token: the sides of the kernel that merges them."""
     sides = v.get("merge_kernel_size")
     if sides is None:
@@ -194,7 +194,7 @@ def minimax_tower(v: Fields, hidden: int, c: Fields) -> Tower:
     wide, h, patch = c.number("projector_hidden_size", hidden), v.need("hidden_size"), v.need("patch_size")
     inner = v.section("img_token_compression_config") or v
     merge, frames = inner.number("spatial_merge_size", 2) or 1, inner.number("temporal_patch_size", 2) or 1
-    plain = _plain(v, patch)
+    plain = _plain_vit(v, patch)
     vit = replace(plain, inputs=plain.inputs * frames, patch_bias=False, first_norm=True, last_norm=False)
     before = chain("vision.projector", (h, wide, wide), bias=True)
     after = chain("projector", (merge * merge * wide, hidden, hidden), bias=True)
@@ -204,7 +204,7 @@ def minimax_tower(v: Fields, hidden: int, c: Fields) -> Tower:
 def gemma4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     """Gemma 4's: gated, normed queries and keys, four norms a layer, positions of both axes, patches pooled."""
     h, patch, side = v.need("hidden_size"), v.need("patch_size"), v.number("pooling_kernel_size", 3) or 1
-    plain = _plain(v, patch, 2 * v.number("position_embedding_size", 10240))
+    plain = _plain_vit(v, patch, 2 * v.number("position_embedding_size", 10240))
     vit = replace(plain, head_dim=v.number("head_dim", 0), norms=4, gated=True, qk_norm=True, **UNBIASED)
     scaled: tuple[TowerTensor, ...] = (("projector.standard", (h,), 2),) if v.flag("standardize") else ()
     return tower(vit, patch, side * side, (*scaled, *chain("projector", (h, hidden), bias=False)))
@@ -217,8 +217,8 @@ def step_tower(v: Fields, hidden: int, c: Fields) -> Tower:
     bias, h, patch, ratio = c.flag("projector_bias"), v.need("hidden_size"), v.need("patch_size"), v.get("mlp_ratio")
     if isinstance(ratio, (int, float)) and 0 < ratio < 1000:
         v = v.with_(intermediate_size=int(h * ratio))
-    plain = _plain(v, patch, (v.need("image_size") // patch) ** 2)
+    plain = _plain_vit(v, patch, (v.need("image_size") // patch) ** 2)
     vit = replace(plain, patch_bias=False, first_norm=True, last_norm=False)
-    folded = (*_biased("projector.fold_0", (2 * h, 9 * h), 1), *_biased("projector.fold_1", (4 * h, 18 * h), 1))
+    folded = (*_weight_and_bias("projector.fold_0", (2 * h, 9 * h), 1), *_weight_and_bias("projector.fold_1", (4 * h, 18 * h), 1))
     made = tower(vit, patch, 16, (*folded, *chain("projector", (4 * h, hidden), bias)))
     return replace(made, tensors=(*made.tensors, ("vision.scales", (h,), 2 * plain.layers)))

@@ -6,7 +6,7 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 """
 
 from commtax.cost.forms import experts, latent, linear, modules, products
-from commtax.cost.forms.form import ChipForm, Form, stated
+from commtax.cost.forms.form import ChipForm, Form, equation_of
 
 FORMS: dict[str, Form] = {**products.FORMS, **experts.FORMS, **latent.FORMS, **modules.FORMS}
 CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS
@@ -19,4 +19,4 @@ def equation(form: str) -> str:
     >>> equation("small")
     't = t0 + bytes / (eb bandwidth) seconds'
     """
-    return stated(CHIP_FORMS.get(form) or FORMS[form])
+    return equation_of(CHIP_FORMS.get(form) or FORMS[form])

@@ -18,7 +18,7 @@ HALF = 0.5  # of an expert's last tile is empty on average
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RoutedSizes:
     """Sizes of the routed part. A copy is a token on its way to one of its experts.
 
     ``up``: matrices beside the one down, 2 with a gate.
@@ -41,7 +41,7 @@ class Routed:
         return (self.up + 1) * self.hidden * self.inner
 
 
-def routed_kernels(r: Routed, dtype: str, stored: str, weight_bytes: float, backend: str = "") -> tuple[Kernel, Kernel]:
+def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float, backend: str = "") -> tuple[Kernel, Kernel]:
     """A layer's routed part: what is done around the experts' products, and these.
 
     2 FLOPs for each copy and weight; memory moves the tokens in and out, and the weights of the experts that some token chose.
@@ -61,7 +61,7 @@ def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
     those of other ranks that the kernels step over.
     """
-    r: Routed = k.shape
+    r: RoutedSizes = k.shape
     passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner)
     return c["t0"] + c["te"] * r.routed, BYTES * (2 * r.tokens * r.hidden + passes) / bandwidth_Bps
 
@@ -74,7 +74,7 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     there are, and ``tb`` for each block: experts cut into narrow slices have more and shorter ones than experts that lie whole
     on ranks. A cached weight costs ``ec`` of one from memory.
     """
-    r: Routed = k.shape
+    r: RoutedSizes = k.shape
     tile = _tile_rows(r, c)
     inner = c["tile_n"] * np.ceil(r.inner / c["tile_n"])
     weights = r.weights * inner / np.maximum(r.inner, TINY)
@@ -87,7 +87,7 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     return 0.0, (read**p + compute**p + longest**p + TINY) ** (1 / p)
 
 
-def _tile_rows(r: Routed, c: Table) -> Number:
+def _tile_rows(r: RoutedSizes, c: Table) -> Number:
     """Rows of a tile: the power of two that holds an expert's share of all copies; ``jump``: few up to a token an expert."""
     most = c["tile_m"]
     if c.get("jump"):

@@ -68,7 +68,7 @@ def vector_flops_per_s(chip: Chip) -> float:
     return chip.flops_per_s.get("fp32") or chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]
 
 
-def stated(function: Callable[..., object]) -> str:
+def equation_of(function: Callable[..., object]) -> str:
     """The sentence of a description that begins with "t =", in one line: equations stand there and nowhere else."""
     words = " ".join((function.__doc__ or "").split())
     found = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)

@@ -46,7 +46,7 @@ class Choosing:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class SelectorScan:
     """A selector's scores over ``length`` cached entries a sequence, and the choice among ``candidates`` scores."""
 
     length: Number
@@ -62,7 +62,7 @@ class HeadProduct:
     kept: Number = 0.0
 
 
-def reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Queries of decode over shared entries: bytes of the cache or arithmetic on padded heads, beside what each launch does.
 
     t = t0 + [ (tb groups + queries)^p + [memory^both + compute^both]^(p/both) + serial^p + (tl entries)^p ]^(1/p) seconds, with
@@ -71,7 +71,7 @@ def reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     """
     s: Reading = k.shape
     memory = k.nbytes / (c["eb"] * bandwidth_Bps)
-    compute = k.flops * _padded(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
+    compute = k.flops * _padding_factor(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
     queries = s.groups * s.heads * s.width * 2.0 / (c["eq"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(s.entries / c["kc"]) * (1 + s.heads / c["hs"])
     p, both = c["p"], c["both"]
@@ -95,14 +95,14 @@ def prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     return c["t0"], (work**p + (c["tl"] * (s.new + s.past)) ** p + (c["kl"] * np.log1p(s.new / c["kc"])) ** p + TINY) ** (1 / p)
 
 
-def choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Prompts whose tokens each see entries of their own choice: arithmetic on padded heads, or gathering the entries.
 
     t = t0 + [compute^p + gather^p]^(1/p) + tq tokens + tb seqs + tl entries seconds. Neighbours choose alike, so that most of
     what is gathered comes from the chip's cache: at ``reuse`` times the memory's rate, never faster than each byte once.
     """
     s: Choosing = k.shape
-    compute = k.flops * _padded(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
+    compute = k.flops * _padding_factor(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
     gather = np.maximum(s.gathered / (c["reuse"] * bandwidth_Bps), k.nbytes / bandwidth_Bps)
     p = c["p"]
     return c["t0"], (compute**p + gather**p + TINY) ** (1 / p) + c["tq"] * s.tokens + c["tb"] * s.seqs + c["tl"] * s.entries
@@ -113,7 +113,7 @@ def scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
 
     t = t0 + [ (memory + ts candidates)^2 + compute^2 + (kl ln(1 + length/kc))^2 ]^(1/2) seconds.
     """
-    s: Scan = k.shape
+    s: SelectorScan = k.shape
     memory = k.nbytes / (c["eb"] * bandwidth_Bps) + c["ts"] * s.candidates
     compute = k.flops / (c["ep"] * flops_per_s)
     return c["t0"], np.sqrt(memory**2 + compute**2 + (c["kl"] * np.log1p(s.length / c["kc"])) ** 2)
@@ -132,15 +132,15 @@ def head_product(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) 
     return c["t0"], (memory**p + compute**p + TINY) ** (1 / p) + c["tr"] * s.rows * s.heads
 
 
-def _padded(heads: Number, tile: float) -> Number:
+def _padding_factor(heads: Number, tile: float) -> Number:
     """How many times the arithmetic grows when heads fill whole tiles: a smooth maximum of both."""
     return (1 + (tile / np.maximum(heads, 1e-9)) ** 4) ** 0.25
 
 
 FORMS: dict[str, Form] = {
-    **{f"{kind}-decode": reading for kind in ("latent", "sparse", "block", "compressed")},
+    **{f"{kind}-decode": latent_reading for kind in ("latent", "sparse", "block", "compressed")},
     **{f"{kind}-prefill": prompts for kind in ("latent", "absorbed")},
-    **{f"{kind}-prefill": choosing for kind in ("sparse", "block", "compressed")},
+    **{f"{kind}-prefill": latent_choosing for kind in ("sparse", "block", "compressed")},
     **{f"{kind}selector-{phase}": scan for kind in ("", "block-", "compressed-") for phase in ("decode", "prefill")},
     "head-product": head_product,
 }

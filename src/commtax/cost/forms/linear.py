@@ -17,7 +17,7 @@ VECTOR_TOKENS = 8  # tokens that a convolution loads at a time: shorter sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class MemoryPass:
     """A pass over ``nbytes``: ``steps`` in turn that no width shortens, ``blocks`` that each cost a start."""
 
     steps: Number = 0.0
@@ -35,7 +35,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ChunkedScan:
     """A chunked recurrence: products inside chunks of tokens, the state from chunk to chunk."""
 
     sequences: Number
@@ -49,7 +49,7 @@ def stream(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """t = t0 + [ memory^p + vector^p + serial^p + starts^p ]^(1/p) seconds, with vector = operations / (ep fp32 rate),
     serial = tl steps and starts = ``ob`` operations a block.
     """
-    shape: Stream = k.shape
+    shape: MemoryPass = k.shape
     vector_Fps = vector_flops_per_s(chip) * rate
     memory = _memory_s(k.nbytes, shape.cold_bytes, c, chip)
     terms = (memory, k.flops / (c["ep"] * vector_Fps), c["tl"] * shape.steps, c.get("ob", 0.0) * shape.blocks / vector_Fps)
@@ -76,7 +76,7 @@ def scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     Memory moves the inputs, ``between`` of what a chain of kernels hands on, and ``states`` times the states. A sequence costs
     as much work as ``s0`` further tokens; work / (es fp32 rate), which tensor cores lift above 1.
     """
-    shape: Scan = k.shape
+    shape: ChunkedScan = k.shape
     moved = k.nbytes + c["between"] * shape.between_bytes + (c["states"] - 1) * shape.state_bytes
     work = k.flops * (1 + c["s0"] / shape.tokens) / (c["es"] * vector_flops_per_s(chip) * rate)
     tensor = k.flops / (chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"])

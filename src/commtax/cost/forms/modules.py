@@ -18,7 +18,7 @@ that a table times with their launch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ModuleSizes:
     """Tokens that a module works on, and its heads."""
 
     tokens: Number
@@ -27,17 +27,17 @@ class Beside:
 
 def rest(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Element-wise kernels of a module: t = t0 + tokens (token + head heads) seconds."""
-    s: Beside = k.shape
+    s: ModuleSizes = k.shape
     return c["t0"], s.tokens * (c["token"] + c["head"] * s.heads)
 
 
-def eager(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+def eager_module(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """The host's time for all launches of a module that no graph holds, t = t0: the device waits for it, or it for the device."""
     return c["t0"], 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
+class MaskedPairs:
     """Pairs of query and key, all of them, and heads: of attention that masks what was not chosen."""
 
     pairs: Number
@@ -45,14 +45,14 @@ class Masked:
     heads: Number
 
 
-def masked(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+def masked_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Whole matrices of scores, written and read again: t = t0 + tokens heads head + pairs (wp + wh heads) / bandwidth seconds."""
-    s: Masked = k.shape
+    s: MaskedPairs = k.shape
     return c["t0"], s.tokens * s.heads * c["head"] + s.pairs * (c["wp"] + c["wh"] * s.heads) / bandwidth_Bps
 
 
-EAGER: dict[str, Form] = {f"{module}-eager": eager for module in LAUNCHED}
-MEASURED: dict[str, Form] = {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked}
+EAGER: dict[str, Form] = {f"{module}-eager": eager_module for module in LAUNCHED}
+MEASURED: dict[str, Form] = {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked_attention}
 
 
 SHARPNESS = 4.0  # of the turn from what multiprocessors copy to what the link carries

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from commtax.cost.forms.form import TINY, Form, Parts, Table
-from commtax.cost.kernel import Kernel, Seen
+from commtax.cost.kernel import Kernel, KernelContext
 from commtax.spec import Number
 
 GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
@@ -61,7 +61,7 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + d0)/(128 + d0), d0 =
     150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
     """
-    moved = moved_bytes(k.nbytes, _seen(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
+    moved = moved_bytes(k.nbytes, _context_of(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     offset = c.get("d0", HEAD_OFFSET)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + offset) / (HEAD_DIM + offset))
@@ -100,7 +100,7 @@ def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float)
     tile, blocks = _tiles(k, c)
     flops = np.maximum(k.flops, 4.0 * k.batch * k.heads * k.head_dim * _tile_pairs(k, tile))
     compute = flops / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + c["tb"] * k.batch * blocks
-    seen = _seen(k)
+    seen = _context_of(k)
     moved = moved_bytes(k.nbytes + seen.written, seen.kept, c) / (c["eb"] * bandwidth_Bps)
     p = c["p"]
     return c["t0"], (compute**p + moved**p + _longest(k, c) ** p + TINY) ** (1 / p)
@@ -119,14 +119,14 @@ def _tiles(k: Kernel, c: Table) -> tuple[Number, Number]:
 
 def _tile_pairs(k: Kernel, tile: Number) -> Number:
     """Pairs of query and key of whole tiles: the n-th sees n tiles and the past, or the window and itself."""
-    tiles, window = np.ceil(k.length / tile), _seen(k).window
+    tiles, window = np.ceil(k.length / tile), _context_of(k).window
     growing = np.clip(np.floor((window + tile - k.past) / tile), 0, tiles) if window else tiles
     return tile * (growing * (tile * (growing + 1) / 2 + k.past) + (tiles - growing) * (window + tile))
 
 
 def _longest(k: Kernel, c: Table) -> Number:
     """The block that sees the most keys, in turn."""
-    window = _seen(k).window
+    window = _context_of(k).window
     keys = np.minimum(k.length + k.past, window + QUERY_TILE) if window else k.length + k.past
     return c["tl"] * keys * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
 
@@ -136,8 +136,8 @@ def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
     return nbytes - kept * (1 - 1 / c["el"]) if "el" in c else nbytes
 
 
-def _seen(k: Kernel) -> Seen:
-    return k.shape or Seen()
+def _context_of(k: Kernel) -> KernelContext:
+    return k.shape or KernelContext()
 
 
 def _by_head_dim(head_dim: int, c: Table, name: str) -> float:

@@ -12,19 +12,19 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Record, Value, record
-from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written
+from commtax.report.view.state import SHORT, State, arguments, config_text, short_keys, state_of
 from commtax.units import format_seconds
-from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, by_cost
-from commtax.verbs.explained import Explained, formula, lesson, share_formula, source
+from commtax.verbs.explained_step import ExplainedStep, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar
-from commtax.verbs.moves import moves
+from commtax.verbs.settling import describe_gpus
+from commtax.verbs.slider_moves import moves
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
 
 
-def view(step: Explained, state: State, command: str = "") -> Record:
+def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state.
 
     The slower pictures (grids, plans, the pipeline) are asked for on their own.
@@ -47,25 +47,25 @@ def view(step: Explained, state: State, command: str = "") -> Record:
         commands=commands(state, b, command),
         lesson=lesson(b),
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
-        moves={name: [{"patch": shortened(move.sizes), "note": move.note} for move in way] for name, way in ways.items()},
+        moves={name: [{"patch": short_keys(move.sizes), "note": move.note} for move in way] for name, way in ways.items()},
     )
 
 
 def normal(state: State, q: Question) -> State:
     """The state with what was left to the engine said aloud."""
     asked = {"m": not state.file, "c": True, "e": "@" not in state["e"], "s": True, "z": q.trains, "sp": True}
-    said = written(q)
+    said = state_of(q)
     return state.but({name: said[name] for name, open_ in asked.items() if open_})
 
 
-def _bar(bar: Bar, step: Explained) -> Record:
+def _bar(bar: Bar, step: ExplainedStep) -> Record:
     s = bar.segment
     name = f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name
     words = {"formula": share_formula(s, step.bill.question.cluster.chip), "source": source(s.line, step.library)}
     return record("page-bar", bar=bar, segment=s, name=name, **words)
 
 
-def _line(x: Line, step: Explained) -> Record:
+def _line(x: Line, step: ExplainedStep) -> Record:
     words = {"how": how_sent(x), "formula": formula(x, step.bill.question.cluster.chip)}
     words["source"] = source(x, step.library) if x.kind == "comm" else x.source
     return record("page-line", line=x, share=float(x.exposed_s) / float(step.bill.step_s), **words)
@@ -81,21 +81,21 @@ def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
     asked = [field for field in changes if field not in UNTOLD]
     if any(field not in names for field in asked):
         return None
-    after = written(q.but(**changes))
+    after = state_of(q.but(**changes))
     return {names[field]: after[names[field]] for field in asked}
 
 
 def _limits(q: Question, state: State) -> dict[str, list[int]]:
     """Ranges of the sliders that are free."""
     return {
-        "b": _doubling(1, 1024, state["b"]),
-        "s": _doubling(128, min(2**20, q.model.max_len), state.length),
-        "n": _doubling(1, 1024, state["n"]),
+        "b": _powers_of_two(1, 1024, state["b"]),
+        "s": _powers_of_two(128, min(2**20, q.model.max_len), state.length),
+        "n": _powers_of_two(1, 1024, state["n"]),
         "z": [0, 1, 2, 3],
     }
 
 
-def _doubling(low: int, high: int, now: int) -> list[int]:
+def _powers_of_two(low: int, high: int, now: int) -> list[int]:
     """Powers of two in a range, and the present value."""
     return sorted({2**i for i in range(21) if low <= 2**i <= high} | {now})
 

@@ -8,8 +8,8 @@ from commtax.report.money import page_note
 from commtax.report.planning import place_words, plans_document, recommended_words
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds
+from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
-from commtax.verbs.serving import lengths_note
 
 TOP = 10
 MOST = 60
@@ -18,7 +18,7 @@ MOST = 60
 def serving_front(a: ServingPlans) -> Record:
     """What a user gets against what a GPU gives."""
     rows, best = _with_winner(a)
-    points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
+    points = [_point(a, rows, i, i == best) for i in _thin_front(rows, best)]
     document = plans_document(a, TOP)
     why = list(document["why"])
     none = f"no plan is {percent(a.question.goal.confidence)} likely to meet the limits; it would take {', or '.join(a.would_take)}"
@@ -45,7 +45,7 @@ def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
     return rows, int(np.flatnonzero(same)[0])
 
 
-def _thinned(rows: ServingColumns, best: int) -> list[int]:
+def _thin_front(rows: ServingColumns, best: int) -> list[int]:
     """Points from end to end of a long front, evenly in their order, and the winner's."""
     along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
     some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
@@ -79,13 +79,13 @@ def training_front(a: TrainPlans) -> Record:
     less = np.flatnonzero(np.r_[True, held[1:] < np.minimum.accumulate(held)[:-1]]) if len(held) else held
     drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
     rows = a.plans.take(drawn) if len(a.plans) else a.near
-    points = [_trained(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
+    points = [_training_point(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
     sentence = f"{recommended_words(a)}: {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
     titles = {"x_title": "memory per rank, GB", "y_title": "MFU"}
     return {**plans_document(a, TOP), "front": points, "sentence": sentence, **titles}
 
 
-def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:
+def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:
     kind, plan = a.kinds[int(rows.kind[i])].plan, a.gpu_words(rows, i)
     step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}

@@ -16,7 +16,7 @@ from typing import Any
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
-from commtax.catalog.models import named
+from commtax.catalog.models import known_model
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
@@ -27,8 +27,8 @@ from commtax.records import dataclass
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
-from commtax.verbs.moves import MOST
+from commtax.verbs.settling import resolve_question
+from commtax.verbs.slider_moves import MOST
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
@@ -70,7 +70,7 @@ class Key:
         whole = isinstance(self.default, int)
         if not re.fullmatch(INTEGER if whole else NUMBER, text):
             kind = "a whole number" if whole else "a number"
-            raise RefusedError(f"{self.name}: {kind} is needed, not '{_shown(text)}'", self.name)
+            raise RefusedError(f"{self.name}: {kind} is needed, not '{_printable(text)}'", self.name)
         value = int(text) if whole else float(text)
         if not self.low <= value <= self.high:
             near: Any = min(max(value, self.low), self.high)
@@ -80,11 +80,11 @@ class Key:
     def _word(self, text: str) -> str:
         if self.words and text not in self.words:
             known = [w for w in self.words if w]
-            raise RefusedError(f"{self.name} '{_shown(text)}': one of {', '.join(known)}{suggest(text[:64], known)}", self.name)
+            raise RefusedError(f"{self.name} '{_printable(text)}': one of {', '.join(known)}{suggest(text[:64], known)}", self.name)
         if len(text.encode("utf-8", "replace")) > self.length:
             raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
         if self.pattern and text and not re.fullmatch(self.pattern, text):
-            raise RefusedError(f"{self.name} '{_shown(text)}': letters, digits, dots and dashes only", self.name)
+            raise RefusedError(f"{self.name} '{_printable(text)}': letters, digits, dots and dashes only", self.name)
         return text
 
 
@@ -92,7 +92,7 @@ INTEGER = r"-?[0-9]{1,12}"
 NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """A short, printable piece of what was given."""
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
@@ -164,10 +164,10 @@ class State:
     def question(self) -> Question:
         """What the controls ask; names that nobody knows are refused here."""
         model = _model(self["m"], self["cfg"], self["h"], self["L"], self.file.removesuffix(".json"))
-        return unsettled(model, _cluster(self["c"], self["intra"], self["inter"]), self.options)
+        return resolve_question(model, _cluster(self["c"], self["intra"], self["inter"]), self.options)
 
 
-def written(q: Question) -> State:
+def state_of(q: Question) -> State:
     """The controls as a question would have them."""
     plan, place, engine = q.plan, q.cluster, q.engine
     keys: dict[str, Value] = {
@@ -213,7 +213,9 @@ def config_text(state: State) -> str:
     """The config.json that the command line needs beside it; "" for a model of the catalogue."""
     if not state.file:
         return ""
-    return json.dumps(pasted(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"]), separators=(",", ":"))
+    return json.dumps(
+        parse_pasted_config(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"]), separators=(",", ":")
+    )
 
 
 def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> State:
@@ -222,14 +224,14 @@ def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> Stat
     given: dict[str, Value] = {}
     for name, text in query:
         if name not in known:
-            raise RefusedError(f"unknown key '{_shown(name)}'{suggest(name[:32], list(known))}", _shown(name))
+            raise RefusedError(f"unknown key '{_printable(name)}'{suggest(name[:32], list(known))}", _printable(name))
         if name in given:
             raise RefusedError(f"{name}: given twice", name)
         given[name] = known[name].read(text)
     return State({key.name: key.default for key in known.values()} | given)
 
 
-def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
+def short_keys(sizes: Mapping[str, Value]) -> dict[str, Value]:
     """What a button sets, under short keys."""
     return {SHORT[name]: str(value) if name == "zero" else value for name, value in sizes.items()}
 
@@ -238,15 +240,15 @@ def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
 def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
     """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
     if name:
-        model = from_config(pasted(config) if config else free_config(hidden, layers), name)
+        model = from_config(parse_pasted_config(config) if config else free_config(hidden, layers), name)
         if model.num_layers > MAX_LAYERS:
             rule = f"cfg: {model.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
             raise RefusedError(rule, "cfg", malformed=False)
         return model
-    known = named(key)
+    known = known_model(key)
     if known is None:
         near = [name for name in catalog.keys("models") if name.startswith(key[:4].lower())][:3]
-        rule = f"m '{_shown(key)}': not in the catalogue{suggest(key, catalog.keys('models'))} (or paste its config.json)"
+        rule = f"m '{_printable(key)}': not in the catalogue{suggest(key, catalog.keys('models'))} (or paste its config.json)"
         raise RefusedError(rule, "m", near, malformed=False)
     return known
 
@@ -255,7 +257,7 @@ def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
 def _cluster(name: str, intra: str, inter: str) -> Cluster:
     """The cluster with its links; bounded, because a page draws it, and no file, because whoever asks need not be its owner."""
     if catalog.is_file(name):
-        rule = f"c '{_shown(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm"
+        rule = f"c '{_printable(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm"
         raise RefusedError(rule, "c", malformed=False)
     place = catalog.cluster(name, intra=intra, inter=inter)
     if place.num_gpus > MAX_GPUS:
@@ -263,12 +265,12 @@ def _cluster(name: str, intra: str, inter: str) -> Cluster:
     return place
 
 
-def pasted(text: str) -> Mapping[str, object]:
+def parse_pasted_config(text: str) -> Mapping[str, object]:
     """The config.json that somebody pasted, as an object."""
     try:
         config = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"cfg: not valid JSON ({_shown(str(error))})", "cfg", malformed=False) from None
+        raise RefusedError(f"cfg: not valid JSON ({_printable(str(error))})", "cfg", malformed=False) from None
     if not isinstance(config, dict):
         raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg", malformed=False)
     return config

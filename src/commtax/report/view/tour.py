@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from commtax import catalog
-from commtax.catalog.models import bundled
+from commtax.catalog.models import bundled_model
 from commtax.cost.inventory import num_params
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
@@ -27,7 +27,7 @@ def catalogue() -> Record:
 
 
 def _model(key: str) -> Record:
-    model = bundled(key)
+    model = bundled_model(key)
     assert model is not None
     name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
     sizes = {"params": num_params(model), "family": model.architecture, "experts": model.experts is not None}

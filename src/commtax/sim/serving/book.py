@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
-from commtax.spec.stream import Stream
+from commtax.spec.stream import RequestStream
 
 Array = np.ndarray
 Ids = tuple[int, ...]
@@ -97,16 +97,16 @@ class Book:
         return book
 
 
-def book_of(stream: Stream, hit_rate: float = 0.0, block: int = 1) -> Book:
+def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Book:
     """An empty book for a cache with blocks of so many tokens: ids stand for one of them at least, and for text that is whole."""
     columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
     joined = -(-block // stream.block)
     if stream.prefixes is None:
         return Book(*columns, None, stream.block, hit_rate)
-    return Book(*columns, _whole(stream.prefixes, columns[1], stream.block, joined), stream.block * joined, hit_rate)
+    return Book(*columns, _whole_pieces(stream.prefixes, columns[1], stream.block, joined), stream.block * joined, hit_rate)
 
 
-def _whole(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
+def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
     """Ids of pieces that a prompt fills, so many joined into one; what is left at its end is nobody else's."""
     if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
         return prefixes

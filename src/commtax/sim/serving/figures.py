@@ -5,8 +5,8 @@ from math import nan
 
 import numpy as np
 
-from commtax.sim.serving.replica import Late, Replica, Segment
-from commtax.sim.serving.running import Run
+from commtax.sim.serving.replica import LateTokens, Replica, StepSegment
+from commtax.sim.serving.running import ServingRun
 
 Array = np.ndarray
 Columns = Mapping[str, Array]
@@ -14,7 +14,7 @@ MOST_PIECES = 64  # entries for the gaps of one segment
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
-def columns(run: Run) -> dict[str, Array]:
+def columns(run: ServingRun) -> dict[str, Array]:
     """One row a request: lengths, the times of its life, and what they make. TTFT and E2E count from sending.
 
     TPOT is (E2E - TTFT) / (output - 1), not a number where there is one token. ``wait_s`` passes before it is sent, ``queue_s``
@@ -49,12 +49,12 @@ def columns(run: Run) -> dict[str, Array]:
 def segments(engines: Sequence[Replica]) -> dict[str, Array]:
     """The logs of all engines as columns, with the engine's number."""
     owner = np.repeat([engine.number for engine in engines], [len(engine.log) for engine in engines])
-    return {**_columns([engine.log for engine in engines], Segment._fields), "engine": owner}
+    return {**_columns([engine.log for engine in engines], StepSegment._fields), "engine": owner}
 
 
 def late_tokens(engines: Sequence[Replica]) -> dict[str, Array]:
     """Tokens of all engines that came more than a step after those before them, as columns."""
-    return _columns([engine.late for engine in engines], Late._fields)
+    return _columns([engine.late for engine in engines], LateTokens._fields)
 
 
 def _columns(logs: Sequence[Sequence[tuple[float, ...]]], names: tuple[str, ...]) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil, sqrt
 
 from commtax.cost.surface import Surface
-from commtax.sim.serving.pool import Pool
+from commtax.sim.serving.pool import BlockPool
 
 Chunk = tuple[int, int, int]
 """A request, tokens of its prompt that a step computes, and tokens before them."""
@@ -19,7 +19,7 @@ NOBODY = ()
 class Lane:
     __slots__ = ("cached", "ends", "joined", "last_s", "phases", "pool", "prompts", "seqs", "step", "surface", "taken")
 
-    def __init__(self, pool: Pool, surface: Surface) -> None:
+    def __init__(self, pool: BlockPool, surface: Surface) -> None:
         self.pool, self.surface = pool, surface
         self.seqs = 0  # that decode
         self.cached = 0  # tokens in the cache of all of them

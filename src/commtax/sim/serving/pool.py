@@ -50,7 +50,7 @@ class Prefixes:
             self._idle.popitem(last=False)
 
 
-class Pool:
+class BlockPool:
     """Blocks are counted exactly: a request holds those of the tokens it has, or of all that it will have (``reserved``).
 
     Its states take the room of a fixed number of blocks more.

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules
 from commtax.sim.serving.lane import Chunk, Lane, steps_in
-from commtax.sim.serving.pool import Pool
+from commtax.sim.serving.pool import BlockPool
 
 Span = tuple[float, float]
 """Begin and end. An end is computed once: who is told a rounding later that it is over would come too late for the next step."""
 
 
-class Segment(NamedTuple):
+class StepSegment(NamedTuple):
     """Steps of one lane that follow each other alike."""
 
     begin_s: float
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
     lane: int
 
 
-class Late(NamedTuple):
+class LateTokens(NamedTuple):
     """Tokens that came more than a step after those before them: prompts went first, stages were busy, or the cache was full."""
 
     begin_s: float  # of the step that made them …
@@ -51,7 +51,7 @@ class Replica:
     def __init__(self, rules: Rules, book: Book, surface: Surface, ranks: int = 1, number: int = 0) -> None:
         self.rules, self.book, self.number = rules, book, number
         self.streams = rules.token_s > 0
-        self.lanes = [Lane(Pool(rules, book), surface) for _ in range(ranks)]
+        self.lanes = [Lane(BlockPool(rules, book), surface) for _ in range(ranks)]
         self.pools = [lane.pool for lane in self.lanes]
         self.clock = inf
         self.seen = -inf  # who has come by then may be in the next step
@@ -63,8 +63,8 @@ class Replica:
         self.undecided = 0  # steps of decodes that pass before who waits is looked at again
         self.ready = False  # whether each rank has a prompt to compute …
         self.passed = 0  # … and steps of decodes since that changed, or since prompts were computed
-        self.log: list[tuple[float, ...]] = []  # what a ``Segment`` has
-        self.late: list[tuple[float, ...]] = []  # what a ``Late`` has
+        self.log: list[tuple[float, ...]] = []  # what a ``StepSegment`` has
+        self.late: list[tuple[float, ...]] = []  # what a ``LateTokens`` has
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
 

@@ -10,7 +10,7 @@ from commtax.cost.surface import Surface
 from commtax.records import dataclass
 from commtax.sim.serving.book import Book, Rules, book_of
 from commtax.sim.serving.replica import Pipeline, Replica
-from commtax.spec.stream import Stream
+from commtax.spec.stream import RequestStream
 
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
 LOOK, LOOK_S = 256, 1.0  # requests and seconds between looks whether enough are answered
@@ -33,7 +33,7 @@ class Clients:
             heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
 
-def alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
+def run_alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
     """One engine and its own clients: nobody else needs to be waited for. It answers all, or the first ``enough``."""
 
     def send(_: int = -1, now: float = -inf) -> None:
@@ -50,7 +50,7 @@ def alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
     replica.run(enough=enough)
 
 
-def together(
+def run_together(
     engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool, enough: float = inf
 ) -> None:  # fmt: skip
     """Engines that depend on each other, through the router or through answers: nobody runs past what may still reach it.
@@ -59,7 +59,7 @@ def together(
     next engine's clock. They answer all, or where no answer brings one at least the first ``enough``.
     """
     if not feedback:
-        _onwards(engines, clients, send, enough)
+        _run_without_feedback(engines, clients, send, enough)
         return
     while True:
         now = clients.pending[0][0] if clients.pending else inf
@@ -74,7 +74,7 @@ def together(
             return
 
 
-def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], enough: float) -> None:
+def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], enough: float) -> None:
     """The same where answers bring nothing new: before each request all go on up to it, in any order."""
     look = enough  # requests that come before it is looked again whether enough are answered
     while clients.pending:
@@ -86,10 +86,10 @@ def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
         send(i, now)
         look -= 1
         if look <= 0:
-            if _answered(clients.book, now) >= enough:
+            if _count_answered(clients.book, now) >= enough:
                 return
             look = LOOK
-    while enough < inf and (now := min(engine.clock for engine in engines)) < inf and _answered(clients.book, now) < enough:
+    while enough < inf and (now := min(engine.clock for engine in engines)) < inf and _count_answered(clients.book, now) < enough:
         for engine in engines:
             engine.run(now + LOOK_S)
     if enough == inf:
@@ -97,7 +97,7 @@ def _onwards(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
             engine.run()
 
 
-def _answered(book: Book, now: float) -> int:
+def _count_answered(book: Book, now: float) -> int:
     """Requests that have their last token by then; who gets it later is not known while engines are no further."""
     return sum([done <= now for done in book.done_s])
 
@@ -178,7 +178,7 @@ class Fleet:
 
 
 @dataclass(slots=True)
-class Run:
+class ServingRun:
     """All that happened."""
 
     book: Book
@@ -193,13 +193,13 @@ class Run:
 
 
 def run(
-    stream: Stream,
+    stream: RequestStream,
     fleet: Fleet,
     hit_rate: float = 0.0,
-    watch: Callable[[Run], None] | None = None,
+    watch: Callable[[ServingRun], None] | None = None,
     enough: float = inf,
     prompted: bool = False,
-) -> Run:
+) -> ServingRun:
     """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
 
     ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then. ``prompted``
@@ -208,7 +208,7 @@ def run(
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
     book.elsewhere = [prompted] * len(stream)
     engines = fleet.workers.build(book)
-    ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
+    ran = ServingRun(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
         _send(ran, fleet, stream, enough)
         return ran
@@ -220,26 +220,26 @@ def run(
     return ran
 
 
-def _send(ran: Run, fleet: Fleet, stream: Stream, enough: float = inf) -> None:
+def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = inf) -> None:
     book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
-        _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight, enough)
+        _run_disaggregated(book, fleet, ran.prompt_engines, engines, stream.in_flight, enough)
         return
     if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
             if own:
-                alone(engine, Clients(book, stream.in_flight, own), enough if len(engines) == 1 else inf)
+                run_alone(engine, Clients(book, stream.in_flight, own), enough if len(engines) == 1 else inf)
         return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
     if clients.cap < inf:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
-    together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
+    run_together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
 
 
-def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
+def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
     """Prompts on workers of their own; a prompt's cache goes over its worker's links to those of the one that decodes it.
 
     Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
@@ -267,15 +267,15 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
     if waits:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
-        together([*before, *engines], clients, send, feedback=True)
+        run_together([*before, *engines], clients, send, feedback=True)
     else:
         if fleet.router == "round-robin":  # each has its own share of requests
             for place, engine in enumerate(before):
-                alone(engine, Clients(book, inf, range(place, len(book.arrival_s), len(before))))
+                run_alone(engine, Clients(book, inf, range(place, len(book.arrival_s), len(before))))
         else:
-            together(before, clients, send, feedback=False)
+            run_together(before, clients, send, feedback=False)
         clients.pending = wire.pending
-        together(engines, clients, send, feedback=False, enough=enough)
+        run_together(engines, clients, send, feedback=False, enough=enough)
 
 
 class _Wire:

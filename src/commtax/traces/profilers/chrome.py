@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import islice
 
 from commtax.evidence.thresholds import thresholds
-from commtax.files import OUTPUT_BYTES, Json, Stream, parse_json
+from commtax.files import OUTPUT_BYTES, FileStream, Json, parse_json
 from commtax.statement import Note, Refusal
 from commtax.timeline import PRODUCER
 from commtax.traces.profilers import kineto
-from commtax.traces.trace import KINDS, Step, Trace, timeline_of
+from commtax.traces.trace import KINDS, Trace, TraceStep, timeline_of
 
 PHASES = {"decode": "decode", "prompts": "prefill", "both": "mixed"}
 TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
@@ -39,7 +39,7 @@ def looks_like(raw: bytes) -> bool:
     return b'"traceEvents"' in text or (begins == b"[" and b'"ph"' in text)
 
 
-def read_own(stream: Stream) -> list[Trace]:
+def read_own(stream: FileStream) -> list[Trace]:
     """Each lane of a trace of ours."""
     name = stream.path.name
     document = parse_json(stream.whole(OUTPUT_BYTES), f"trace '{name}'")
@@ -50,7 +50,7 @@ def read_own(stream: Stream) -> list[Trace]:
         for event in events:
             if event.get("ph") == "X":
                 slices[lanes[event["tid"]]].append(event)
-        found = [_of_lane(lane, number, of_lane) for number, (lane, of_lane) in enumerate(slices.items()) if of_lane]
+        found = [_lane_trace(lane, number, of_lane) for number, (lane, of_lane) in enumerate(slices.items()) if of_lane]
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
         raise Refusal(f"trace '{name}': written by {PRODUCER}, and not as it writes them ({error!r:.80})", "trace") from None
     if not found:
@@ -58,7 +58,7 @@ def read_own(stream: Stream) -> list[Trace]:
     return found
 
 
-def _of_lane(lane: str, number: int, slices: Sequence[Json]) -> Trace:
+def _lane_trace(lane: str, number: int, slices: Sequence[Json]) -> Trace:
     rows = [(lane, *_span(e), e["cat"] if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
     every = (s for e in slices for s in _steps(e))
     steps = [replace(s, index=i) for i, s in enumerate(islice(every, COUNT.most_steps))]
@@ -87,7 +87,7 @@ def _span(event: Json) -> tuple[float, float]:
     return start, start + seconds
 
 
-def _steps(event: Json) -> Iterator[Step]:
+def _steps(event: Json) -> Iterator[TraceStep]:
     """The steps that a slice stands for."""
     match = _ALIKE.match(str(event["name"]))
     if not match:
@@ -97,10 +97,10 @@ def _steps(event: Json) -> Iterator[Step]:
     phase, each = PHASES.get(event["cat"], ""), (end - start) / max(count, 1)
     for i in range(count):
         window = start + i * each, start + (i + 1) * each
-        yield Step(0, str(event["name"]), *window, window, phase, decodes, bool(tokens), tokens)
+        yield TraceStep(0, str(event["name"]), *window, window, phase, decodes, bool(tokens), tokens)
 
 
-def read(stream: Stream) -> list[Trace]:
+def read(stream: FileStream) -> list[Trace]:
     """The PyTorch profiler's, of each device one, or a refusal that says what else a trace holds."""
     traces = kineto.read_each(stream)
     if any(found.on_device or len(found.timeline.name) or found.steps or found.collectives for found in traces):
@@ -112,7 +112,7 @@ def read(stream: Stream) -> list[Trace]:
     raise Refusal(f"trace '{stream.path.name}': a Chrome trace without device kernels: {found}", "trace")
 
 
-def _categories(stream: Stream) -> set[str]:
+def _categories(stream: FileStream) -> set[str]:
     """All categories that are named in a file, up to a hundred."""
     found: set[str] = set()
     rest = b""

@@ -20,7 +20,7 @@ from commtax.files import Json, MiB
 from commtax.statement import Refusal
 from commtax.timeline import Column
 from commtax.traces import trace
-from commtax.traces.profilers.kineto_facts import TABLE, Facts, facts_of
+from commtax.traces.profilers.kineto_facts import TABLE, EventFacts, facts_of
 
 T = TypeVar("T")
 KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)
@@ -88,7 +88,7 @@ class _Roles(dict[str, int]):
         return role
 
 
-class Interned(dict[Hashable, int]):
+class NumberedThings(dict[Hashable, int]):
     """Things numbered in the order in which they came; ``signs``: what their text takes."""
 
     signs = 0
@@ -144,8 +144,8 @@ class Columns:
 
     def __init__(self, name: str) -> None:
         self.file = name
-        self.names, self.threads, self.lanes, self.facts = Interned(), Interned(), Interned(), Interned()
-        self.facts[Facts()] = 0
+        self.names, self.threads, self.lanes, self.facts = NumberedThings(), NumberedThings(), NumberedThings(), NumberedThings()
+        self.facts[EventFacts()] = 0
         self.device = Rows(start="q", end="q", name="i", lane="i", correlation="q", facts="i", copies="b")
         self.launches = Rows(start="q", end="q", name="i", thread="i", correlation="q")
         self.host = Rows(start="q", end="q", name="i", thread="i", role="b", facts="i")

@@ -32,7 +32,7 @@ _CONTROLS = bytes(32 if sign < 32 else sign for sign in range(256))
 _NO_NUMBER = re.compile(rb"(:\s*+)-?(?:nan|inf|infinity)(?=\s*+[,}\]])", re.I)
 
 
-def repaired(text: bytes) -> bytes:
+def repair_json(text: bytes) -> bytes:
     """JSON whose strings hold what writers leave in them: controls, bytes that are no UTF-8, single backslashes; nan is null.
 
     >>> repaired(b'{"name": "C:\\\\Users\\x01", "share": -nan}')
@@ -49,7 +49,7 @@ def repaired(text: bytes) -> bytes:
     return text
 
 
-class Listed(Generic[Item]):
+class ListedObjects(Generic[Item]):
     """The objects of a file's list under ``key`` (or of the file, where it is a list), as ``decode`` makes them of ``[…]``.
 
     ``decode`` refuses with ``ValueError`` or ``RecursionError`` what is no JSON; ``is_item`` tells one of the list from what may be
@@ -151,7 +151,7 @@ class Listed(Generic[Item]):
         if self._broken:
             raise self._broken
         try:
-            parse_json(repaired(held), self.name, depth=None)
+            parse_json(repair_json(held), self.name, depth=None)
         except Refusal:
             raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
         raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
@@ -160,7 +160,7 @@ class Listed(Generic[Item]):
         """Whether the list begins at one of these places: what stands before it is then an object without its end."""
         for place in places:
             try:
-                before = parse_json(repaired(held[: place.start()]) + b'"":0}', self.name, depth=None)
+                before = parse_json(repair_json(held[: place.start()]) + b'"":0}', self.name, depth=None)
             except Refusal:
                 continue
             if held[place.end() : place.end() + 1] != b"[":
@@ -257,7 +257,7 @@ class Listed(Generic[Item]):
         text = b'{"":0' + (rest if rest[:1] != b"}" else rest[:1])
         for _ in range(32 if len(text) < MiB else 2):  # without its last key, and without the one before …
             try:
-                self.around.update(parse_json(repaired(text), self.name, depth=None))
+                self.around.update(parse_json(repair_json(text), self.name, depth=None))
                 return
             except Refusal:
                 self.partial = "cut off behind its events" if not self._broken else str(self._broken)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from commtax.evidence.thresholds import counts
-from commtax.files import TRACE_BYTES, Json, Stream, opened
+from commtax.files import TRACE_BYTES, FileStream, Json, open_stream
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers.columns import CALL, WRONG, Columns
-from commtax.traces.profilers.json_pieces import Listed
-from commtax.traces.profilers.kineto_run import Groups, Run
-from commtax.traces.trace import Collective, Device, Step, Trace
+from commtax.traces.profilers.json_pieces import ListedObjects
+from commtax.traces.profilers.kineto_run import Groups, RankEvents
+from commtax.traces.trace import Collective, Device, Trace, TraceStep
 from commtax.units import plural
 
 _RANK = tuple(
@@ -29,20 +29,20 @@ _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json
 COUNT = counts(__name__)
 
 
-def read(given: Stream | Path | str) -> Trace:
+def read(given: FileStream | Path | str) -> Trace:
     """Read ``.json`` or ``.json.gz``; of a file that is cut off what is whole; of several devices the first."""
-    if not isinstance(given, Stream):
-        with opened(given, "trace") as stream:
+    if not isinstance(given, FileStream):
+        with open_stream(given, "trace") as stream:
             return read(stream)
-    return from_pieces(_limited(given), given.path.name)
+    return from_pieces(_limited_pieces(given), given.path.name)
 
 
-def read_each(stream: Stream) -> list[Trace]:
+def read_each(stream: FileStream) -> list[Trace]:
     """… of several devices that one process drove each."""
-    return each_from_pieces(_limited(stream), stream.path.name)
+    return traces_from_pieces(_limited_pieces(stream), stream.path.name)
 
 
-def _limited(stream: Stream) -> Iterator[bytes]:
+def _limited_pieces(stream: FileStream) -> Iterator[bytes]:
     total = 0
     for piece in stream.pieces(counts("traces.profilers.json_pieces").piece_bytes):
         total += len(piece)
@@ -52,16 +52,16 @@ def _limited(stream: Stream) -> Iterator[bytes]:
 
 def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
     """A trace from the pieces of its text, however they are cut."""
-    return each_from_pieces(pieces, name)[0]
+    return traces_from_pieces(pieces, name)[0]
 
 
-def each_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Trace]:
+def traces_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Trace]:
     """The traces of all devices in it."""
     from commtax.traces.profilers import kineto_events as typed  # and with it msgspec, for those who read a trace
 
     columns = Columns(name)
-    known = typed.Known(columns)
-    listed = Listed(pieces, "traceEvents", typed.Decoder(), typed.is_event, name)
+    known = typed.CollectiveNumber(columns)
+    listed = ListedObjects(pieces, "traceEvents", typed.Decoder(), typed.is_event, name)
     for events in listed:
         typed.take(columns, events, known)
     columns.wrong += listed.damaged
@@ -100,9 +100,9 @@ def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace
     listed = job.get("pg_config")
     groups = [g for g in listed if isinstance(g, dict)] if isinstance(listed, list) else []
     # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
-    sizes = {_whole(g.get("pg_size")) for g in groups} - {0, 1}
-    run = Run(columns, sizes.pop() if len(sizes) == 1 else 0, _groups(groups))
-    world = _whole(job.get("world_size"))
+    sizes = {_whole_number(g.get("pg_size")) for g in groups} - {0, 1}
+    run = RankEvents(columns, sizes.pop() if len(sizes) == 1 else 0, _groups(groups))
+    world = _whole_number(job.get("world_size"))
     parts = run.by_device() if run.on_device and world < 2 else []  # of a job's rank the file is one
     said = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
     damage = [Note("partial", f"the file is not read to its end: {partial}")] if partial else []
@@ -111,14 +111,16 @@ def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace
     return [_trace(head, part, n, world, name, partial, damage + said, gradients) for n, part in parts or [(rank, run)]]
 
 
-def _trace(head: Json, run: Run, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int) -> Trace:
+def _trace(
+    head: Json, run: RankEvents, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int
+) -> Trace:
     """What one device ran."""
     steps = run.steps()
     collectives = run.collectives(steps)
     return Trace(
         rank=rank,
         world=world,
-        origin_ns=run.origin_ns + _whole(head.get("baseTimeNanoseconds")),
+        origin_ns=run.origin_ns + _whole_number(head.get("baseTimeNanoseconds")),
         on_device=run.on_device,
         timeline=run.timeline(f"rank {rank}"),
         collectives=tuple(collectives),
@@ -134,7 +136,7 @@ def _trace(head: Json, run: Run, rank: int, world: int, name: str, partial: str,
     )
 
 
-def _whole(told: Any) -> int:
+def _whole_number(told: Any) -> int:
     """A whole number of a trace's head; 0 where there is none."""
     try:
         number = int(told or 0)
@@ -146,7 +148,7 @@ def _whole(told: Any) -> int:
 def _rank(job: Json, name: str) -> int:
     """As the trace tells it, else as its file is called: rank1.….pt.trace.json, t_rank-0.json, …-TP-3.trace.json.gz, r1.json."""
     if isinstance(job.get("rank"), int):
-        return _whole(job["rank"])
+        return _whole_number(job["rank"])
     found = next((match for pattern in _RANK if (match := pattern.search(name))), None)
     return int(found[1]) if found else 0
 
@@ -171,16 +173,16 @@ def _groups(listed: Iterable[Json]) -> Groups:
 def _device(head: Json, used: Counter[object]) -> Device | None:
     """The GPU that most of the rank's kernels ran on, from ``deviceProperties``; None where a trace has none."""
     given = head.get("deviceProperties")
-    listed = [d for d in given if isinstance(d, dict) and _whole(d.get("totalGlobalMem"))] if isinstance(given, list) else []
+    listed = [d for d in given if isinstance(d, dict) and _whole_number(d.get("totalGlobalMem"))] if isinstance(given, list) else []
     if not listed:
         return None
     number = next((n for n, _ in used.most_common() if isinstance(n, int)), 0)
     own = next((d for d in listed if d.get("id") == number), listed[0])
     alike = sum(d.get("totalGlobalMem") == own["totalGlobalMem"] and d.get("name") == own.get("name") for d in listed)
-    return Device(str(own.get("name", "")).strip(), float(own["totalGlobalMem"]), _whole(own.get("numSms")), alike)
+    return Device(str(own.get("name", "")).strip(), float(own["totalGlobalMem"]), _whole_number(own.get("numSms")), alike)
 
 
-def _notes(run: Run, collectives: Sequence[Collective], steps: Sequence[Step]) -> Iterator[Note]:
+def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[TraceStep]) -> Iterator[Note]:
     if not run.on_device:
         yield Note("no device", "no device events: times are the host's")
     if run.on_device and (called := len(run.of(CALL))) and not collectives:

@@ -35,7 +35,7 @@ from commtax.traces.profilers.columns import (
     all_ns,
     ns,
 )
-from commtax.traces.profilers.json_pieces import repaired
+from commtax.traces.profilers.json_pieces import repair_json
 from commtax.traces.profilers.kineto_facts import KEYS
 
 NONE = msgspec.Raw(b"")
@@ -54,13 +54,13 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = NONE
 
 
-class Exact(Event, gc=False):
+class ExactEvent(Event, gc=False):
     """One event whose time of beginning stays text: microseconds since 1970 with nanoseconds behind the point."""
 
     ts: msgspec.Raw = NONE  # type: ignore[assignment]
 
 
-class Odd:
+class OddEvent:
     """One event that does not fit those types, as JSON has it."""
 
     __slots__ = ("event", "ph")
@@ -70,13 +70,13 @@ class Odd:
         self.event, self.ph = event, "odd" if isinstance(event, dict) and "ph" in event else ""
 
 
-class _Launched(msgspec.Struct, gc=False):
+class _LaunchArguments(msgspec.Struct, gc=False):
     """What the arguments of a call of the driver tell."""
 
     correlation: int | None = None
 
 
-class _Ran(msgspec.Struct, gc=False):
+class _DeviceArguments(msgspec.Struct, gc=False):
     """What the arguments of a device event tell; the last three are there where a collective's are."""
 
     correlation: int | None = None
@@ -95,12 +95,12 @@ _Told = msgspec.defstruct(
 )
 """What facts are made of, as text."""
 COUNT = counts(__name__)
-Typed = Event | Exact
+Typed = Event | ExactEvent
 _TOLD = msgspec.json.Decoder(_Told).decode
-_LAUNCHED, _RAN = msgspec.json.Decoder(_Launched).decode, msgspec.json.Decoder(_Ran).decode
+_LAUNCHED, _RAN = msgspec.json.Decoder(_LaunchArguments).decode, msgspec.json.Decoder(_DeviceArguments).decode
 _EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_EVENTS, _EXACTS = msgspec.json.Decoder(list[Event]).decode, msgspec.json.Decoder(list[Exact]).decode
-_EVENT, _EXACT = msgspec.json.Decoder(Event).decode, msgspec.json.Decoder(Exact).decode
+_EVENTS, _EXACTS = msgspec.json.Decoder(list[Event]).decode, msgspec.json.Decoder(list[ExactEvent]).decode
+_EVENT, _EXACT = msgspec.json.Decoder(Event).decode, msgspec.json.Decoder(ExactEvent).decode
 _TIME, _FIELDS = attrgetter("ts"), attrgetter("name", "ts", "dur", "pid", "tid", "args")
 
 
@@ -110,23 +110,23 @@ class Decoder:
     def __init__(self) -> None:
         self.exact = False
 
-    def __call__(self, text: bytes) -> list[Typed | Odd]:
+    def __call__(self, text: bytes) -> list[Typed | OddEvent]:
         """Events; a text that is no JSON even when repaired is a ``ValueError`` or a ``RecursionError``."""
         if not self.exact:
-            events = _typed(text, False)
+            events = _decode_events(text, False)
             largest = max(map(_TIME, events), default=0.0)
             if largest < LARGE_US:
                 return events
             self.exact = largest >= LARGE_US  # not where it is no number
-        return _typed(text, True)
+        return _decode_events(text, True)
 
 
-def is_event(event: Typed | Odd) -> bool:
+def is_event(event: Typed | OddEvent) -> bool:
     """Whether an object is an event, and not a part of one; some writers leave out that it is complete."""
     return bool(event.ph) or (event.dur > 0 and event.name is not None)
 
 
-class Known:
+class CollectiveNumber:
     """The number of what arguments tell of a collective: many events tell the same, and their other arguments are not looked at."""
 
     def __init__(self, columns: Columns) -> None:
@@ -142,19 +142,19 @@ class Known:
         return number
 
 
-def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
+def take(columns: Columns, events: Sequence[Typed | OddEvent], known: CollectiveNumber) -> None:
     """Add events to the columns."""
     shapes = set(map(type, events))
     if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
-        for shape in (Event, Exact):
+        for shape in (Event, ExactEvent):
             take(columns, [e for e in events if type(e) is shape], known)
-        for odd in (e for e in events if isinstance(e, Odd)):
+        for odd in (e for e in events if isinstance(e, OddEvent)):
             columns.take(odd.event)
         return None
-    if shapes == {Odd}:
+    if shapes == {OddEvent}:
         return take(columns, [*events, Event()], known)
     held: dict[int, list[Any]] = {kind: [] for kind in range(OTHER + 1)}
-    by_category = _Appending(held)
+    by_category = _AppendByCategory(held)
     for event in events:
         if event.ph == "X" or (not event.ph and event.dur > 0):
             by_category[event.cat](event)
@@ -166,7 +166,7 @@ def take(columns: Columns, events: Sequence[Typed | Odd], known: Known) -> None:
     return columns.judge_size()
 
 
-class _Appending(dict[str, Callable[[Any], None]]):
+class _AppendByCategory(dict[str, Callable[[Any], None]]):
     """By category, what appends an event to the list of its kind."""
 
     def __init__(self, held: Mapping[int, list[Any]]) -> None:
@@ -179,7 +179,7 @@ class _Appending(dict[str, Callable[[Any], None]]):
 
 def _earliest(events: list[Any]) -> int | None:
     """When the first of them begins."""
-    exact = isinstance(events[0], Exact)
+    exact = isinstance(events[0], ExactEvent)
     times = [_number(e.ts) for e in events] if exact else []
     low = min(times) if exact else min(map(_TIME, events))
     if not EARLIEST_NS < low * 1000 < LATEST_NS:  # nor is anything less than what is no number
@@ -188,7 +188,7 @@ def _earliest(events: list[Any]) -> int | None:
     return min(ns(bytes(e.ts).decode()) for e, at in zip(events, times, strict=True) if at <= low) if exact else ns(low)
 
 
-class _Kept(NamedTuple):
+class _EventColumns(NamedTuple):
     """Events of one kind as columns: each is touched once, since what is spread over the memory is slow to touch."""
 
     names: Sequence[str]
@@ -199,9 +199,11 @@ class _Kept(NamedTuple):
     args: Sequence[msgspec.Raw]
 
 
-def _place(columns: Columns, known: Known, kind: int, events: list[Any]) -> None:
+def _place(columns: Columns, known: CollectiveNumber, kind: int, events: list[Any]) -> None:
     """All at once, or one by one where the arguments of some do not fit their types."""
-    kept, starts, ends = _timed(columns, _Kept(*zip(*map(_FIELDS, events), strict=True)), isinstance(events[0], Exact))
+    kept, starts, ends = _with_times(
+        columns, _EventColumns(*zip(*map(_FIELDS, events), strict=True)), isinstance(events[0], ExactEvent)
+    )
     if not len(starts):
         return
     try:
@@ -210,7 +212,7 @@ def _place(columns: Columns, known: Known, kind: int, events: list[Any]) -> None
         elif kind == LAUNCH:
             _place_launches(columns, kept, starts, ends)
         else:
-            _place_ran(columns, known, kind, kept, starts, ends)
+            _place_device_events(columns, known, kind, kept, starts, ends)
         columns.begun(int(starts.min()), len(starts))
     except WRONG:
         rows = zip(kept.names, starts.tolist(), ends.tolist(), kept.pids, kept.tids, kept.args, strict=True)
@@ -222,7 +224,7 @@ def _place(columns: Columns, known: Known, kind: int, events: list[Any]) -> None
                 columns.wrong += 1
 
 
-def _timed(columns: Columns, kept: _Kept, exact: bool) -> tuple[_Kept, Column, Column]:
+def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_EventColumns, Column, Column]:
     """Those that have a name and times that a clock shows, with their starts and ends."""
     lasting = np.array(kept.lasting)
     times = np.array(list(map(_number, kept.times)) if exact else kept.times)
@@ -232,13 +234,13 @@ def _timed(columns: Columns, kept: _Kept, exact: bool) -> tuple[_Kept, Column, C
         sound &= np.array([name is not None for name in kept.names])
     if not sound.all():
         columns.wrong += int(np.sum(~sound))
-        kept = _Kept(*(tuple(compress(column, sound.tolist())) for column in kept))
+        kept = _EventColumns(*(tuple(compress(column, sound.tolist())) for column in kept))
         times, lasting = times[sound], lasting[sound]
     starts = np.array([ns(bytes(at).decode()) for at in kept.times], dtype=np.int64) if exact else all_ns(times)
     return kept, starts, starts + all_ns(np.maximum(lasting, 0.0))
 
 
-def _place_launches(columns: Columns, kept: _Kept, starts: Column, ends: Column) -> None:
+def _place_launches(columns: Columns, kept: _EventColumns, starts: Column, ends: Column) -> None:
     told: list[Any] = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
     numbers, threads = list(map(columns.names.__getitem__, kept.names)), list(map(columns.threads.__getitem__, kept.tids))
     if None in told:
@@ -248,7 +250,9 @@ def _place_launches(columns: Columns, kept: _Kept, starts: Column, ends: Column)
     columns.launches.extend(starts, ends, numbers, threads, told)
 
 
-def _place_ran(columns: Columns, known: Known, kind: int, kept: _Kept, starts: Column, ends: Column) -> None:
+def _place_device_events(
+    columns: Columns, known: CollectiveNumber, kind: int, kept: _EventColumns, starts: Column, ends: Column
+) -> None:
     ran = [_RAN(args or _EMPTY) for args in kept.args]
     lanes, numbers = columns.lanes, list(map(columns.names.__getitem__, kept.names))
     places, correlations, told = [], [], [0] * len(ran)
@@ -269,25 +273,25 @@ def _number(raw: msgspec.Raw) -> float:
         return math.nan
 
 
-def _typed(text: bytes, exact: bool) -> list[Any]:
+def _decode_events(text: bytes, exact: bool) -> list[Any]:
     """Events of a list; what does not fit the types comes as JSON has it."""
     whole: Callable[[bytes], list[Any]] = _EXACTS if exact else _EVENTS
     try:
         return whole(text)
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
         if not isinstance(error, msgspec.ValidationError):
-            text = repaired(text)
+            text = repair_json(text)
     try:
         return whole(text)
     except msgspec.ValidationError:
-        return [_one(each, exact) for each in _EACH(repaired(text))]
+        return [_one(each, exact) for each in _EACH(repair_json(text))]
 
 
-def _one(raw: msgspec.Raw, exact: bool) -> Typed | Odd:
+def _one(raw: msgspec.Raw, exact: bool) -> Typed | OddEvent:
     try:
         return _EXACT(raw) if exact else _EVENT(raw)
     except msgspec.ValidationError:
-        return Odd(_loads(raw))
+        return OddEvent(_loads(raw))
 
 
 def _loads(raw: msgspec.Raw) -> Json:

@@ -26,7 +26,7 @@ _UNDESCRIBED = ("", "undefined")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class EventFacts:
     """Of one event; those of many are alike. ``taken`` and ``given``: bytes of the message; ``tensors``: of a call's inputs."""
 
     name: str = ""
@@ -53,7 +53,7 @@ class Facts:
         return self.tensors[0] * shares if self.tensors and shares else None
 
 
-def facts_of(name: str, args: Json) -> Facts:
+def facts_of(name: str, args: Json) -> EventFacts:
     """What an event's arguments tell."""
     described, called = str(args.get("Process Group Description", "")), str(args.get("Process Group Name", ""))
     sized = "In msg nelems" in args and "dtype" in args
@@ -61,7 +61,7 @@ def facts_of(name: str, args: Json) -> Facts:
     counts = [args.get(key) if size is not None else None for key in ("In msg nelems", "Out msg nelems")]
     taken, given = (None if size is None or count is None else float(count) * size for count in counts)
     inputs = zip(args.get("Input Dims") or (), args.get("Input type") or (), strict=False)
-    return Facts(
+    return EventFacts(
         name=name,
         collective=call_op(str(args.get("Collective name", ""))),
         ranks=_ranks(name, args),

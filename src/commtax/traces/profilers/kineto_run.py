@@ -19,8 +19,8 @@ from commtax.timeline import Column, Timeline, pairs
 from commtax.traces import trace
 from commtax.traces.coverage import Coverage, coverage
 from commtax.traces.profilers.columns import CALL, COPY_KERNELS, OWN, RECORD, SHARED, STEP, TORCH_CALL, WAIT_KERNELS, Columns
-from commtax.traces.profilers.kineto_facts import TABLE, Facts
-from commtax.traces.trace import Collective, Span, Step, holding
+from commtax.traces.profilers.kineto_facts import TABLE, EventFacts
+from commtax.traces.trace import Collective, Span, TraceStep, holding
 
 Groups = Mapping[str, tuple[int, ...]]
 """Ranks of the process groups, by name."""
@@ -33,7 +33,7 @@ Issuers = tuple[list[float], list[float], list[int], list[int]]
 """Host calls of one thread that may issue a collective, in order: their starts, ends, names and facts."""
 
 
-class Run:
+class RankEvents:
     """One rank's events; times are seconds since its first. ``world``: the size of groups that are not told."""
 
     def __init__(self, columns: Columns, world: int, groups: Groups) -> None:
@@ -41,9 +41,9 @@ class Run:
         self.world, self.groups, self.strays = world, groups, 0
         self.names: tuple[str, ...] = tuple(map(str, columns.names))
         self.threads, self.lanes = tuple(columns.threads), list(columns.lanes)
-        self.facts: list[Facts] = [f for f in columns.facts if isinstance(f, Facts)]
+        self.facts: list[EventFacts] = [f for f in columns.facts if isinstance(f, EventFacts)]
         self.device, launches, self.host, self.work, trained = (
-            _in_seconds(rows.taken(), origin)
+            _to_seconds(rows.taken(), origin)
             for rows in (columns.device, columns.launches, columns.host, columns.work, columns.trained)
         )
         self.trained = trained["start"]
@@ -53,10 +53,10 @@ class Run:
             self.device["copies"] = self.device["copies"].astype(bool) | copies
             self._order()
         self.on_device = bool(len(self.device["start"]))
-        self.launches = _one_each(launches, self._named(lambda name: "aunch" in name))
+        self.launches = _one_per_correlation(launches, self._named(lambda name: "aunch" in name))
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
 
-    def by_device(self) -> list[tuple[int, Run]]:
+    def by_device(self) -> list[tuple[int, RankEvents]]:
         """The devices that one process computed on, each with what ran on it; none where there is one."""
         numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
         device = np.array(numbers, dtype=int)[self.device["lane"]]
@@ -66,7 +66,7 @@ class Run:
         used = np.flatnonzero(busy > LEVEL.fair * busy.max()).tolist()
         return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
 
-    def _only(self, rows: Column) -> Run:
+    def _only(self, rows: Column) -> RankEvents:
         """With some of the device's events alone."""
         part = copy(self)
         part.device = {key: column[rows] for key, column in self.device.items()}
@@ -137,15 +137,15 @@ class Run:
             found[place[0] if isinstance(place, tuple) else None] += count
         return found
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[TraceStep]:
         """Steps that somebody named, else those that repeated graph launches show; moved to when the device ran them, where the
         trace holds launches that tell."""
         rows = self.of(STEP)
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
-        named = trace.trained(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
+        named = trace.mark_training(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
         if named:
             return self._on_device(named) if len(self._worked) else named
-        return trace.trained(trace.graph_steps(self._replays()), self.trained)
+        return trace.mark_training(trace.graph_steps(self._replays()), self.trained)
 
     def _replays(self) -> Iterator[tuple[float, bytes, float, float]]:
         """Of each replayed graph: when it was launched, its kernels as one sign, and when it ran."""
@@ -167,7 +167,7 @@ class Run:
             return max(own, self._unlaunched(rows, begin, end))
 
         spans = np.stack([self.device["start"][rows], self.device["end"][rows]], axis=1)
-        start, end, strays = trace.without_strays(spans, host_s)
+        start, end, strays = trace.main_span(spans, host_s)
         self.strays += strays
         return start, end
 
@@ -197,7 +197,7 @@ class Run:
         waits = self._named(lambda name: any(word in name.lower() for word in words))[self.launches["name"]]
         return coverage(self.launches["start"][waits], self.launches["end"][waits])
 
-    def _on_device(self, steps: list[Step]) -> list[Step]:
+    def _on_device(self, steps: list[TraceStep]) -> list[TraceStep]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
         linked = self._worked
         within = holding([s.host for s in steps], self.launched_s[linked])
@@ -209,7 +209,7 @@ class Run:
                 step = steps[int(within[begin])]
                 window = self._window(linked[begin:end], step.host[1])
                 moved += [replace(step, start_s=window[0], end_s=window[1])] if window[1] > window[0] else []
-        return trace.numbered(trace.until_the_next(moved))
+        return trace.number_steps(trace.extend_steps(moved))
 
     @cached_property
     def kernels_sent(self) -> Column:
@@ -233,7 +233,7 @@ class Run:
                 return rows
         return np.empty(0, dtype=int)
 
-    def collectives(self, steps: Sequence[Step]) -> list[Collective]:
+    def collectives(self, steps: Sequence[TraceStep]) -> list[Collective]:
         """In order of their start."""
         ran, named = [(s.start_s, s.end_s) for s in steps], bool(steps) and steps[0].host != trace.EVER
         host_begins = self.host["start"][self.host_sent]
@@ -320,14 +320,14 @@ def _around(calls: Issuers, at: float) -> list[tuple[int, int]]:
     return [(names[i], facts[i]) for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1) if at <= ends[i]]
 
 
-def _in_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
+def _to_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
     for key in ("start", "end"):
         if key in rows:
             rows[key] = (rows[key] - origin_ns) * 1e-9
     return rows
 
 
-def _one_each(launches: dict[str, Column], launching: Column) -> dict[str, Column]:
+def _one_per_correlation(launches: dict[str, Column], launching: Column) -> dict[str, Column]:
     """One call for each correlation, in its order: the last that launches, else the first."""
     number = np.argsort(np.argsort(launches["start"], kind="stable"))
     better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
@@ -348,11 +348,11 @@ def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
     """Rows of those that are able and lie in no other such operation of their thread."""
     rows = np.flatnonzero(able)
     rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
-    kept = [_ahead(ops["start"][part], ops["end"][part]) for part in np.split(rows, _edges(ops["thread"][rows])[1:-1])]
+    kept = [_begins_after_all(ops["start"][part], ops["end"][part]) for part in np.split(rows, _edges(ops["thread"][rows])[1:-1])]
     return rows[np.concatenate(kept)] if len(rows) else rows
 
 
-def _ahead(start: Column, end: Column) -> Column:
+def _begins_after_all(start: Column, end: Column) -> Column:
     """Which spans, in order, begin after all before them have ended."""
     return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.thresholds import counts
 from commtax.files import Json
+from commtax.traces.profilers.kineto_shape import host_event
 from commtax.traces.profilers.nsys_database import Database
-from commtax.traces.profilers.shaped import on_host
 
 COMMUNICATOR, RANKS, RANK, SIZE = "NCCL communicator ID", "No. of ranks", "Rank", "Message size [bytes]"
 HEADER = struct.Struct("<QQQQ")
@@ -27,7 +27,7 @@ Schemas = dict[tuple[int, int], list[tuple[str, int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class NcclCall:
     """One call: its name without ``nccl``, when it ran, where, and what was handed over."""
 
     name: str
@@ -63,9 +63,9 @@ def payload_of(raw: object, known: Schemas) -> Payload:
     return told
 
 
-def until_launched(ranges: Iterable[Range]) -> Iterator[Range]:
+def extend_to_group(ranges: Iterable[NcclCall]) -> Iterator[NcclCall]:
     """Calls, each as long as it may launch something: to the end of the group that it stands in."""
-    open_groups: dict[object, list[Range]] = {}
+    open_groups: dict[object, list[NcclCall]] = {}
     depth: dict[object, int] = {}
     for call in sorted(ranges, key=lambda r: r.start_ns):
         thread = call.thread
@@ -84,18 +84,18 @@ def until_launched(ranges: Iterable[Range]) -> Iterator[Range]:
         yield from waiting
 
 
-def place(ranges: Iterable[Range]) -> tuple[int, int] | None:
+def place(ranges: Iterable[NcclCall]) -> tuple[int, int] | None:
     """The rank and how many there are, of the largest communicator that was made."""
     made = [(r.payload.get(RANKS, 0), -r.start_ns, r.payload.get(RANK, -1)) for r in ranges]
     ranks, _, rank = max(made, default=(0, 0, -1))
     return (rank, ranks) if 0 <= rank < ranks <= COUNT.most_ranks else None
 
 
-def events(ranges: Sequence[Range]) -> Iterator[Json]:
+def events(ranges: Sequence[NcclCall]) -> Iterator[Json]:
     """The calls of collectives as the PyTorch profiler records them."""
     made = (r.payload for r in ranges if COMMUNICATOR in r.payload)
     sizes = {p[COMMUNICATOR]: p[RANKS] for p in made if 0 < p.get(RANKS, 0) <= COUNT.most_ranks}  # ranks of each communicator
-    for call in until_launched(ranges):
+    for call in extend_to_group(ranges):
         op = call_op(call.name)
         if not op or call.name.startswith("Comm"):
             continue
@@ -106,4 +106,4 @@ def events(ranges: Sequence[Range]) -> Iterator[Json]:
         if SIZE in told and shares and call.alone:
             whole = told[SIZE] * shares
             args |= {"In msg nelems": whole, "Out msg nelems": whole, "dtype": "Byte"}
-        yield on_host("user_annotation", f"nccl:{call.name}", (call.start_ns, call.end_ns), call.thread, **args)
+        yield host_event("user_annotation", f"nccl:{call.name}", (call.start_ns, call.end_ns), call.thread, **args)

@@ -17,12 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from commtax.evidence.thresholds import levels
-from commtax.files import Document, Json, Stream
+from commtax.files import Document, FileStream, Json
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.kineto import assemble
-from commtax.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, on_disk
-from commtax.traces.profilers.shaped import UNNUMBERED, launched_unseen, names_rank, on_device, on_host, step_name
+from commtax.traces.profilers.kineto_shape import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
+from commtax.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, path_on_disk
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
@@ -68,9 +68,9 @@ def read_report(path: Path, program: str = "nsys") -> list[Trace]:
             return _traces(opened, path.name)
 
 
-def read(stream: Stream) -> list[Trace]:
+def read(stream: FileStream) -> list[Trace]:
     """The traces of an export, one of each process on each of its GPUs."""
-    with on_disk(stream) as place, database(place, stream.path.name) as opened:
+    with path_on_disk(stream) as place, database(place, stream.path.name) as opened:
         return _traces(opened, stream.path.name)
 
 
@@ -102,7 +102,7 @@ def _judge(opened: Database, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuProcess:
     """A process on a GPU: -1 where an export does not say which process."""
 
     process: int
@@ -138,17 +138,17 @@ class _Export:
         return f"ifnull({self._database.column(table, 'deviceId', other='0')}, 0)"
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[GpuProcess]:
         """All that ran something, by GPU and process."""
         asked = [
             f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)
         ]
         rows = self._database.rows(" UNION ".join(asked))
-        pairs = {Place(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
+        pairs = {GpuProcess(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
         real = {p for p in pairs if p.device < 2**31 - 1}  # a graph that begins on the host names no GPU
         return sorted(real, key=lambda p: (self._gpu(p), p.process))
 
-    def _gpu(self, place: Place) -> int:
+    def _gpu(self, place: GpuProcess) -> int:
         """Which GPU of the host a process means: with some of them hidden it counts those that it sees."""
         if place.pid < 0:
             return place.device
@@ -156,7 +156,7 @@ class _Export:
         row = self._database.first("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid", where=where)
         return row[0] if row and isinstance(row[0], int) else place.device
 
-    def trace(self, place: Place, number: int, name: str) -> Trace | None:
+    def trace(self, place: GpuProcess, number: int, name: str) -> Trace | None:
         """One process on one GPU; None where nothing in it has a time."""
         ran = self._on_device(place)
         first = next(ran, None)
@@ -185,7 +185,7 @@ class _Export:
         row = self._database.first(SYSTEM, "value", "name", where="name = 'Hostname'")
         return str(row[0]) if row else ""
 
-    def _gpus(self, place: Place) -> Iterator[Json]:
+    def _gpus(self, place: GpuProcess) -> Iterator[Json]:
         """The GPUs as the PyTorch profiler describes them, the process's own under its own number."""
         table, own = "TARGET_INFO_GPU", self._gpu(place)
         if not self._database.has(table, "id", "name"):
@@ -195,19 +195,21 @@ class _Export:
             shown = place.device if number == own else f"gpu {number}"
             yield {"id": shown, "name": name, "totalGlobalMem": nbytes, "numSms": sms or 0}
 
-    def _on_device(self, place: Place) -> Iterator[Json]:
+    def _on_device(self, place: GpuProcess) -> Iterator[Json]:
         """Kernels, graphs that were traced whole as one kernel each, and copies."""
         for start, end, stream, correlation, *names in self._timed(KERNEL, place, *NAMES):
             name = next((self._text[n] for n in names if n in self._text), "kernel without a name")
-            yield on_device("kernel", name, (start, end), place.device, stream, correlation)
+            yield device_event("kernel", name, (start, end), place.device, stream, correlation)
         for start, end, stream, correlation, number in self._timed(GRAPH, place, "graphId"):
-            yield on_device("kernel", f"CUDA graph {number}", (start, end), place.device, stream, correlation)
+            yield device_event("kernel", f"CUDA graph {number}", (start, end), place.device, stream, correlation)
         for start, end, stream, correlation, kind in self._timed(COPY, place, "copyKind"):
-            yield on_device("gpu_memcpy", f"Memcpy {self._copies.get(kind, kind)}", (start, end), place.device, stream, correlation)
+            yield device_event(
+                "gpu_memcpy", f"Memcpy {self._copies.get(kind, kind)}", (start, end), place.device, stream, correlation
+            )
         for start, end, stream, correlation in self._timed(SET, place):
-            yield on_device("gpu_memset", "Memset", (start, end), place.device, stream, correlation)
+            yield device_event("gpu_memset", "Memset", (start, end), place.device, stream, correlation)
 
-    def _timed(self, table: str, place: Place, *columns: str) -> Iterator[Row]:
+    def _timed(self, table: str, place: GpuProcess, *columns: str) -> Iterator[Row]:
         """Rows of a process on a GPU with stream and correlation, that have a beginning and an end: 0 where nobody measured it."""
         if not self._database.has(table, "start", "end"):
             return iter(())
@@ -215,7 +217,7 @@ class _Export:
         asked = f"SELECT {wanted} FROM {table} WHERE {self._process(table)} = ? AND {self._device(table)} = ?"
         return (row for row in self._database.rows(asked, place.process, place.device) if _is_timed(row) and row[1] > 0)
 
-    def _hosted(self, table: str, place: Place, columns: str) -> Iterator[Row]:
+    def _hosted(self, table: str, place: GpuProcess, columns: str) -> Iterator[Row]:
         """Rows of a process's threads that have a beginning and an end."""
         if not self._database.has(table, "start", "end"):
             return iter(())
@@ -223,7 +225,7 @@ class _Export:
         where = "" if place.process < 0 else f" WHERE {self._process(table)} = {place.process}"
         return filter(_is_timed, self._database.rows(asked + where))
 
-    def _launches(self, place: Place) -> Iterator[Json]:
+    def _launches(self, place: GpuProcess) -> Iterator[Json]:
         """Calls of runtime and driver; where none were traced, a kernel or graph is taken for launched when it began."""
         called = False
         for table in CALLS:
@@ -231,7 +233,7 @@ class _Export:
                 continue
             for start, end, thread, correlation, name in self._hosted(table, place, "correlationId, nameId"):
                 called = True
-                yield on_host("cuda_runtime", self._text.get(name, "call"), (start, end), thread, correlation=correlation)
+                yield host_event("cuda_runtime", self._text.get(name, "call"), (start, end), thread, correlation=correlation)
         if called or not self._database.has(KERNEL, "correlationId"):
             return
         of_place = f"{self._process(KERNEL)} = {place.process} AND {self._device(KERNEL)} = {place.device}"
@@ -240,7 +242,7 @@ class _Export:
         for start, correlation, of_graph in (row for row in self._database.rows(asked) if isinstance(row[0], int)):
             yield launched_unseen(start, correlation, "GraphLaunch" if of_graph else "launch")
 
-    def _named(self, place: Place) -> Iterator[tuple[str, int, int, int, object]]:
+    def _named(self, place: GpuProcess) -> Iterator[tuple[str, int, int, int, object]]:
         """Ranges that the program named: name, beginning, end, thread and payload."""
         if not self._database.has(NVTX):
             return
@@ -250,22 +252,22 @@ class _Export:
             if name := plain or self._text.get(registered, ""):
                 yield str(name), start, end, thread, raw
 
-    def _ranges(self, place: Place) -> Iterator[Json]:
+    def _ranges(self, place: GpuProcess) -> Iterator[Json]:
         """Annotations, and operators where torch was told to name them."""
         for name, start, end, thread, _ in self._named(place):
             if operator := _OPERATOR.match(name):
-                yield on_host("cpu_op", operator[1], (start, end), thread)
+                yield host_event("cpu_op", operator[1], (start, end), thread)
             elif not _NCCL.fullmatch(name):
-                yield on_host("user_annotation", step_name(name), (start, end), thread)
+                yield host_event("user_annotation", step_name(name), (start, end), thread)
 
-    def _nccl(self, place: Place) -> list[nccl_ranges.Range]:
+    def _nccl(self, place: GpuProcess) -> list[nccl_ranges.NcclCall]:
         found = []
         for name, start, end, thread, raw in self._named(place):
             if match := _NCCL.fullmatch(name):
-                found.append(nccl_ranges.Range(match[1], start, end, thread, nccl_ranges.payload_of(raw, self._schemas)))
+                found.append(nccl_ranges.NcclCall(match[1], start, end, thread, nccl_ranges.payload_of(raw, self._schemas)))
         return found
 
-    def _notes(self, place: Place) -> Iterator[Note]:
+    def _notes(self, place: GpuProcess) -> Iterator[Note]:
         whole = sum(1 for _ in self._timed(GRAPH, place))
         if whole:
             again = "their collectives are not seen; nsys profile --cuda-graph-trace=node shows them"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from commtax.files import TRACE_BYTES, Stream
+from commtax.files import TRACE_BYTES, FileStream
 from commtax.statement import Refusal
 
 HEADER = b"SQLite format 3\0"
@@ -29,14 +29,14 @@ class Database:
         connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         plain = "type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%' AND name NOT LIKE 'sqlite_%'"
         names = [str(row[0]) for row in self._asked(f"SELECT name FROM sqlite_master WHERE {plain} ORDER BY name")]
-        self.tables = {t: {str(c[1]) for c in self._asked(f"PRAGMA table_info({_quoted(t)})")} for t in names}
+        self.tables = {t: {str(c[1]) for c in self._asked(f"PRAGMA table_info({_quote_name(t)})")} for t in names}
 
     def has(self, table: str, *columns: str) -> bool:
         return set(columns) <= self.tables.get(table, set()) and table in self.tables
 
     def column(self, table: str, *names: str, other: str = "NULL") -> str:
         """The first of some columns that the table has, as SQL."""
-        return next((_quoted(n) for n in names if n in self.tables[table]), other)
+        return next((_quote_name(n) for n in names if n in self.tables[table]), other)
 
     def rows(self, sql: str, *given: object) -> Iterator[Row]:
         """Rows one by one, until the file breaks off."""
@@ -46,17 +46,17 @@ class Database:
                     raise sqlite3.DatabaseError("more rows than the file has bytes")
                 yield row
         except FAILURES as error:
-            self.broken = _one_line(error)
+            self.broken = _error_line(error)
 
     def first(self, table: str, *columns: str, where: str = "1") -> Row:
         """The first row of a table, or nothing."""
         if not self.has(table, *columns):
             return ()
-        return next(self.rows(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(table)} WHERE {where} LIMIT 1"), ())
+        return next(self.rows(f"SELECT {', '.join(map(_quote_name, columns))} FROM {_quote_name(table)} WHERE {where} LIMIT 1"), ())
 
     def strings(self, used: Iterable[tuple[str, str]]) -> dict[int, str]:
         """The strings that some columns refer to, and no others: an export holds those of every call stack too."""
-        asked = [f"SELECT {_quoted(c)} FROM {_quoted(t)}" for t, c in used if self.has(t, c)]
+        asked = [f"SELECT {_quote_name(c)} FROM {_quote_name(t)}" for t, c in used if self.has(t, c)]
         if not asked:
             return {}
         return {i: str(value) for i, value in self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({' UNION '.join(asked)})")}
@@ -69,15 +69,15 @@ class Database:
                 self.broken = "the file is cut off or damaged"
                 self._connection.execute("PRAGMA writable_schema = ON")  # fewer pages than it says are no reason to give up
                 return self._asked(sql)
-            why = _one_line(error)
+            why = _error_line(error)
             raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({why})", "trace") from None
 
 
-def _one_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """A name as SQL: ``end`` is a word of its own there.
 
     >>> _quoted('end'), _quoted('a"b')
@@ -98,7 +98,7 @@ def database(path: Path, name: str) -> Iterator[Database]:
 
 
 @contextmanager
-def on_disk(stream: Stream) -> Iterator[Path]:
+def path_on_disk(stream: FileStream) -> Iterator[Path]:
     """Where the bytes of a file lie as they are: its own place, or a temporary one where it is packed or came through a pipe."""
     if stream.path.is_file():
         with stream.path.open("rb") as file:

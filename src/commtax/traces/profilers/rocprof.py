@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from commtax.evidence.thresholds import counts
-from commtax.files import LOG_BYTES, Document, Json, Stream, decoded, opened, parse_json
+from commtax.files import LOG_BYTES, Document, FileStream, Json, decode_text, open_stream, parse_json
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.columns import WRONG
 from commtax.traces.profilers.kineto import assemble
-from commtax.traces.profilers.nccl_ranges import Range
-from commtax.traces.profilers.shaped import UNNUMBERED, launched_unseen, names_rank, on_device, on_host, step_name
+from commtax.traces.profilers.kineto_shape import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
+from commtax.traces.profilers.nccl_ranges import NcclCall
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
@@ -50,7 +50,7 @@ def looks_like_table(head: bytes) -> bool:
     >>> looks_like_table(b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"'), looks_like_table(b"a,b")
     (True, False)
     """
-    first = set(decoded(head[:4096]).split("\n", 1)[0].replace('"', "").strip().split(","))
+    first = set(decode_text(head[:4096]).split("\n", 1)[0].replace('"', "").strip().split(","))
     timed = {"Start_Timestamp", "End_Timestamp"} <= first and OF_ROW & first
     return bool(timed) or {"Agent_Type", "Logical_Node_Id"} <= first
 
@@ -78,26 +78,26 @@ def run_of(path: Path) -> str:
 def read_tables(paths: Sequence[Path]) -> list[Trace]:
     """The traces of the tables of one run."""
     with ExitStack() as stack:
-        return read_streams([stack.enter_context(opened(path, "trace")) for path in paths])
+        return read_streams([stack.enter_context(open_stream(path, "trace")) for path in paths])
 
 
-def read_streams(tables: Sequence[Stream]) -> list[Trace]:
-    run = _Run()
+def read_streams(tables: Sequence[FileStream]) -> list[Trace]:
+    run = _RocmProcess()
     for table in tables:
         run.add_table(table)
     return run.traces(tables[0].path.name)
 
 
-def read(stream: Stream) -> list[Trace]:
+def read(stream: FileStream) -> list[Trace]:
     """The traces of rocprofv3's JSON, one of each process on each of its GPUs."""
     name = stream.path.name
-    document, missing = _whole_or_mended(stream)
+    document, missing = _read_or_mend(stream)
     listed = document.get(TOOL) if isinstance(document, dict) else None
     processes = listed if isinstance(listed, list) else [listed]
     found: list[Trace] = []
     try:
         for process in processes:
-            run = _Run(missing=missing)
+            run = _RocmProcess(missing=missing)
             run.add_process(process)
             found += run.traces(name)
     except Refusal:
@@ -107,13 +107,13 @@ def read(stream: Stream) -> list[Trace]:
     return found
 
 
-def _whole_or_mended(stream: Stream) -> tuple[Json, str]:
+def _read_or_mend(stream: FileStream) -> tuple[Json, str]:
     """A document, and what is missing of it where it was cut off: all records before the last whole one are read."""
     said, raw = f"trace '{stream.path.name}'", stream.whole(LOG_BYTES)
     try:
         return parse_json(raw, said, depth=None), ""
     except Refusal:
-        text = decoded(raw)
+        text = decode_text(raw)
         end, closing = 0, ""
         open_now: list[str] = []
         for token in _TOKEN.finditer(text):
@@ -129,34 +129,34 @@ def _whole_or_mended(stream: Stream) -> tuple[Json, str]:
         return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
 
 
-_Ran = tuple[str, str, tuple[int, int], object, object]
+_GpuEvent = tuple[str, str, tuple[int, int], object, object]
 """What a GPU ran: its category (a kernel, or a copy), name, beginning and end, stream and correlation."""
 
 
 @dataclass(slots=True)
-class _Run:
+class _RocmProcess:
     """One process: what its GPUs ran, by agent, and what its threads called."""
 
-    ran: dict[str, list[_Ran]] = field(default_factory=dict)
+    ran: dict[str, list[_GpuEvent]] = field(default_factory=dict)
     launches: list[Json] = field(default_factory=list)
     ranges: list[Json] = field(default_factory=list)
-    calls: list[Range] = field(default_factory=list)
+    calls: list[NcclCall] = field(default_factory=list)
     gpus: list[Document] = field(default_factory=list)
     missing: str = ""
 
-    def add(self, agent: object, *ran: *_Ran) -> None:
+    def add(self, agent: object, *ran: *_GpuEvent) -> None:
         self.ran.setdefault(str(agent).removeprefix("Agent ").removeprefix("GPU "), []).append(ran)
 
     def call(self, domain: str, function: str, thread: object, correlation: object, span_ns: tuple[int, int]) -> None:
         """A call of the host, by the library that it is of; marks (that last no time) and HSA's own calls are left out."""
         if domain.startswith("HIP_"):
-            self.launches.append(on_host("hip_runtime", function, span_ns, thread, correlation=correlation))
+            self.launches.append(host_event("hip_runtime", function, span_ns, thread, correlation=correlation))
         elif domain.startswith("RCCL") and (match := _CALL.fullmatch(function)):
-            self.calls.append(Range(match[1], *span_ns, thread))
+            self.calls.append(NcclCall(match[1], *span_ns, thread))
         elif domain.startswith("MARKER_CORE") and span_ns[1] > span_ns[0]:
-            self.ranges.append(on_host("user_annotation", step_name(function), span_ns, thread))
+            self.ranges.append(host_event("user_annotation", step_name(function), span_ns, thread))
 
-    def add_table(self, table: Stream) -> None:
+    def add_table(self, table: FileStream) -> None:
         """All rows of a table; what is not of their form is counted, and left out."""
         wrong, first = 0, 0
         rows = csv.reader(_lines(table), strict=False)
@@ -223,7 +223,7 @@ class _Run:
 
     def traces(self, name: str) -> list[Trace]:
         """One for each GPU that ran a kernel; where none did, one of the calls."""
-        agents = sorted((a for a, ran in self.ran.items() if any(category == "kernel" for category, *_ in ran)), key=_natural)
+        agents = sorted((a for a, ran in self.ran.items() if any(category == "kernel" for category, *_ in ran)), key=_agent_order)
         if not agents and not self.calls and not self.ranges and not self.launches:
             why = f" ({self.missing})" if self.missing else ""
             raise Refusal(f"trace '{name}': of rocprofv3, and no kernel or call in it{why}", "trace")
@@ -243,21 +243,21 @@ class _Run:
     def _on_device(self, agent: str) -> Iterator[Json]:
         """What a GPU ran; where no calls of HIP were traced, each kernel is taken for launched when it began."""
         for number, (category, name, span, stream, correlation) in enumerate(self.ran.get(agent, ())):
-            yield on_device(category, name, span, 0, stream, correlation if self.launches else number)
+            yield device_event(category, name, span, 0, stream, correlation if self.launches else number)
             if not self.launches:
                 yield launched_unseen(span[0], number, "launch")
 
 
-def _lines(table: Stream) -> Iterator[str]:
+def _lines(table: FileStream) -> Iterator[str]:
     """Lines of a table, however long it is."""
     rest = b""
     for piece in table.pieces():
         *whole, rest = (rest + piece).split(b"\n")
-        yield from (decoded(line) + "\n" for line in whole)
+        yield from (decode_text(line) + "\n" for line in whole)
         if len(rest) > COUNT.most_signs:
             raise Refusal("a row has no end")
     if rest:
-        yield decoded(rest)
+        yield decode_text(rest)
 
 
 def _handle(held: Any) -> Any:
@@ -277,7 +277,7 @@ def _operation(record: Json, kinds: Sequence[Json]) -> Any:
     return kinds[record["kind"]]["operations"][record["operation"]]
 
 
-def _natural(agent: str) -> tuple[int, str]:
+def _agent_order(agent: str) -> tuple[int, str]:
     """Numbers by their size.
 
     >>> sorted(["10", "9", "x"], key=_natural)

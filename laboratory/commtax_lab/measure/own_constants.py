@@ -1,0 +1,299 @@
+"""This machine's own constants: memory, matrix products, fixed costs of the engine's operations, and collectives.
+
+The engine itself runs two small models that nobody serves, at TP=1 on every rank at once and at TP=N, with a clock on every
+line of the bill. The constants of ``cost/kernels.py`` are then fitted to those lines, so that a prediction made with them
+speaks of the same engine on the same machine, for models that were not run here.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from commtax import catalog
+from commtax.catalog import profile as overlay
+from commtax.cost.collectives import ring_factor
+from commtax.cost.compute import step_kernels
+from commtax.cost.kernel import Kernel
+from commtax.files import Document
+from commtax.question import workload
+from commtax.spec import Plan
+from commtax.statement import Refusal
+from commtax.units import plural
+from commtax_lab.measure import launch, machine
+from commtax_lab.measure.arch import Arch, arch_of_config
+from commtax_lab.measure.collective_sweep import OPS, alpha_beta
+from commtax_lab.measure.comm import Carrier, RankGroup, check_impl, wire
+from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.generate import GenerationRun, RunOfAllRanks, generate, lower_quartile, prompts
+from commtax_lab.measure.job import DTYPES
+from commtax_lab.measure.weights import RandomWeights, load
+from commtax_lab.measure.worker import RankPlace, gather, report
+
+TARGET = "commtax_lab.measure.own_constants:measure_box"
+DTYPES_HERE = ("fp32", "bf16")
+RANKS = (2, 4)  # what the calibration models divide by
+ROUNDS = 3
+OUTPUTS = 9
+STREAM_BYTES = 512 * 2**20  # far more than a cache holds
+SIDES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim", "vocab_size")
+SHAPES = tuple(dict(zip(SIDES, sides, strict=True)) for sides in ((1536, 4608, 4, 16, 128, 24_000), (640, 1920, 6, 8, 64, 6_000)))
+STEPS = ((1, 32), (4, 96))  # batch and prompt length
+ALONE = ""  # the wire of an engine of one rank
+MOST_PACK = 100.0  # as much as a profile may say
+PLAIN_DECODE, PLAIN_PREFILL = {"tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}, {"eb": 1.0, "c0": 0.0, "tl": 0.0, "p": 4.0}
+STAGES = 2 + len(SHAPES) * len(STEPS)
+Point = tuple[Kernel, float]
+"""One kernel of one step and the seconds that one launch of it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxWork:
+    """What the ranks are to run."""
+
+    dtype: str
+    impls: tuple[str, ...]
+    shapes: Sequence[Mapping[str, int]] = SHAPES
+    steps: Sequence[tuple[int, int]] = STEPS
+    stream_bytes: int = STREAM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRuns:
+    """One rank's runs of one model at one batch and length: alone, and over each wire."""
+
+    shape: Mapping[str, int]
+    batch: int
+    length: int
+    runs: dict[str, list[GenerationRun]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeasurements:
+    """What one rank measured: bytes a second, FLOP a second, and the engine's runs."""
+
+    stream_Bps: list[float]
+    flops_per_s: float
+    cases: list[ShapeRuns]
+    load: float
+    threads: int
+
+
+def calibrate(
+    ranks: int = 2,
+    dtype: str = "",
+    name: str = "",
+    impls: Sequence[str] = (),
+    lost_s: float = launch.LOST_S,
+    progress: launch.Progress | None = None,
+) -> Document:
+    """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
+    dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
+    if dtype not in DTYPES_HERE:
+        raise Refusal(f"dtype '{dtype}': {' or '.join(DTYPES_HERE)}", "dtype")
+    if ranks not in RANKS:
+        raise Refusal(f"ranks={ranks}: {' or '.join(map(str, RANKS))} (what the calibration models divide by)", "ranks")
+    for impl in impls:
+        if impl not in machine.CPU_CARRIERS:
+            raise Refusal(f"impl '{impl}': gloo, shm or both carry CPU tensors")
+        check_impl(impl)
+    seen = launch.run(TARGET, BoxWork(dtype, impls), ranks, lost_s=lost_s, progress=progress)
+    made = profile(seen, dtype, name or platform.node() or "this-box")
+    overlay.parse(made)  # what is written can be read again
+    return made
+
+
+def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
+    """One rank's part; everything is done by all ranks at once, because that is how they will run."""
+    dtype = DTYPES[work.dtype]
+    stream = [_stream(dtype, work.stream_bytes) for _ in range(3)]
+    report("memory")
+    rate = _gemm_rate(dtype)
+    report("matrix products")
+    wires = {impl: wire(impl, where.rank, where.size) for impl in work.impls}
+    cases = []
+    for shape in work.shapes:
+        for batch, length in work.steps:
+            cases.append(_model(shape, batch, length, dtype, where, wires))
+            report(f"hidden {shape['hidden_size']}, batch {batch}")
+    return gather(RankMeasurements(stream, rate, cases, os.getloadavg()[0], torch.get_num_threads()))
+
+
+def _stream(dtype: Any, nbytes: int) -> float:
+    """Bytes a second on the core of a matrix that no cache holds, read by a product with one row (as decode does)."""
+    inner = 4096
+    rows = nbytes // (inner * dtype.itemsize)
+    matrix, row = torch.ones(rows, inner, dtype=dtype), torch.ones(1, inner, dtype=dtype)
+    F.linear(row, matrix)
+    dist.barrier()
+    start = time.thread_time()
+    F.linear(row, matrix)
+    return float(matrix.nbytes / (time.thread_time() - start))
+
+
+def _gemm_rate(dtype: Any, size: int = 1024) -> float:
+    """FLOP a second on the core of a square product, the best of several."""
+    a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    marks = [time.thread_time()]
+    for _ in range(6):
+        torch.mm(a, b)
+        marks.append(time.thread_time())
+    return 2 * size**3 / min(last - first for first, last in pairwise(marks))
+
+
+def _arch(shape: Mapping[str, int]) -> Arch:
+    more = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
+    more["num_key_value_heads"] = shape["num_attention_heads"] // 2
+    return arch_of_config({**shape, **more}, f"calibration-{shape['hidden_size']}")
+
+
+def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where: RankPlace, wires: dict[str, Carrier]) -> ShapeRuns:
+    """TP=1 on every rank at once, then TP=N over each wire, in turns."""
+    a, cpu = _arch(shape), torch.device("cpu")
+    source = RandomWeights(0, dtype, cpu)
+    room = (batch, length + OUTPUTS)
+    engines = {ALONE: LiveEngine(a, load(source, a, 0, 1, dtype, cpu), RankGroup(0, 1), *room)}
+    part = load(source, a, where.rank, where.size, dtype, cpu)
+    engines |= {impl: LiveEngine(a, part, RankGroup(where.rank, where.size, carrier), *room) for impl, carrier in wires.items()}
+    tokens = prompts(a.model.vocab, batch, length, 0, cpu)
+    for engine in engines.values():
+        generate(engine, tokens, 2)
+    case = ShapeRuns(shape, batch, length, {name: [] for name in engines})
+    for _ in range(ROUNDS):
+        for name, engine in engines.items():
+            dist.barrier()
+            case.runs[name].append(generate(engine, tokens, OUTPUTS).figures())
+    return case
+
+
+def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> Document:
+    """The measurements as a profile: rates at the best that was seen, attained shares and fixed costs fitted to the lines."""
+    ranks, impls = len(seen), [impl for impl in seen[0].cases[0].runs if impl != ALONE]
+    memory_Bps = max(rate for rank in seen for rate in rank.stream_Bps)
+    peak = max(rank.flops_per_s for rank in seen)
+    points = _points(seen, dtype)
+    kernels = {
+        f"gemm.{dtype}": _fit_gemm(points["gemm"], memory_Bps, peak),
+        "decode.bf16": _fit_attention(points["decode"], "nbytes", memory_Bps, "eb", PLAIN_DECODE),
+        "prefill.bf16": _fit_attention(points["prefill"], "flops", peak, "ep", PLAIN_PREFILL),
+        "small.bf16": _fit_small(points["small"], memory_Bps),
+    }
+    how = f"{ranks} ranks of {plural(seen[0].threads, 'thread')} at once, load {seen[0].load:.1f}"
+    return {
+        "commtax_profile": 1,
+        "name": name,
+        "engine": "builtin",
+        "dtype": dtype,
+        "chip": {
+            "key": "cpu",
+            "name": f"1/{ranks} of {len(machine.cores())} cores of {name}",
+            "memory_Bps": memory_Bps,
+            "flops_per_s": {dtype: peak},
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks,
+        },
+        "kernels": {"tables": kernels},
+        "libraries": [
+            {"name": impl, "paths": _paths(seen, impl)} for impl in reversed(impls)
+        ],  # the fastest, which ranks take, first
+        "host_s": 0.0,
+        "sources": {
+            "memory_Bps": f"a matrix of {STREAM_BYTES >> 20} MiB times one row; {how}",
+            "flops_per_s": f"a product of 1,024 x 1,024 matrices in {dtype}; {how}",
+            "kernels": f"fitted to the engine's own lines on {len(SHAPES)} models; {how}",
+        },
+    }
+
+
+def _points(seen: Sequence[RankMeasurements], dtype: str) -> dict[str, list[Point]]:
+    """Every line of every TP=1 run as a kernel with its seconds (a quiet moment's, over ranks and rounds), by its form."""
+    points: dict[str, list[Point]] = {}
+    engine, plan = catalog.engine("builtin"), Plan(activations_dtype=dtype, kv_dtype=dtype)
+    for cases in zip(*(rank.cases for rank in seen), strict=True):
+        case, runs = cases[0], [run for other in cases for run in other.runs[ALONE]]
+        model = replace(_arch(case.shape).model, dtype=dtype)
+        contexts = {"prefill": case.length, "decode": case.length + OUTPUTS // 2}
+        took = {"prefill": [run.prefill_lines for run in runs], "decode": [run.line_medians() for run in runs]}
+        for phase, context in contexts.items():
+            work = workload(phase, case.batch, context)
+            for kernel in step_kernels(model, plan, work, work.rows, engine):
+                times = [lines[kernel.what] for lines in took[phase] if kernel.what in lines]
+                if times and np.all(np.asarray(kernel.count) > 0):
+                    points.setdefault(kernel.form, []).append((kernel, lower_quartile(times) / float(kernel.count)))
+    return points
+
+
+def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, float]:
+    """t0 and the attained bandwidth from products with one row, packing from few rows, attained arithmetic from many."""
+    one = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) == 1]
+    few = [(kernel, seconds) for kernel, seconds in points if 1 < float(kernel.m) <= 8]
+    many = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) >= 64]
+    fixed, slope = _line(one, "nbytes")
+    slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
+    pack = min(MOST_PACK, median((seconds - fixed) / (slope * float(kernel.nbytes)) for kernel, seconds in few) - 1)
+    shares = [float(kernel.flops) / (peak * max(seconds - fixed, 1e-9)) for kernel, seconds in many]
+    plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
+    attained = {"eb": _share(1 / (slope * memory_Bps)), "ep": _share(median(shares)), "pack": max(0.0, pack)}
+    return {"t0": fixed, **attained, **plain}
+
+
+def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
+    """Seconds as a fixed time and a slope over the kernels' bytes or FLOPs."""
+    return alpha_beta(
+        np.array([float(getattr(kernel, name)) for kernel, _ in points]), np.array([seconds for _, seconds in points])
+    )
+
+
+def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str, plain: dict[str, float]) -> dict[str, float]:
+    """A fixed time, and the share of ``rate`` at which bytes or FLOPs go, the same for every head size; ``plain`` is not fitted."""
+    fixed, slope = _line(points, bound)
+    attained = _share(1 / (slope * rate)) if slope else 1.0
+    return {"t0": fixed, **{f"{share}{head_dim}": attained for head_dim in (64, 128, 256)}, **plain}
+
+
+def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
+    """One fixed time for all small kernels: what they take together in decode; bytes from the long prompts."""
+    sizes = np.array([float(kernel.nbytes) for kernel, _ in points])
+    times, counts = np.array([seconds for _, seconds in points]), np.array([float(kernel.count) for kernel, _ in points])
+    light = sizes < np.median(sizes)
+    fixed = float(np.sum(times[light] * counts[light]) / np.sum(counts[light]))
+    moving = float(np.sum((times[~light] - fixed) * counts[~light]))
+    moved = float(np.sum(sizes[~light] * counts[~light]))
+    return {"t0": fixed, "eb": _share(moved / max(moving, 1e-9) / memory_Bps)}
+
+
+def _share(value: float) -> float:
+    """An attained share is at most 1: no constant lets a kernel beat what was measured as the limit."""
+    return float(min(1.0, max(value, 1e-3)))
+
+
+def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[Document]:
+    """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
+    rows = []
+    for op in OPS:
+        cases = zip(*(rank.cases for rank in seen), strict=True)
+        sizes, times = np.array([point for case in cases for point in _wires(case, impl, op)]).T
+        fixed, slope = alpha_beta(sizes, times)
+        constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12}
+        rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})
+    return rows
+
+
+def _wires(cases: Sequence[ShapeRuns], impl: str, op: str) -> Iterable[tuple[float, float]]:
+    """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
+    turns = [RunOfAllRanks(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
+    first = turns[0].runs[0]
+    wanted = [i for i, sent in enumerate(first.order) if sent.op == op]
+    yield float(first.order[wanted[0]].nbytes), lower_quartile([float(turn.wire_s[:, wanted].mean()) for turn in turns])
+    if op == "all-reduce":
+        wanted = [i for i, sent in enumerate(first.prefill_sent) if sent.op == op]
+        means = [min(np.mean([run.prefill_comm_s[i] for i in wanted]) for run in turn.runs) for turn in turns]
+        yield float(first.prefill_sent[wanted[0]].nbytes), lower_quartile([float(mean) for mean in means])

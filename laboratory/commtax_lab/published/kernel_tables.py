@@ -1,0 +1,218 @@
+"""Tables of single kernels on one chip, a file at a time, as columns (``kernel_kinds`` says what each kind of table holds)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.catalog.foreign_names import find_chip_name
+from commtax.spec import DTYPE_BYTES, Chip
+from commtax_lab.published.kernel_kinds import KINDS
+from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes
+from commtax_lab.published.rows import Row, even_hash
+from commtax_lab.published.spellings import dtype_named, engine_named
+
+TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6}
+"""Columns of measured times, and their unit in seconds."""
+SYSTEMS = ("system", "gpu", "device", "chip", "gpu_type", "hardware")
+"""Columns that name a row's chip."""
+FITTED = {
+    "a100-80-sxm": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "l40s": "l40s",
+    "b200-sxm": "b200_sxm",
+    "b300-sxm": "b300_sxm",
+    "gb200": "gb200",
+    "arc-pro-b60": "b60",
+}
+"""Chips whose tables decided constants, and what those called them: a row is the same in a file of another name."""
+Texts = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """The rows of one file; ``wrong`` says why none of them can be used."""
+
+    kind: KernelKind
+    system: str
+    count: int
+    chip: Chip | None = None
+    text: Texts = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=dict)
+    wrong: str = ""
+
+    @property
+    def good(self) -> Array:
+        """Rows whose sizes and time are numbers above 0; a decode step may have nothing cached."""
+        above = [self.sizes[c] > 0 for c in (*self.kind.needed, "seconds") if c not in self.kind.from_zero]
+        finite = [self.sizes[c] < np.inf for c in (*self.kind.needed, *self.kind.from_zero)]
+        return np.all([*above, *finite, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0)
+
+    @property
+    def dtype(self) -> Array:
+        return self.column(self.kind.dtype, "bfloat16")
+
+    @property
+    def stored(self) -> Array:
+        """The number format of the weights, or of the cache."""
+        return self.text.get(self.kind.stored, self.dtype)
+
+    def column(self, name: str, default: str = "") -> Array:
+        return self.text.get(name, np.full(self.count, default, dtype=object))
+
+    def fitted(self) -> Array:
+        """Rows that constants were fitted on, by a hash of what they ask; of chips that nothing was fitted on, none."""
+        if self.chip is None or self.chip.key not in FITTED:
+            return np.zeros(self.count, dtype=bool)
+        keys = zip(*(self.column(c) for c in self.kind.asked), strict=True)
+        named = f"{FITTED[self.chip.key]}|{self.kind.name.removesuffix('-attention')}"
+        even = np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool, count=self.count)
+        return even if self.kind.decides is None else even & self.kind.decides(self.sizes)
+
+    def groups(self) -> Iterator[tuple[dict[str, str], Array]]:
+        """Rows of one engine, number format and whatever else their kind must have alike: their kernels differ in sizes only."""
+        names = ("framework", "dtype", "stored", *self.kind.alike)
+        columns = [self.column("framework"), self.dtype, self.stored, *(self.column(name) for name in self.kind.alike)]
+        codes: dict[tuple[str, ...], int] = {}
+        index = np.array([codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)])
+        for key, code in codes.items():
+            if np.any(mask := (index == code) & self.good):
+                yield dict(zip(names, key, strict=True)), mask
+
+    def bound(self) -> Array:
+        """What bounds are cut by."""
+        each = np.array([DTYPE_BYTES.get(dtype_named(name) or name, 2.0) for name in self.stored])
+        return self.kind.bound({**self.sizes, "stored_bytes": each})
+
+    def hints(self) -> Array:
+        """What is known to be hard: windows, tensors that the cache keeps."""
+        if self.kind.hint is None or self.chip is None:
+            return np.full(self.count, "", dtype=object)
+        return self.kind.hint(self.sizes, self.chip)
+
+    def shapes(self) -> Array:
+        """Sizes as one word a row, made only when it is shown."""
+        names = tuple(dict.fromkeys((*self.kind.needed, *(c for c in self.kind.from_zero if c != "window_size"))))
+        return np.array([Shape(names, values) for values in zip(*(self.sizes[c] for c in names), strict=True)], dtype=object)
+
+
+@dataclass(slots=True)
+class Shape:
+    """The sizes of a kernel, as words on demand."""
+
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in zip(self.names, self.values, strict=True))
+
+
+def kind_of(name: str) -> KernelKind | None:
+    """The kind of kernel that a file of this name holds: ``h100_sxm_gemm.csv.gz`` holds products. The longest ending tells."""
+    stem = _stem(name)
+    tail = max((tail for tail in KINDS if f"_{stem}".endswith(f"_{tail}")), key=len, default="")
+    return KINDS.get(tail)
+
+
+def _stem(name: str) -> str:
+    """A file's name without folder, endings, and what collectors append."""
+    last = name.rpartition("/")[2].partition(".csv")[0].partition(".txt")[0]
+    return last.lower().replace("-", "_").removesuffix("_perf")
+
+
+def is_kernel_table(name: str, header: Sequence[str]) -> bool:
+    """Whether a file has times of kernels, by its columns; which kernels they are, its name or its columns tell."""
+    return bool(_times(header)) and _kind(name, header) is not None
+
+
+def _kind(name: str, header: Sequence[str]) -> KernelKind | None:
+    """The kind that a file's name tells where it has a time and any size of it; else the only one whose columns are all there."""
+    named, columns = kind_of(name), set(header)
+    if named and columns & set(named.needed):
+        return named
+    told = {kind.tail: kind for kind in KINDS.values() if columns.issuperset(_own_columns(kind))}
+    alike = [kind for kind in told.values() if len(_own_columns(kind)) == max(len(_own_columns(k)) for k in told.values())]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _own_columns(kind: KernelKind) -> set[str]:
+    """What tells a kind's tables from others': sizes, number formats, times."""
+    return {*kind.needed, *kind.from_zero, *kind.alike, kind.dtype, kind.stored, *kind.times_us} - {
+        "",
+        "window_size",
+        "kernel_source",
+        "version",
+    }
+
+
+def _times(header: Sequence[str], kind: KernelKind | None = None) -> dict[str, float]:
+    """Columns whose sum is a row's time, and their unit in seconds."""
+    parts = [one.times_us for one in ((kind,) if kind else KINDS.values()) if one.times_us and set(one.times_us) <= set(header)]
+    whole = {c: unit for c, unit in TIMES.items() if c in header}
+    return dict.fromkeys(parts[0], 1e-6) if parts else dict(list(whole.items())[:1])
+
+
+def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> KernelTable:
+    """The rows of one file under the columns of the larger tables. Its name tells the chip, and the engine where no column does."""
+    kind = _kind(name, header) or kind_of(name)
+    assert kind is not None, name
+    stem = _stem(name)
+    system = stem.removesuffix(kind.tail).rstrip("_") or name.rpartition("/")[0]
+    times = _times(header, kind) or {"latency_ms": 1e-3}
+    missing = [c for c in (*kind.needed, *times) if c not in header]
+    chip = find_chip_name(system) or find_chip_name(name)
+    if rows and (missing or not chip):
+        wrong = f"column {missing[0]} is missing" if missing else f"chip '{system}' is not in the catalogue"
+        return KernelTable(kind, system, len(rows), wrong=wrong)
+    if not rows:
+        return KernelTable(kind, system, 0)
+    text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
+    if "framework" not in text and (engine := engine_named(name)):
+        text["framework"] = np.full(len(rows), engine, dtype=object)
+    names = (*kind.needed, *kind.from_zero)
+    sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
+    known = catalog.chip(chip)
+    took = sum((_numbers(text[c]) * unit for c, unit in times.items()), start=np.zeros(len(rows)))
+    here = {name: np.full(len(rows), getattr(known, name)) for name in ("l2_bytes", "gpus_per_host")}
+    return KernelTable(kind, system, len(rows), known, text, {**sizes, **here, "seconds": took})
+
+
+def _numbers(column: Array, may_lack: bool = False) -> Array:
+    """A column as numbers; an empty cell is 0 where a size may be: no window, nothing cached."""
+    try:
+        return column.astype(float)
+    except ValueError:
+        return np.array([_number(x or "0" if may_lack else x) for x in column])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def tables_of_file(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[list[int], KernelTable]]:
+    """A file's rows with their places: of one chip as its name tells, or of each chip that a column names."""
+    where = next((header.index(column) for column in SYSTEMS if column in header), None)
+    kind = _kind(name, header)
+    if kind is None or where is None or not all(row[where].strip() for row in rows):
+        yield list(range(len(rows))), read(name, header, rows)
+        return
+    for system in dict.fromkeys(row[where] for row in rows):
+        index = [i for i, row in enumerate(rows) if row[where] == system]
+        told = system.replace("/", " ").replace(".", " ")
+        yield index, read(f"{told}_{kind.tail}", header, [rows[i] for i in index])
+
+
+def tables_of_rows(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:
+    """Rows of several chips and kinds of kernels in one table: each kind by itself, with the places of its rows."""
+    for system, tail in dict.fromkeys((row["system"], row["form"]) for row in rows):
+        index = [i for i, row in enumerate(rows) if (row["system"], row["form"]) == (system, tail)]
+        dtype = KINDS[tail].dtype if tail in KINDS else ""
+        formats = ({dtype: rows[i]["dtype"]} if dtype else {} for i in index)
+        own: list[dict[str, Any]] = [{**f, **rows[i], "latency_us": rows[i]["us"]} for f, i in zip(formats, index, strict=True)]
+        header = [name for name in own[0] if any(row[name] for row in own)]
+        yield index, read(f"{system}_{tail}", header, [[row[name] for name in header] for row in own])

@@ -1,0 +1,193 @@
+"""What a calibration takes in and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from commtax.calibrate import robust_fit
+from commtax.calibrate.kernel_rows import SweepRow
+from commtax.calibrate.robust_fit import Array
+from commtax.files import Document
+from commtax.spec import Cluster, Engine, Profile
+from commtax.units import plural
+from commtax.verbs.expecting import expect
+
+LEAST_SIZES, LEAST_SPAN = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCollective:
+    """One collective: ``label`` names its row for people."""
+
+    library: str
+    op: str
+    ranks: int
+    nbytes: float
+    seconds: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class SweptKernel:
+    """One kernel of the sweep: its row as it was written."""
+
+    row: SweepRow
+    seconds: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchmark:
+    """One benchmark of an engine. Latency: a batch of requests at once; serve: a closed loop."""
+
+    kind: str  # latency | serve
+    model: str
+    tp: int
+    clients: int
+    input_len: int
+    output_len: int
+    num_prompts: int
+    latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
+    ttft_s: float | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementFiles:
+    """Everything that the files hold, and the rows that are no measurements."""
+
+    collectives: tuple[TimedCollective, ...] = ()
+    kernels: tuple[SweptKernel, ...] = ()
+    runs: tuple[EngineBenchmark, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def __add__(self, other: MeasurementFiles) -> MeasurementFiles:
+        return MeasurementFiles(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(MeasurementFiles)))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMachine:
+    """The machine that was measured, and what ran on it, of benchmarks that do not say it; 0: not said."""
+
+    cluster: Cluster
+    engine: Engine
+    model: str
+    tp: int
+    library: str
+    name: str
+    batch: int = 0
+    input_len: int = 0
+    output_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantChange:
+    """One constant: what the catalogue says (None: nothing), and what was measured. ``unit``: s, B/s or ""."""
+
+    name: str
+    before: float | None
+    after: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Residuals of rows: median and 90th percentile of |measured / predicted - 1|, as factors less 1; ``bias`` by the median."""
+
+    median: float
+    p90: float
+    bias: float
+
+    @classmethod
+    def of(cls, residuals: Array) -> Errors:
+        """From ln(measured / predicted)."""
+        size = np.expm1(np.abs(residuals))
+        return cls(float(np.median(size)), float(np.quantile(size, 0.9)), float(np.expm1(np.median(residuals))))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A measurement that would help: where, and how wide the range is there now (a factor less 1)."""
+
+    what: str
+    spread: float
+
+    @classmethod
+    def at(cls, where: str, variance: float) -> Wish:
+        """From the variance of logarithms there."""
+        width = robust_fit.width(float(np.sqrt(variance)))
+        return cls(f"{where}: the range there is ±{width:.0%}", width)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePart:
+    """One fitted piece of the profile."""
+
+    name: str
+    rows: int
+    changes: tuple[ConstantChange, ...]
+    before: Errors
+    after: Errors
+    spread: float
+    outliers: tuple[tuple[str, float], ...] = ()  # a row, and how many times its prediction it took
+    notes: tuple[str, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str, labels: Sequence[str], before: Array, after: Array, spread: float, changes: Iterable[ConstantChange]
+    ) -> ProfilePart:
+        """From ln(measured / predicted) of each row, by the catalogue's constants and by the fitted ones."""
+        far = np.flatnonzero(robust_fit.outliers(after)).tolist()
+        outliers = ((labels[i], float(np.exp(after[i]))) for i in sorted(far, key=lambda i: -abs(after[i])))
+        return cls(name, len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, tuple(outliers))
+
+    def with_remarks(self, notes: Iterable[str] = (), wishes: Iterable[Wish] = ()) -> ProfilePart:
+        return replace(self, notes=(*self.notes, *notes), wishes=(*self.wishes, *wishes))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was learnt: the profile as a record and as the document that is written, and how it came about."""
+
+    place: MeasuredMachine
+    profile: Profile
+    document: Document
+    parts: tuple[ProfilePart, ...]
+    refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
+
+    @property
+    def wish(self) -> Wish | None:
+        """The one further measurement that would help most."""
+        return max((w for part in self.parts for w in part.wishes), key=lambda w: w.spread, default=None)
+
+
+Step = tuple[Profile, list[ProfilePart], list[str]]
+"""What one fit gives back: the profile with what it learnt, its parts, and why the rest cannot be told."""
+
+
+class TooFewError(ValueError):
+    """A group of rows that cannot tell its constants; says how many would."""
+
+
+def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
+    """Latency and bandwidth are told by a few sizes that lie far apart."""
+    sizes, span = len(set(nbytes)), max(nbytes) / min(nbytes)
+    if sizes < LEAST_SIZES or span < LEAST_SPAN:
+        wanted = f"at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed{where}"
+        raise TooFewError(f"{name}: {plural(sizes, 'size')} spanning {span:,.0f}x; {wanted}")
+
+
+def expected_seconds(rows: Sequence[TimedCollective], place: MeasuredMachine, profile: Profile | None) -> Array:
+    """What every row of one library should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
+    collected = np.empty(len(rows))
+    keys = [(r.op, r.ranks) for r in rows]
+    sizes = np.array([r.nbytes for r in rows])
+    for op, ranks in dict.fromkeys(keys):
+        same = np.array([key == (op, ranks) for key in keys])
+        priced = expect(op, place.cluster, nbytes=sizes[same], ranks=ranks, library=rows[0].library, profile=profile)
+        collected[same] = priced.seconds
+    return collected

@@ -1,0 +1,301 @@
+"""Closed-loop serving in closed form: ``c`` clients, each sending its next request when the last one is answered.
+
+The unit is an engine step. A request of I prompt and O output tokens is computed in n chunks and then decodes O - 1
+steps. While it lives, each of the other requests is computed once: some of those prompts delay its first token, the
+rest stretch its decoding. With D a decode step of all running requests, X what a prompt adds to the steps it shares and
+k the prompts of others that pass before the first token,
+
+    TPOT = D + (R - 1 - k) X / (O - 1)        TTFT = server + D + own steps + k X + waiting for a slot
+
+k is the only thing that scheduling decides (``prompts_ahead``). R requests run; the cache or the engine's limit may keep
+the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
+"""
+
+import numpy as np
+
+from commtax.cost.network import Flow, QueueNetwork
+from commtax.question import SPREAD
+from commtax.records import dataclass
+from commtax.spec import Engine, Number
+
+LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
+KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
+RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoopLoad:
+    """What one replica is asked: a closed loop of requests with mean lengths."""
+
+    concurrency: Number
+    input_len: Number
+    output_len: Number
+    num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
+    spread: Number = SPREAD  # lengths vary by this share of their mean to either side
+    state_tokens: Number = 0.0  # tokens whose room in the cache the states of a request take
+    cached: Number = 0.0  # tokens of a prompt that are found in the cache
+
+    @property
+    def computed(self) -> Number:
+        """Tokens of a prompt that are not: the last at least, which makes the first token."""
+        return np.maximum(1.0, self.input_len - self.cached)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Priced steps of one replica."""
+
+    decode_s: Number  # all running requests decode
+    prompt_s: Number  # the step of one chunk of each of ``together`` prompts, with the decodes that share it
+    chunks: Number = 1  # such steps that a prompt fills, where it is larger than one …
+    together: Number = 1  # … and prompts that fill one, where they are smaller
+    stages: Number = 1  # pipeline stages that work on different steps at once
+    ranks: Number = 1  # of attention data parallelism, each with its own prompts, that all wait for the longest step …
+    spread: Number = 0.0  # … and the share of a prompt's seconds that is all ranks' work: its experts
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoopMeans:
+    """Means over the requests of a closed loop. ``ttft_s`` is the sum of its parts (``*_s`` from ``request_s`` on)."""
+
+    tpot_s: Number
+    request_s: Number  # the way through the server
+    boundary_s: Number  # the step in progress when the request arrives, and the next where that was decided
+    prefill_s: Number  # its own prompt's steps
+    ahead_s: Number  # prompts of others that are computed first or together
+    slot_s: Number  # waiting for a place among the running
+    frontend_s: Number  # waiting for the server's front end
+    ahead: Number  # prompts of others before the first token
+    stretch_s: Number  # of tpot_s: prompts of others during decoding
+    moved_s: Number = 0.0  # its cache goes from the worker of its prompt to the one that decodes
+
+    @property
+    def ttft_s(self) -> Number:
+        return self.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.slot_s + self.frontend_s + self.moved_s
+
+
+def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
+    """Requests that run at once: what clients send, unless the engine's limit or the cache allows fewer.
+
+    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states.
+    """
+    kept = load.input_len + load.output_len * (1.0 if engine.serves.kv_reserved else 0.5) + load.state_tokens
+    return np.maximum(1.0, np.minimum(load.concurrency, np.minimum(max_seqs, kv_tokens // kept)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What a cache that is too small for all clients does to those inside."""
+
+    recomputed: Number = 0.0  # prompts computed again, for each request
+    inside: Number = 0.0  # share of the waiting that falls after the first token
+
+
+def pressure(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf) -> Pressure:
+    """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
+
+    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit. A request thrown out
+    computes its tokens again, and waits after its first token instead of before it.
+    """
+    if engine.serves.kv_reserved:
+        return Pressure()
+    lengths = load.input_len + load.output_len + load.state_tokens, load.input_len + load.state_tokens
+    ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in lengths)
+    wanted = np.minimum(load.concurrency, max_seqs)
+    full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
+    admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2
+    inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
+    return Pressure(full * np.minimum(1.0, RECOMPUTED * load.output_len / load.input_len), np.clip(inside, 0, 1))
+
+
+ROOM = Pressure()
+
+
+def arrivals_per_step(load: ClosedLoopLoad, seqs: Number) -> Number:
+    """Other requests that arrive in the step in which one arrives.
+
+    Each of the others arrives once in a life of O + 1 steps. Requests of equal length that started together end one a step;
+    lengths that vary thin this out over a window of ``2 spread`` lives.
+    """
+    others, life = seqs - 1, _life(load)
+    window = np.maximum(np.maximum(others, 2 * load.spread * life), 1)
+    return np.maximum(others / window, others / life)
+
+
+def _lockstep(load: ClosedLoopLoad) -> Number:
+    """Share of the others that end in the same step: all where lengths are equal, else those within a window of 2 spread lives."""
+    return 1 / np.maximum(1.0, 2 * load.spread * _life(load))
+
+
+def _arrivals_per_batch(load: ClosedLoopLoad, seqs: Number, stages: Number) -> Number:
+    """Of those that arrive in a step, who comes to the same of the batches in flight: all who ended together."""
+    step = arrivals_per_step(load, seqs)
+    return np.maximum(step / stages, np.minimum(step, (seqs - 1) * _lockstep(load)))
+
+
+def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
+    """Of an engine that looks at waiting requests only every few steps, all that came meanwhile."""
+    gathered = engine.serves.steps_per_decision + engine.serves.batch_wait
+    return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
+
+
+def _held_back(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
+    """Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average."""
+    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, stages)
+    return engine.serves.batch_wait * (1 + came / 2) / (1 + came)
+
+
+def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
+    """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
+
+    The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
+    """
+    wanted = (1 + _arrivals_per_decision(load, seqs, stages, engine)) * load.computed
+    return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
+
+
+def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
+    """Running requests that decode: all, or where prompts share steps with them no more than such steps let in during a life.
+
+    The others still wait for their first token. None decodes where that is the last.
+    """
+    if engine.serves.prefill_first:
+        return seqs
+    room = budget / load.computed if engine.serves.chunked else np.maximum(1.0, budget / load.computed)
+    return np.where(load.output_len > 1, np.minimum(seqs, 1 + _life(load) * room * stages), 1.0)
+
+
+def _life(load: ClosedLoopLoad) -> Number:
+    """Steps of a request: one that is in progress when it comes, its prompt's, and those of its other tokens."""
+    return load.output_len + 1
+
+
+def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
+    """Mean number of other requests' prompts that are computed before a request's first token.
+
+    Those in the step in progress and those that share the own step. Where prompts run before decoding: those that ended with
+    the one before it, and half of those that ended a step earlier, whose prompts are next; half of all others where all end
+    together. The first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
+    """
+    others = seqs - 1
+    dense, each = (
+        _arrivals_per_decision(load, seqs, stages, engine),
+        prompt_tokens(load, seqs, room, engine, stages) / load.computed,
+    )
+    steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
+    if engine.serves.prefill_first:
+        crowd = np.maximum(others / 2 * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
+        steady = np.minimum(others, np.maximum(crowd, each - 1))
+    most = np.clip(room / load.computed, 1, seqs)
+    burst = np.minimum(others, (others + most - 1) / 2)
+    share = np.minimum(1.0, seqs / load.num_prompts)
+    return steady + share * np.maximum(0.0, burst - steady)
+
+
+def closed_loop(
+    load: ClosedLoopLoad, steps: Steps, seqs: Number, ahead: Number, engine: Engine, full: Pressure = ROOM
+) -> ClosedLoopMeans:
+    """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
+    others = seqs - 1
+    decodes = np.maximum(0.0, load.output_len - 1)  # steps; none where the first token is the last
+    beside = 0.0 if engine.serves.prefill_first else steps.decode_s
+    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs)
+    extra = extra * _waiting_factor(load, steps, seqs)
+    # Prompts that have room beside one token's way through all stages.
+    held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
+    ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
+    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
+    stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
+    tpot = steps.decode_s + stretch
+    turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
+    own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * steps.chunks
+    own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
+    first = engine.host.request_s + boundary + own + before
+    life = first + decodes * tpot
+    # The first R never wait for a slot, and those sent with them wait half as long as later ones.
+    waiting = load.concurrency - seqs
+    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
+    slot = waiting / seqs * life * late
+    inside = np.where(decodes > 0, full.inside, 0.0) * slot
+    least = load.concurrency * np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
+    # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
+    frontend = _knee(np.maximum(LEAST_S, life + slot), least)
+    after = np.where(decodes > 0, frontend / 2, 0.0)
+    return ClosedLoopMeans(
+        tpot_s=tpot + (after + inside) / np.maximum(1.0, decodes),
+        request_s=engine.host.request_s + seqs * 0,
+        boundary_s=boundary,
+        prefill_s=own,
+        ahead_s=before,
+        slot_s=slot - inside,
+        frontend_s=frontend - after,
+        ahead=ahead,
+        stretch_s=stretch,
+    )
+
+
+def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
+    """Part of a prompt's seconds that a request loses to it: all of it, or 1/stages where all batches have equally many.
+
+    Batches follow each other through the stages, and the longest of those in flight holds up the others. With m prompts to a
+    batch, by chance more to one than to another, that is the mean of the largest of ``stages`` Poisson numbers over their sum:
+
+        1/stages + (1 - 1/stages) / sqrt(1 + (stages + 1) m)
+    """
+    batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
+    uneven = np.where(load.output_len > 1, 1 / np.sqrt(1 + (steps.stages + 1) * batch), 0.0)  # prompts alone fill all batches
+    return 1 / steps.stages + (1 - 1 / steps.stages) * uneven
+
+
+def _waiting_factor(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
+    """Seconds of prompts that a rank waits for, over those of its own: ranks step together, and a step is as long as the longest.
+
+    The largest of ``ranks`` Poisson numbers of prompts a step, m to a rank on average, over m, as in ``_lost_share``. Experts are
+    computed by all ranks, for whosever prompt.
+    """
+    prompts = np.minimum(arrivals_per_step(load, seqs), steps.together)
+    return 1 + (1 - steps.spread) * (steps.ranks - 1) / np.sqrt(1 + (steps.ranks + 1) * prompts)
+
+
+def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
+    """Share of the ranks that have no prompt in a step in which one has."""
+    return (1 - 1 / steps.ranks) * (1 - np.minimum(1.0, arrivals_per_step(load, seqs)))
+
+
+def disaggregated_means(net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf) -> ClosedLoopMeans:
+    """Means over the requests of a closed loop with prompts on workers of their own (``network``).
+
+    The first prompts of a benchmark arrive at once. The front ends of both kinds of workers limit as those of one do.
+    """
+    full = net.prompting.full(net.clients)
+    burst = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
+    wait = passed.ahead_s + np.minimum(1.0, net.clients / num_prompts) * np.maximum(0.0, burst - passed.ahead_s)
+    life = passed.life_s(net) + wait - passed.ahead_s
+    tokens_s = engine.host.frontend_token_s * (net.decodes + 1) / net.decoding.workers
+    least = net.clients * np.maximum(engine.host.frontend_request_s / net.prompting.workers, tokens_s)
+    frontend = _knee(np.maximum(LEAST_S, life), least)
+    after = np.where(net.decodes > 0, frontend / 2, 0.0)
+    return ClosedLoopMeans(
+        tpot_s=passed.step_s + after / np.maximum(1.0, net.decodes),
+        request_s=net.request_s + passed.per_s * 0,
+        boundary_s=passed.boundary_s,
+        prefill_s=passed.prefill_s,
+        ahead_s=wait,
+        slot_s=passed.slot_s,
+        frontend_s=frontend - after,
+        ahead=wait / net.prompting.one_s,
+        stretch_s=0.0,
+        moved_s=passed.moved_s,
+    )
+
+
+def _knee(alone_s: Number, least_s: Number) -> Number:
+    """What a front end adds to requests that take ``alone_s`` without it: queues form before it is fully busy."""
+    return alone_s * ((1 + (least_s / alone_s) ** KNEE) ** (1 / KNEE) - 1)
+
+
+def boundary_turns(engine: Engine, stages: Number, held_back: Number = 0.0) -> Number:
+    """Steps that pass before a request joins a batch: the one in the first stage, and the next where that is decided by then."""
+    looked = (engine.serves.steps_per_decision + 1) / 2 + held_back
+    return (looked + engine.serves.ahead * (stages == 1)) / stages

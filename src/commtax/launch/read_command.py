@@ -1,0 +1,296 @@
+"""A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it.
+
+``vllm serve``, ``python -m sglang.launch_server``, ``trtllm-serve``, ``trtllm-bench``, ``torchrun … pretrain_gpt.py`` and
+``torchrun … -m torchtitan.train``, with shell quoting, variables, environment in front, docker around it, several lines. What is
+not understood is listed in ``unread``, never dropped.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from commtax.catalog.programs import programs
+from commtax.files import ELSEWHERE, read_text
+from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, Value, flag_name, flags_of
+from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
+from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
+from commtax.launch.manifest import read as read_manifest
+from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
+from commtax.statement import Note, Refusal
+
+TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
+QUIET = tuple(COMMON["quiet"].split())
+"""Beginnings of variables that are addresses, logs and places."""
+NO_FILES: Mapping[str, str] = {}
+Wanted = Callable[[str], bool]
+"""Whether a model of this name is the one that was asked for."""
+
+
+def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
+    """Read a command, a script that contains one, or YAML that describes servers; ``source`` is the file that it came from.
+
+    Where YAML describes servers of several models: the one called ``choice``, or those whose model is ``wanted``.
+
+    >>> launch = parse("CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-model-len 128k --foo 3")
+    >>> launch.engine, launch.model, launch.options, launch.unread
+    ('vllm', 'meta-llama/Llama-3.1-8B', {'tp': 2, 'max_model_len': 128000}, ('--foo 3',))
+    """
+    if is_manifest(text):
+        return _read_servers(text, f" '{source}'" if source else "", wanted, choice)
+    if len(text) > MAX_SIGNS:
+        raise Refusal(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone", "from")
+    for one in programs():
+        if one.call and f"{one.call}(" in text:
+            return _read(one.key, keywords(text, one.call), [], "", NO_FILES)
+    script, written = split_here_documents(text)
+    called = list(commands(script))
+    asking = [variable for one in programs() for variable in flags_of(one.key).libraries]  # scripts export them above the command
+    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
+    launches = [launch for args in called if (launch := _command([*exported, *args], written))]
+    if not launches:  # what a file holds is not told: it may be one that was named by mistake
+        raise Refusal(f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from")
+    return _join_launches(launches)
+
+
+def _program_names() -> str:
+    """How the programs are called, for people."""
+    *called, last = (one.called for one in programs())
+    return f"{', '.join(called)} or {last}"
+
+
+def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) -> Launch:
+    """The servers of YAML: those of one model, prompts and decoding together."""
+    served, files, looked = read_manifest(text, source)
+    read = [(s, _server(s, files)) for s in served if s.replicas]
+    found = [(s.name, launch) for s, launch in read if launch]
+    if not found:
+        seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
+        raise Refusal(f"from{source}: this YAML starts no known server; {seen} (known: {_program_names()})", "from")
+    names = [name for name, _ in found]
+    if choice and choice not in names:
+        raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
+    first = next((launch for name, launch in found if (name == choice if choice else wanted and wanted(launch.model))), found[0][1])
+    taken = [launch for _, launch in found if launch.model == first.model]
+    if any(x.servers.role == "prefill" for x in taken):  # those beside them decode, whether they say so or not
+        taken = [replace(x, servers=replace(x.servers, role=x.servers.role or "decode")) for x in taken]
+    unlike = [(name, launch) for name, launch in found if launch.model != first.model]
+    others = [f"{name or launch.engine} ({launch.model or 'no model named'})" for name, launch in unlike]
+    joined = _join_launches(taken if not choice else [launch for name, launch in found if name == choice])
+    if others:
+        more = f"servers of other models in the file are not in the answer: {', '.join(others)}; --from FILE#NAME takes one of them"
+        joined = replace(joined, notes=(*joined.notes, Note("other models", more)))
+    missed = [f"what starts {s.name or 'a container'} on {s.gpus} GPUs" for s, launch in read if s.gpus and not launch]
+    joined = replace(joined, unread=(*joined.unread, *dict.fromkeys(missed)))
+    return replace(joined, place=LaunchPlace()) if joined.servers.prefill_workers else joined
+
+
+def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
+    """The launch of one container, or None where it starts nothing that is known."""
+    script, written = split_here_documents(served.script)
+    calls = list(commands(script)) if served.script else [list(served.words)]
+    known = {**files, **written}
+    for call in calls:
+        launch = _command(call, known, served)
+        if launch and not _is_bench(launch):
+            return _place_on_hosts(launch, served)
+    return None
+
+
+def _place_on_hosts(launch: Launch, served: DescribedServer) -> Launch:
+    """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
+    nnodes = launch.place.nnodes or served.hosts
+    count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
+    here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None)
+    launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
+    if served.guessed:
+        guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
+        launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
+    used, asked = launch.num_gpus // count, served.gpus * nnodes
+    if not served.gpus or used == asked:
+        return launch
+    differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
+    return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
+
+
+def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
+    """One command's launch, or None where it is something else."""
+    images = {one.image: one.key for one in programs() if one.image}
+    image = served.image if served else next((w for w in args if any(i in w for i in images) and not w.startswith("-")), "")
+    official = any(i in image for i in images)
+    version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image[-100:]) if official else None
+    last = max((at for at in range(len(args)) if _program(args, at)[1]), default=-1)
+    for at, word in enumerate(args):
+        engine, skip = _program(args, at)
+        if not skip and official and word == image and at > last:
+            engine, skip = next(e for i, e in images.items() if i in image), 1  # the image's entry point is the server
+        if skip:
+            return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
+    # Words may be arguments of the entry point of its image: flags, or a model and flags.
+    are_flags = not args or args[0] == "serve" or re.match(r"-|[\w.-]{1,99}/[\w.-]{1,99}$", args[0])
+    if served and served.engine and not served.script and are_flags:
+        return _read(served.engine, [w for w in args if w != "serve"], [], version[1] if version else "", written, served)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _starts() -> list[tuple[str, str, str, int]]:
+    """How programs are called."""
+    starts = [(one.key, *start) for one in programs() for start in one.starts]
+    return [*starts, *(("torchrun", *start) for start in COMMON["torchrun"]["starts"])]
+
+
+def _program(args: list[str], at: int) -> tuple[str, int]:
+    """The program that starts at a word, and how many words name it (0: none)."""
+    word, following = args[at].rsplit("/", 1)[-1], args[at + 1] if at + 1 < len(args) else ""
+    for program, first, then, count in _starts():
+        if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
+            return program, count
+    return "", 0
+
+
+def _read(
+    engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
+) -> Launch:
+    """The flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
+    reading = FlagReading()
+    env = dict(served.env) if served else {}
+    env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
+    if engine == "torchrun":
+        engine, args = _split_torchrun(args, reading)
+    told = server_settings(engine, served.told, env) if served else {}
+    reading.values["library"] = _library(engine, env)
+    loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
+    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET)]
+    loose = reading.take(args, flags_of(engine))
+    _take_surroundings(reading, engine, told, loose)
+    for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
+        if file in reading.values:
+            _read_file(str(reading.values.pop(file)), named, written, engine, reading)
+    if (hosts := _srun(before)) and "nnodes" not in reading.values:
+        reading.values["nnodes"] = hosts
+    launch = make_launch(engine, reading, loose, env)
+    devices = env.get("CUDA_VISIBLE_DEVICES")
+    place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
+    return replace(launch, version=version, place=place)
+
+
+def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
+    """What stands around a container holds where its own words say nothing, and names a model that they only have a place of."""
+    model = reading.text("model") or next((w for w in loose if w not in BENCHMARKS), "")
+    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
+        reading.values["model"] = told["model"]
+    own = flags_of(engine)
+    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
+    reading.take(flags, own)
+
+
+def _library(engine: str, env: dict[str, str]) -> str:
+    """Whose collectives the environment asks for, by the engine's table; "": the engine's own. What was understood is taken out."""
+    found = ""
+    for variable, words in flags_of(engine).libraries.items():
+        if env.get(variable, "").upper() in words:
+            found = words[env.pop(variable).upper()]
+    return found
+
+
+def _srun(before: list[str]) -> int:
+    """Hosts that a job launcher in front names."""
+    text = " ".join(before)
+    called = re.search(r"\b(?:srun|salloc)\b", text)
+    nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
+    return int(nodes[1]) if nodes else 0
+
+
+def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: FlagReading) -> None:
+    """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
+    text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
+    if text is None and os.path.exists(name):
+        text = read_text(name, f"from: {named}")
+    if text is None:
+        reading.unread.append(f"{named} {name} (no such file here)")
+        return
+    above, flags = "", []
+    for line in text.splitlines():
+        if match := re.match(r"(\s*+)([\w-]++)\s*+:(.*)", line):
+            above = match[2] if not match[1] else above
+            path = match[2] if not match[1] else f"{above}.{match[2]}"
+            value = match[3].partition("#")[0].strip()
+            flags += [f"--{path}={value}"] if value else []
+    reading.take(flags, flags_of(engine))
+
+
+def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
+    """torchrun's own flags, then the program and its words."""
+    own, at = TORCHRUN.flags, 0
+    while at < len(args) and args[at].startswith("-"):
+        flag, equals, value = args[at].partition("=")
+        name = flag_name(flag)
+        if name in own:
+            reading.values[own[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
+        at += 1 if equals or name in TORCHRUN_SWITCHES else 2
+    program = args[at] if at < len(args) else ""
+    started = [one for one in programs() if one.script]
+    for one in started:
+        told = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
+        if re.search(one.script, program) or (told and not any(re.search(other.script, program) for other in started)):
+            return one.key, args[at + 1 :]
+    rule = " nor ".join(one.script_named for one in started)
+    raise Refusal(f"from: torchrun starts '{program}', which is neither {rule}", "from")
+
+
+def _join_launches(launches: list[Launch]) -> Launch:
+    """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
+    bench = next((x for x in launches if _is_bench(x)), None)
+    servers = [x for x in launches if x is not bench] or launches
+    ahead = [x for x in servers if x.servers.role == "prefill"]
+    decoding = [x for x in servers if x.servers.role != "prefill"] or ahead
+    first = _count_equal_servers(decoding)
+    left = _other_servers(decoding, first)
+    if ahead and first.servers.role == "decode":
+        prompts = _count_equal_servers(ahead)
+        left += _other_servers(ahead, prompts)
+        tp, dp, count = prompts.number("tp", 1), prompts.number("dp", 1), prompts.servers.count
+        first = replace(first, servers=replace(first.servers, prefill_tp=tp, prefill_dp=dp, prefill_workers=count))
+    elif decoding is not ahead:
+        left += ahead
+    if left:
+        others = f"not in the answer: {len(left)} other server{'s' * (len(left) != 1)} beside it, of other sizes or settings"
+        first = replace(first, notes=(*first.notes, Note("other servers", others)))
+    if bench is None or bench in servers:
+        return first
+    return replace(
+        first, options={**_options_without_load(first), **{name: bench.options[name] for name in LOAD if name in bench.options}}
+    )
+
+
+def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
+    """Servers that are none of those that were counted; what only sends requests is none."""
+    return [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
+
+
+def _is_bench(launch: Launch) -> bool:
+    """Whether a command sends requests."""
+    return "concurrency" in launch.options or "request_rate" in launch.options
+
+
+def _count_equal_servers(launches: list[Launch]) -> Launch:
+    """The first of several servers, with as many as are its equals; parts of one job are one job."""
+    first = next((x for x in launches if not _is_bench(x)), launches[0])
+    alike = [x for x in launches if _common_part(x) == _common_part(first)]
+    parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
+    count = len({x.place.address for x in alike}) if parts else sum(x.servers.count for x in alike)
+    if count < 2 or first.phase == "train":  # one job, whose hosts are all started by the same command
+        return first
+    return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=()))
+
+
+def _common_part(launch: Launch) -> Launch:
+    """What replicas have in common."""
+    one, here = replace(launch.servers, count=1), launch.place
+    return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_options_without_load(launch), servers=one)
+
+
+def _options_without_load(launch: Launch) -> dict[str, Value]:
+    return {name: value for name, value in launch.options.items() if name not in LOAD}

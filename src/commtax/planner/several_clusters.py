@@ -1,0 +1,124 @@
+"""Plans on several clusters, ranked together: ``commtax.plan_several("llama-3.1-70b", ["4xl40s", "2xh100-sxm"], dtypes=("fp8",))``.
+
+Each cluster is searched as if it were alone, so the price of a plan does not depend on what it is compared with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any, NamedTuple, TypeVar
+
+from commtax.planner import best_serving, plan
+from commtax.planner.columns import ServingPlans, request_s
+from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
+
+Ranked = TypeVar("Ranked")
+TOKENS = "tokens"
+"""The objective where dollars cannot be compared and nobody asked for anything: most tokens/s a GPU."""
+
+
+class RankedPlan(NamedTuple):
+    """A plan of a cluster: which answer it is of, and its row there."""
+
+    answer: ServingPlans
+    row: int
+
+    @property
+    def money(self) -> Money:
+        rows, i = self.answer.plans, self.row
+        return plan_money(self.answer.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralPlans:
+    """An answer a cluster, in the order that they were named, and the good plans of all, best first."""
+
+    answers: tuple[ServingPlans, ...]
+    objective: str
+    plans: tuple[RankedPlan, ...] = ()
+
+    @property
+    def best(self) -> RankedPlan | None:
+        """The first of all."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def recommended(self) -> RankedPlan | None:
+        """The plan to run: the first of what is recommended on each cluster."""
+        each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
+        return next(iter(_rank_plans(each, self.objective)), None)
+
+    def listed(self, top: int) -> tuple[RankedPlan, ...]:
+        """The first plans, among them each cluster's best."""
+        return leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Chips that dollars say nothing of."""
+        return tuple(dict.fromkeys(a.question.cluster.chip.key for a in self.answers if not a.question.goal.usd_per_gpu_hour))
+
+
+def plan_several(
+    model: str | Model,
+    clusters: Sequence[str | Cluster],
+    *,
+    objective: str = "",
+    usd_per_gpu_hour: Prices = None,
+    **options: Any,
+) -> SeveralPlans:
+    """``plan`` on each cluster, with its options, and the plans of all ranked together by the objective.
+
+    Without one by dollars a token where all chips have a price, else by tokens/s a GPU.
+    """
+    if isinstance(clusters, str | Cluster) or not clusters:
+        raise Refusal.about(clusters="name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one")
+    prices = price_per_cluster(len(clusters), usd_per_gpu_hour)
+    wanted = {**options, "objective": objective or "cost"}
+    places = zip(clusters, prices, strict=True)
+    return rank_answers([plan(model, place, usd_per_gpu_hour=usd, **wanted) for place, usd in places], objective)
+
+
+def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
+    """The same of questions, one a cluster."""
+    return rank_answers([best_serving(q.but(objective=objective or "cost")) for q in put], objective)
+
+
+def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:
+    """Answers on several clusters, their plans ranked together."""
+    priced = [bool(a.question.goal.usd_per_gpu_hour) for a in answers]
+    known = all(priced) if not objective else any(priced)
+    objective = TOKENS if objective in ("", "cost") and not known else objective or "cost"
+    several = SeveralPlans(tuple(answers), objective)
+    return replace(
+        several, plans=tuple(_rank_plans([RankedPlan(a, row) for a in answers for row in range(len(a.plans))], objective))
+    )
+
+
+def leaders_of_ranking(ranking: Sequence[Ranked], places: Sequence[str], top: int) -> tuple[Ranked, ...]:
+    """The first ones of a ranking, among them the best of each place."""
+    best = {place: at for at, place in reversed(list(enumerate(places)))}.values()
+    others = [at for at in range(len(ranking)) if at not in best][: max(0, top - len(best))]
+    return tuple(ranking[at] for at in sorted([*best, *others]))
+
+
+def _rank_plans(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]:
+    """Best first; those that dollars cannot rank stand behind those that they do."""
+    return sorted(plans, key=lambda one: _burden(one, objective))
+
+
+def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:
+    """What the objective counts, smaller is better; then fewer GPUs for each token, fewer GPUs, shorter waits."""
+    rows, i = one.answer.plans, one.row
+    by_gpu = -float(rows.tokens_per_s_per_gpu[i])
+    counts = {
+        "cost": one.money.usd_per_million_tokens or inf,
+        "throughput": -float(rows.tokens_per_s[i]),
+        "latency": float(request_s(one.answer.question, rows)[i]),
+        "gpus": float(rows.gpus[i]),
+        TOKENS: by_gpu,
+    }
+    return counts[objective], by_gpu, float(rows.gpus[i]), float(rows.ttft_s[i])

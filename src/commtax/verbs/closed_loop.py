@@ -1,0 +1,336 @@
+"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from commtax.arrays import cache_answers, pick
+from commtax.catalog.transfer import Setting, is_measured
+from commtax.catalog.transfer import sigma as transferred_sigma
+from commtax.cost import closed_form as loop
+from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
+from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
+from commtax.cost.traffic import padded_rows
+from commtax.ledger import Z80, Bill
+from commtax.options import check_taken
+from commtax.question import SPREAD, Question, Requests
+from commtax.records import dataclass
+from commtax.spec import SIZES, Cluster, Model, Number
+from commtax.statement import Note, Refusal
+from commtax.units import format_mean
+from commtax.verbs import checking
+from commtax.verbs.checking import positive
+from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, prompter, prompting_of
+from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
+from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
+
+if TYPE_CHECKING:
+    from commtax.verbs.keywords import SimulateOptions
+
+QUEUES = (
+    "a queue of prompts stands before their workers",
+    "a queue of caches stands before the wire",
+    "a queue stands before the workers that decode",
+)
+ALONE = 1  # rank, or of several that wait for nobody
+EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
+
+    question: Settled
+    running: Number  # requests a replica works on at once
+    rows: Number  # of a decode step, padding included
+    steps: Steps
+    kv_tokens: Number
+    served: ClosedLoopMeans
+    bills: tuple[Bill, Bill]  # of a decode step and of one with prompts, line by line
+    apart: Disaggregation | None = None
+    notes: tuple[Note, ...] = ()
+    publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
+
+    @property
+    def state_tokens(self) -> Number:
+        """Tokens whose room in the cache the states of a request take."""
+        return state_tokens(self.question)
+
+    @property
+    def legal(self) -> Any:
+        return self.question.legal
+
+    @property
+    def requests(self) -> Requests:
+        return self.question.requests
+
+    @property
+    def num_gpus(self) -> Number | None:
+        """GPUs of all workers; None where there are "enough" for prompts."""
+        return self.apart.gpus(self.question.plan) if self.apart else self.question.plan.all_gpus
+
+    @property
+    def tpot_s(self) -> Number:
+        return self.served.tpot_s
+
+    @property
+    def ttft_s(self) -> Number:
+        return self.served.ttft_s
+
+    @property
+    def e2e_s(self) -> Number:
+        return self.ttft_s + (self.requests.output_len - 1) * self.tpot_s
+
+    @property
+    def requests_per_s(self) -> Number:
+        """Little's law: every client has one request under way."""
+        return self.requests.concurrency / self.e2e_s
+
+    @property
+    def tokens_per_s(self) -> Number:
+        """Output tokens of all replicas."""
+        return self.requests_per_s * self.requests.output_len
+
+    @property
+    def crowding(self) -> Number:
+        """Disaggregated: what passes, as a share of the most prompts and caches that their workers and the wire would."""
+        assert self.apart
+        assert self.apart.net
+        assert self.apart.passed
+        return load_share(self.apart.net, self.apart.passed)
+
+    @property
+    def mixed_share(self) -> Number:
+        """Share of decoding that goes to other requests' prompts."""
+        return self.served.stretch_s / self.tpot_s
+
+    @property
+    def prompts(self) -> Question:
+        """Of the workers that compute prompts."""
+        return prompter(self.question) if self.apart else self.question
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What the run is, as far as published runs were pooled by it; on each of its chips."""
+        q = self.question
+        chips = dict.fromkeys(place.chip for place in q.places)
+        return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
+
+    @property
+    def measured_here(self) -> bool:
+        """Whether runs of this engine were measured on this chip, in this number format where that is known; or a profile's own."""
+        host = self.question.engine.host
+        if host.host_label:
+            return host.calibrated
+        if host.pooled:
+            return all(map(is_measured, self.settings))
+        return host.calibrated and all(setting.chip in host.served_on for setting in self.settings)
+
+    @property
+    def basis(self) -> str:
+        """What the ranges rest on: calibrated where engine, chip and library were measured, else transferred or assumed."""
+        if not self.question.engine.host.calibrated:
+            return "assumed"
+        lines = [line for step in self.bills for line in step.lines]
+        known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
+        return "calibrated" if known and self.measured_here else "transferred"
+
+    def sigma_of(self, name: str) -> Number:
+        """Standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
+
+        Pooled engines err as published runs of whole engines, chips and families did that were left out of the fit. Nowhere is a
+        time surer than the step that it is made of; elsewhere than where the engine ran, steps err on their own.
+        """
+        if name == "tokens_per_s":
+            share = self.ttft_s / self.e2e_s
+            return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
+        decode, prompt = (step.sigma for step in self.bills)
+        mixed = decode + (prompt - decode) * self.mixed_share
+        part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
+        own, pooled = self._own_sigma(name.removesuffix("_s"))
+        return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
+
+    def _own_sigma(self, metric: str) -> tuple[float, bool]:
+        """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
+        host, mixture = self.question.engine.host, self.question.model.experts is not None
+        if host.pooled and not host.host_label:
+            return max(transferred_sigma(setting, metric, mixture) for setting in self.settings), True
+        return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
+
+    def range_of(self, name: str) -> tuple[Number, Number]:
+        """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``."""
+        factor = np.exp(Z80 * self.sigma_of(name))
+        return getattr(self, name) / factor, getattr(self, name) * factor
+
+
+def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[SimulateOptions]) -> ClosedLoop:
+    """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
+
+    Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
+    lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own, on those
+    of another cluster where ``prefill_cluster`` names one.
+    ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
+    """
+    return serve(settle(resolve_question(model, cluster, check_taken("simulate", options))))
+
+
+@cache_answers
+def serve(asked: Settled) -> ClosedLoop:
+    """The closed loop of a question."""
+    checking.check_pictures(asked, asked.requests.input_len)
+    load, known = _load(asked), asked.requests.kv_tokens
+    kv = cache_tokens(asked) if known is None else known
+    most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
+    seqs = loop.running_requests(load, asked.engine, kv, most)
+    apart = _split(asked, np.ceil(load.concurrency / seqs))
+    if apart:
+        return _disaggregated_loop(asked, load, kv, most, apart)
+    steps, served, bills = _shared_workers(asked, load, seqs, kv, most)
+    return _answer(asked, load, seqs, steps, kv, served, bills)
+
+
+def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
+    """With the rows of a decode step, and what a reader should know."""
+    work = decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load)
+    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
+    answer = ClosedLoop(asked, seqs, rows, *parts)
+    return replace(answer, notes=tuple(_notes(answer)))
+
+
+def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
+    """The closed loop with prompts on workers of their own."""
+    wanted, plan = asked.requests, asked.plan
+    if wanted.kv_tokens is None:
+        apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
+    room = loop.running_requests(replace(load, concurrency=np.inf), asked.engine, kv, most)
+    net, passed, bills = _separate_workers(asked, load, wanted.concurrency, room, apart)
+    served = loop.disaggregated_means(net, passed, asked.engine, wanted.num_prompts)
+    chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
+    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
+    return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
+
+
+def _split(asked: Settled, enough: Number) -> Disaggregation | None:
+    """Both kinds of workers; ``enough`` decode where nobody says how many."""
+    wanted = asked.requests
+    check_apart(asked)
+    if not wanted.disaggregated:
+        return None
+    ahead = prompter(asked)
+    if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
+        settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
+    return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
+
+
+def _shared_workers(
+    asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
+) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
+    """One pool of workers computes prompts and decodes, in shared steps or in turn."""
+    engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
+    full = loop.pressure(load, engine, kv, seqs, most)
+    decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
+    beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
+    room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
+    tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
+    chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
+    decode = step_bill(asked, decode_workload(np.ceil(decodes / pp), load))
+    prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
+    # a prompt of one holds up all that share experts, unless the engine lets them compute theirs together
+    ranks = ALONE if asked.model.experts is None or engine.serves.rank_patience else asked.plan.dp
+    spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
+    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
+    return steps, served, (decode, prompt)
+
+
+def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
+    """Of the seconds that prompts add to a step, the share that all ranks of attention data parallelism work off together."""
+    without = 0.0 if asked.engine.serves.prefill_first else 1.0
+    added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
+    return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
+
+
+def _separate_workers(
+    asked: Question, load: ClosedLoopLoad, clients: Number, room: Number, apart: Disaggregation
+) -> tuple[QueueNetwork, Flow, tuple[Bill, Bill]]:
+    """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
+    plan = asked.plan
+    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
+    net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
+    passed = flow(net)
+    return net, passed, (step_bill(asked, decode_workload(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)), prompt)
+
+
+def _load(asked: Question) -> ClosedLoopLoad:
+    """What one replica is asked."""
+    wanted, prompts = asked.requests, asked.requests.num_prompts
+    if not np.all(np.isinf(prompts)):
+        prompts = positive(prompts, "num_prompts")
+        if np.any(np.asarray(prompts) < wanted.concurrency):
+            raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
+    dp = asked.plan.dp * asked.plan.replicas
+    each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
+    cached = asked.offered.prefix_hit_rate * lengths[0]
+    return ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, state_tokens(asked), cached)
+
+
+def lengths_note(spread: float) -> Note:
+    """What the requests' lengths are, and what would change with others."""
+    if spread:
+        text = f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"
+    else:
+        text = f"equal lengths: clients move in lockstep; --spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
+    return Note("spread", text)
+
+
+def _notes(s: ClosedLoop) -> Iterator[Note]:
+    """What a reader of one scalar answer should know."""
+    wanted, plan = s.requests, s.question.plan
+    # Idle GPUs are counted over both kinds of workers, where there are two.
+    yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
+    yield from _prompt_cluster_notes(s.question)
+    if np.ndim(wanted.spread) == 0:
+        yield lengths_note(float(wanted.spread))
+    if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
+        return
+    yield from context_notes(s.question, wanted.tokens)
+    if s.apart:
+        yield from _queue_notes(s, s.apart)
+        return
+    each = wanted.concurrency / plan.dp / plan.replicas
+    most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
+    if s.kv_tokens < wanted.tokens + s.state_tokens:
+        yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
+    elif s.running < each:
+        limit = "the KV cache"
+        if s.running == most:
+            limits = most < step_limits(s.question)[1]
+            limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
+        room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
+        yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
+
+
+def _prompt_cluster_notes(q: Question) -> Iterator[Note]:
+    """What differs where prompts run."""
+    if not q.requests.prefill_cluster or any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
+        return
+    for note in settle(prompter(q).but(codes=0)).notes:
+        if note.code in ("arithmetic", "cluster") and note not in q.notes:
+            yield Note(note.code, f"prompts: {note}")
+
+
+def _queue_notes(s: ClosedLoop, apart: Disaggregation) -> Iterator[Note]:
+    """Disaggregated: whose queue grows with every further client, and what each station would pass."""
+    net, passed = apart.net, apart.passed
+    if s.kv_tokens < s.requests.tokens + s.state_tokens:
+        yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
+    if net is None or passed is None or not passed.queued:
+        return
+    limits = [f"{name} {limit:,.3g}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
+    where = QUEUES[int(passed.slowest)]
+    yield Note("queue", f"{where}: more clients only lengthen it; at most, in requests/s: {', '.join(limits)}")

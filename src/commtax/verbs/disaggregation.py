@@ -1,0 +1,195 @@
+"""Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
+
+from typing import Any
+
+import numpy as np
+
+from commtax.arrays import cache_answers, pick
+from commtax.cost import closed_form as loop
+from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
+from commtax.cost.closed_form import ClosedLoopLoad
+from commtax.cost.memory import on_chip
+from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
+from commtax.ledger import Bill
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import SIZES, Cluster, Model, Number, Plan
+from commtax.statement import Refusal
+from commtax.verbs.fitting import step_limits
+from commtax.verbs.settling import Settled, replan
+from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, step_bill
+
+WORKERS = ("prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
+MOVING = 0.8  # share of a link's bandwidth that moves caches
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """Disaggregated serving: what a prompt worker is, and how many there are of each kind."""
+
+    plan: Plan  # of one prompt worker
+    workers: Number | None  # None: enough that no prompt waits
+    copies: Number  # workers that decode
+    kv_tokens: Number = np.inf  # that a prompt worker has room for
+    net: QueueNetwork | None = None  # both with the wire between them …
+    passed: Flow | None = None  # … and what passes
+
+    @property
+    def senders(self) -> Number:
+        """Prompt workers, without end where they are enough."""
+        return np.inf if self.workers is None else self.workers
+
+    def gpus(self, decoder: Plan) -> Number | None:
+        """Of all workers; None where there are "enough" for prompts."""
+        return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
+
+
+def prompter(asked: Question) -> Question:
+    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
+    wanted, plan = asked.requests, asked.plan
+    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
+    dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
+    spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
+    return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
+
+
+def where_prompts_run(asked: Question, **sizes: Any) -> Question:
+    """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
+    backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
+    asked = asked.plain() if isinstance(asked, Settled) else asked
+    if place:
+        asked = asked.but(cluster=place, engine=on_chip(asked.engine, place.chip), prefill_cluster=None)
+    return replan(asked, **sizes, ep_backend=BULK.get(backend, backend))
+
+
+def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
+    """Workers of both kinds that were asked for, and at least one of each, must be there: together, or each on its own cluster."""
+    names, own = ("prefill_workers", "decode_workers"), asked.cluster
+    several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(asked.plan.num_gpus))
+    if len(asked.places) > 1:
+        for name, kind, count, size, place in zip(names, ("for prompts", "to decode"), several, each, asked.places, strict=True):
+            if count * size > place.num_gpus:
+                needed = f"{count} x {size} GPUs {kind} = {count * size}"
+                raise Refusal(f"{name}={count}: {needed}, and {place.key} has {place.num_gpus}", name)
+        return
+    total = several[0] * each[0] + several[1] * each[1]
+    if total > own.num_gpus:
+        at = 0 if counts[0] else 1
+        needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} to decode = {total}"
+        raise Refusal(f"{names[at]}={several[at]}: {needed}, and {own.key} has {own.num_gpus}", names[at])
+
+
+def check_apart(asked: Question) -> None:
+    """What belongs to disaggregated serving alone is refused elsewhere; that counts its servers in its own way."""
+    wanted, copies = asked.requests, asked.plan.replicas
+    if not wanted.disaggregated:
+        said = {name: getattr(wanted, name) for name in WORKERS} | {"prefill_cluster": wanted.prefill_cluster}
+        for name, value in said.items():
+            if value is not None:
+                text = value.key if isinstance(value, Cluster) else value
+                raise Refusal(f"{name}={text}: belongs to disaggregated serving", name)
+    elif np.any(np.asarray(copies) > 1):
+        raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
+
+
+def network_of(
+    asked: Question, load: ClosedLoopLoad, clients: Number, apart: Disaggregation, prompting: PromptStation, decoding: DecodeStation
+) -> QueueNetwork:  # fmt: skip
+    """Both kinds of workers, of which one is priced, with the wire between them."""
+    pp = asked.plan.pp
+    return QueueNetwork(
+        clients=clients,
+        decodes=np.maximum(0.0, load.output_len - 1),
+        request_s=asked.engine.host.request_s,
+        prompting=prompting,
+        wire=wire_of(asked, apart, load.input_len),
+        decoding=decoding,
+        spread=load.spread,
+        turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
+    )
+
+
+def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: Number = np.inf) -> tuple[PromptStation, Bill]:
+    """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
+    plan, serves = asked.plan, asked.engine.serves
+    (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.computed)
+    fitting = budget / load.computed if serves.chunked else budget // load.computed
+    held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
+    most = np.maximum(1.0, np.minimum(fitting, held))
+    two = np.maximum(2.0, most)
+    one, several = (step_bill(asked, asked.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
+    one_s = one.step_s * load.computed / chunk
+    more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
+    alone = lone_ranks(asked.model, plan)
+    return PromptStation(workers * alone, one_s, more_s, most, plan.dp / alone * plan.pp), one
+
+
+def lone_ranks(model: Model, plan: Plan) -> Number:
+    """Ranks of attention data parallelism that share no experts: each is a worker of its own."""
+    return 1 if model.experts is not None else plan.dp
+
+
+def decoding_of(asked: Question, load: ClosedLoopLoad, room: Number, copies: Number) -> DecodeStation:
+    """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
+    return DecodeStation.of(copies, asked.plan.dp, room, _decode_steps(asked.normal(), load.input_len, load.output_len, room))
+
+
+@cache_answers
+def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: Number) -> Number:
+    """Seconds of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
+    counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
+    sizes = np.broadcast_shapes(*map(np.shape, counts))
+    batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
+    bill = step_bill(asked, decode_workload(np.ceil(batches / asked.plan.pp), ClosedLoopLoad(1.0, input_len, output_len)))
+    return np.broadcast_to(bill.step_s, (len(batches), *sizes))
+
+
+def cache_bytes(asked: Question, tokens: Number) -> Number:
+    """Of a request with so many tokens, on all ranks of a worker that decodes it."""
+    model, plan = asked.model, asked.plan
+    return (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
+
+
+def wire_of(asked: Question, apart: Disaggregation, tokens: Number) -> CacheWire:
+    """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
+
+    The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
+    links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
+    Between two clusters caches always leave their hosts: by each one's own NICs, no faster than the slower of both.
+    """
+    cluster, plan, ahead, nbytes = asked.cluster, asked.plan, apart.plan, cache_bytes(asked, tokens)
+    leaving = ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies
+    here, there = asked.places[0], asked.places[-1]
+    sent_Bps, taken_Bps = (outside_Bps(place, gpus) for place, gpus in zip((here, there), leaving, strict=True))
+    latency_s = max(here.inter.latency_s, there.inter.latency_s)
+    if here is there:
+        gpus = apart.gpus(plan)
+        gpus = cluster.num_gpus if gpus is None else gpus
+        crosses, two, rest = np.minimum(gpus, cluster.num_gpus) > cluster.domain, cluster.as_pairs.intra, cluster.intra
+        inside = pick(gpus == 2, two.bandwidth_Bps, rest.bandwidth_Bps)  # one rank each: neighbours
+        sent_Bps, taken_Bps = (pick(crosses, outside, inside) for outside in (sent_Bps, taken_Bps))
+        latency_s = pick(crosses, latency_s, pick(gpus == 2, two.latency_s, rest.latency_s))
+    sent_Bps, taken_Bps = sent_Bps * MOVING, taken_Bps * MOVING
+    alone_s = latency_s + nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
+    out_s = nbytes * lone_ranks(asked.model, ahead) / (ahead.num_gpus * sent_Bps)
+    return CacheWire(alone_s, out_s, nbytes / (plan.num_gpus * taken_Bps))
+
+
+def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
+    """Of a GPU that leaves its host, while so many of the cluster do."""
+    nics, each = cluster.nics_per_host, cluster.gpus_per_host
+    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
+
+
+def check_one_place(put: Question) -> Question:
+    """Fleets are sought where prompts run beside decoding."""
+    if ahead := put.requests.prefill_cluster:
+        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
+        raise Refusal(f"prefill_cluster={ahead.key}: {rule}", "prefill_cluster")
+    return put
+
+
+def describe_pools(q: Question, prompts: str, decode: str) -> str:
+    """Both kinds of workers in words, and where they are where those are two places."""
+    ahead, own = (f" on {place.key}" for place in q.places) if len(q.places) > 1 else ("", "")
+    return f"{prompts}{ahead} for prompts + {decode}{own} to decode"

@@ -1,0 +1,335 @@
+"""All that is told about a priced step beside its lines, once for whoever shows it; the lesson's own numbers beside ours too."""
+
+from functools import cached_property
+from typing import Literal
+
+from commtax import napkin
+from commtax.ledger import Line
+from commtax.records import dataclass
+from commtax.spec import SIZES, AxisName, Chip
+from commtax.units import format_bytes, format_rate, format_seconds, format_si
+from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, verdict
+from commtax.verbs.fitting import fit_of_bill, fits
+from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
+from commtax.verbs.settling import fabric_of
+
+SMALL = 0.05
+"""A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
+HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
+"""What a rank that trains holds."""
+WIRE = {"all-reduce": "2·({n}−1)/{n}·", "send-recv": ""}
+"""What one rank sends of a tensor if an operation moves the least it can; the others (n-1)/n of it."""
+LESSON_BPS = 900e9
+"""The lesson's NVLink: both directions of an H100 together."""
+LESSON_RANKS = 8
+"""Ranks that it thinks of as one host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The axis that costs most, and why; ``compute`` where none costs much."""
+
+    axis: AxisName | Literal["compute"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    name: str
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one rank holds, part by part."""
+
+    capacity_bytes: float
+    used_bytes: float
+    fits: bool
+    parts: list[MemoryPart]
+    kv_tokens: int | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTax:
+    """What all collectives of one axis cost together, and the costliest of them with its window."""
+
+    axis: AxisName
+    collective: str
+    nbytes: float
+    ranks: float
+    times: float
+    link: str
+    more: int  # other collectives
+    top_s: float
+    window_s: float
+    comm_s: float
+    exposed_s: float
+    bubble_s: float
+    tax: float
+    hidden: bool
+    binding: bool
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)  # without slots: parts are asked for by several readers and kept
+class ExplainedStep:
+    """A priced step with what follows from it."""
+
+    bill: StepBill
+
+    @cached_property
+    def what_ifs(self) -> list[Counterfactual]:
+        return counterfactuals(self.bill)
+
+    @cached_property
+    def verdict(self) -> str:
+        return verdict(self.bill, [] if self.bill.question.trains else self.what_ifs)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, after what the step lacks."""
+        return self.verdict if self.memory.fits else f"{self.lacking} {self.verdict}"
+
+    @cached_property
+    def library(self) -> str:
+        """Whose collectives run, by name."""
+        return fabric_of(self.bill.question).name
+
+    @cached_property
+    def layer(self) -> LayerTimeline:
+        return layer_of(self.bill)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return _trained_memory(self.bill) if self.bill.question.trains else _served_memory(self.bill)
+
+    @property
+    def lacking(self) -> str:
+        """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
+        m, q = self.memory, self.bill.question
+        if q.trains:
+            usable = f"{format_bytes(m.capacity_bytes)}, {USABLE:.0%} of it usable"
+            return f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {usable}."
+        needed = f"each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
+        return f"Does not fit in memory: {needed}; {m.note}."
+
+    @cached_property
+    def thresholds(self) -> LessonInequalities | None:
+        return thresholds(self.bill) if self.bill.question.trains else None
+
+    @cached_property
+    def binding(self) -> Binding:
+        b = self.bill
+        if b.question.trains:
+            axis = b.binding
+        else:
+            axis = "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
+        return Binding(axis, _binding_text(b, axis))
+
+    @cached_property
+    def axes(self) -> list[AxisTax]:
+        """One for each axis that sends anything."""
+        return [_tax(self, axis, lines) for axis in SIZES if (lines := comm_of(self.bill, axis))]
+
+
+def _binding_text(b: StepBill, axis: str) -> str:
+    if axis == "compute":
+        return "compute binds: communication is small or hides"
+    lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
+    top = max(lines, key=lambda x: float(x.exposed_s))
+    if top.kind == "bubble":
+        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} a step"
+    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
+    return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
+
+
+def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
+    b = step.bill
+    top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
+    bubble = float(b.bubble_s) if b.question.trains and axis == "pp" else 0.0
+    exposed = float(b.exposed_on(axis))
+    overlaps = b.question.trains and axis in b.async_axes
+    return AxisTax(
+        axis=axis,
+        collective=f"{top.item.what} {top.item.op}",
+        nbytes=float(top.item.nbytes),
+        ranks=float(top.item.ranks),
+        times=float(top.item.count),
+        link=str(top.link),
+        more=len(lines) - 1,
+        top_s=float(top.total_s),
+        window_s=float(top.window_s) if overlaps else 0.0,
+        comm_s=sum(float(x.total_s) for x in lines),
+        exposed_s=exposed,
+        bubble_s=bubble,
+        tax=(exposed + bubble) / float(b.step_s),
+        hidden=overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
+        binding=axis == step.binding.axis,
+        formula=formula(top, b.question.cluster.chip),
+        source=source(top, step.library),
+    )
+
+
+def _trained_memory(b: StepBill) -> Memory:
+    where = "a rank of the first stage, which keeps the most activations; " if b.question.plan.pp > 1 else ""
+    note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
+    return _memory(b, {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b)), None, note)
+
+
+def _served_memory(b: StepBill) -> Memory:
+    seqs, each = int(b.question.batch), int(b.question.context) + 1
+    room, tokens = fit_of_bill(b), seqs * each
+    blocks = room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
+    if room.state_bytes_per_sequence_per_rank:
+        blocks = room.kv_bytes_per_token * tokens + room.state_bytes_per_sequence_per_rank * seqs
+    parts = {
+        "weights": room.weights_bytes,
+        "activations": room.activation_bytes,
+        "graphs and other": room.other_bytes + room.graph_bytes,
+        "KV cache of this batch": blocks,  # and its states
+    }
+    note = f"room for {room.kv_tokens:,} cached tokens per replica; this batch has {tokens:,}"
+    return _memory(b, parts, room.fits and room.holds(seqs, each), room.kv_tokens, note)
+
+
+def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
+    kept = [MemoryPart(name, nbytes) for name, nbytes in parts.items() if nbytes]
+    return Memory(b.question.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)
+
+
+def formula(line: Line, chip: Chip) -> str:
+    """``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes sent over the rate they move at."""
+    each, total = _per_call_words(line, chip), format_seconds(float(line.total_s))
+    count = float(line.item.count)
+    if count == 1:
+        return f"{each} = {total}"
+    times = f"{count:,.0f}" if count == int(count) else f"{count:.4g}"
+    return f"{times} × ({each}) = {total}"
+
+
+def _per_call_words(line: Line, chip: Chip) -> str:
+    fixed, moving = float(line.fixed_s), float(line.moving_s)
+    first = [format_seconds(fixed)] if fixed > 0 or moving <= 0 else []
+    return " + ".join([*first, *([_moving_words(line, chip, moving)] if moving > 0 else [])])
+
+
+def _moving_words(line: Line, chip: Chip, seconds: float) -> str:
+    """Bytes over the rate at which they move, or FLOPs where arithmetic binds."""
+    item, nbytes, ranks = line.item, float(line.item.nbytes), int(line.item.ranks)
+    if line.kind == "comm" and nbytes > 0 and ranks > 1:
+        sent = float(item.sent_bytes_per_rank) / float(item.count)
+        factor = WIRE.get(item.op, "({n}−1)/{n}·").format(n=ranks)
+        return f"{factor}{format_bytes(nbytes)} ÷ {format_rate(sent / seconds)}"
+    flops = float(line.flops)
+    if flops / line.peak_flops_per_s > nbytes / chip.memory_Bps:
+        return f"{format_si(flops, 'FLOP')} ÷ {format_si(flops / seconds, 'FLOP/s')}"
+    return f"{format_bytes(nbytes)} ÷ {format_rate(nbytes / seconds)}" if nbytes else format_seconds(seconds)
+
+
+def share_formula(segment: LayerSegment, chip: Chip) -> str:
+    """A bar of the layer: the line's sum, and this bar's share of it."""
+    line, share = segment.line, segment.seconds
+    if not float(line.total_s):
+        return ""
+    return f"{_per_call_words(line, chip)} each; here {share / float(line.each_s):.3g} × = {format_seconds(share)}"
+
+
+def source(line: Line, library: str) -> str:
+    """What a number rests on: the kind of source first, then its name."""
+    name = f"{library} over {line.link}" if line.kind == "comm" else ""
+    kind = "datasheet: NIC bandwidth, hierarchical formula" if line.source.kind == "datasheet" else line.source
+    return f"{kind}: {name}" if name and ":" not in kind else f"{kind}, {name}" if name else kind
+
+
+@dataclass(frozen=True, slots=True)
+class LessonRow:
+    """The lesson's figure, ours, and the reason why they differ."""
+
+    name: str
+    lesson: str
+    ours: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    applies: bool
+    rows: list[LessonRow]
+
+
+def lesson(b: StepBill) -> Lesson:
+    """The lesson's own numbers beside ours, and why they differ. Its formulas are ``commtax.napkin``'s, number for number."""
+    rows = _trained_lesson(b) if b.question.trains else _served_lesson(b)
+    return Lesson(bool(rows), rows)
+
+
+def _trained_lesson(b: StepBill) -> list[LessonRow]:
+    plan, model, t = b.question.plan, b.question.model, thresholds(b)
+    said = napkin.overlap_calculator(
+        model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
+    )
+    rows = []
+    if plan.tp > 1:
+        ours = float(b.exposed_on("tp")) / float(b.compute_s)
+        rows.append(LessonRow("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
+    if plan.dp > 1 and t.dp_tokens:
+        side = "hides" if said["dp_hides"] else "does not hide"
+        whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
+        theirs = f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
+        own = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
+        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, own, _dp_why(b)))
+    if plan.pp > 1:
+        why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
+        rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
+    why = "the lesson starts from 50 % and takes 30 % off where DP does not hide; ours prices every kernel and collective"
+    return [*rows, LessonRow("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
+
+
+def _tp_why(b: StepBill, formula: float) -> str:
+    plan, cluster = b.question.plan, b.question.cluster
+    tp, lines = int(plan.tp), [x for x in b.items if x.item.axis == "tp" and x.kind == "comm"]
+    links = " and ".join(sorted({str(x.link) for x in lines}))
+    degree = f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all"
+    if tp > LESSON_RANKS:
+        share = f"reduces inside a host first, so that {cluster.nics_per_host} NICs per host carry a share each"
+        ours = share if any(x.via == "hierarchical" for x in lines) else "prices the collective that the library picks"
+        past = f"past {LESSON_RANKS} ranks it takes one NIC of 50 GB/s for the whole group"
+        return f"{degree}; {past}; ours goes over {links} and {ours}"
+    return (
+        f"{degree}: (T−1)/3·rate/(BW·h) is {formula:.1%} of the forward pass. It takes 900 GB/s, both directions together; "
+        f"ours goes over {links}, one direction, with latency, over the whole step"
+    )
+
+
+def _dp_why(b: StepBill) -> str:
+    wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.question.plan.zero, "scattered, then gathered")
+    return (
+        f"peak·MFU/BW supposes 40 % MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
+        f"{b.question.plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
+    )
+
+
+def _served_lesson(b: StepBill) -> list[LessonRow]:
+    """The lesson trains; what carries over is bytes over bandwidth, and the TP tax of a forward pass."""
+    lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
+    if not lines:
+        return []
+    top, q = max(lines, key=lambda x: float(x.exposed_s)), b.question
+    tax = napkin.overlap_calculator(q.model.hidden, q.model.num_layers, int(q.plan.tp), int(q.plan.pp), 1)["tp_tax"]
+    ours = float(b.exposed_on("tp")) / float(b.compute_s)
+    each = 2 * float(top.item.nbytes) / LESSON_BPS
+    degree = f"the lesson counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
+    reads = "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
+    return [
+        LessonRow(
+            "one all-reduce",
+            f"2S/BW = {format_seconds(each)}",
+            format_seconds(float(top.each_s)),
+            f"bytes over bandwidth alone; {format_seconds(float(top.fixed_s))} of ours is latency, which no bandwidth buys back",
+        ),
+        LessonRow("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + reads * (q.phase == "decode")),
+    ]

@@ -1,0 +1,279 @@
+"""Names in, a question out: the keywords of each verb, resolved once, rules checked, and what runs it looked up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, cast
+
+import numpy as np
+
+from commtax import catalog
+from commtax.catalog import transfer
+from commtax.catalog.transfer import Setting
+from commtax.cost import legality
+from commtax.cost.caches import with_states
+from commtax.cost.kernel import PricingTerms
+from commtax.cost.memory import check_stored, on_chip
+from commtax.cost.placement import used_of_domain
+from commtax.cost.schedules import usual_chunks
+from commtax.options import Option
+from commtax.options import options as known_options
+from commtax.question import PARTS, PHASES, Question
+from commtax.records import dataclass
+from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
+from commtax.statement import Note, Refusal
+from commtax.verbs import checking
+from commtax.verbs.checking import check_number
+
+ACTIVATIONS = ("bf16", "fp16", "fp32")
+AUTO_EP = -1
+"""``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
+
+
+def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settled:
+    """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
+
+    A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
+    others are given. What is None is left to the engine.
+    """
+    return settle(resolve_question(model, cluster, options))
+
+
+def resolve_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+    """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
+    given = dict(_field(name, value) for name, value in options.items() if value is not None)
+    phase = str(given.pop("phase", "decode"))
+    if phase not in PHASES:
+        raise Refusal.of(f"one of {', '.join(PHASES)}", tuple(PHASES), phase=phase)
+    own = cast(Profile | None, given.pop("profile", None))
+    if own is not None:
+        from commtax.catalog.profile import load_profile as given_profile  # not for those who have none
+
+        own = given_profile(own)
+    named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
+    if own:
+        able = own.engine and phase in catalog.engine(own.engine).phases
+        named, weights = named or (own.engine if able else ""), weights or checking.dtype(own.dtype)
+    sizes = {axis: given.pop(axis, 1) for axis in SIZES}
+    replicas = given.pop("replicas", 1)
+    if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
+        raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
+    known = catalog.model(model) if isinstance(model, str) else model
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    engine = _engine(cast(str | Engine, named), phase)
+    kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
+    plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype=given.pop("kv_dtype", ""), **kinds)  # type: ignore[arg-type]
+    if PHASES[phase].trains and "microbatches" in given:
+        given["batch"] = cast(Number, given.pop("microbatches")) * given.get("micro_batch", 1)
+    if (ahead := given.get("prefill_cluster")) is not None:
+        if own:
+            raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
+        given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
+    asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
+    return asked.but(**given)
+
+
+def _field(name: str, value: object) -> tuple[str, object]:
+    """The field that an option becomes, and its value, held to what the table says of it."""
+    option = known_options().get(name) or Option(name)
+    if option.bounded and option.part != "goal":
+        value = checking.check_option(value, option)
+    return option.key, check_number(value, name) if option.type == "Numbers" else value
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Question):
+    """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
+
+    def but(self, **changes: Any) -> Settled:
+        """The same one with something changed, settled anew unless no rule asks about what changes."""
+        changed = self.vary(**changes)
+        return changed if UNRULED.issuperset(changes) else settle(changed)
+
+    def vary(self, **changes: Any) -> Settled:
+        """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
+        return cast(Settled, Question.but(self, **changes))
+
+    def plain(self) -> Question:
+        """The question to go on asking from: what is made of it has to be settled."""
+        return Question(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["offered"], *PARTS["goal"]))
+"""What no rule asks about: loads and goals."""
+
+
+def settle(put: Question) -> Settled:
+    """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
+    q = put
+    checking.check_step(q)
+    cluster, engine, own = q.cluster, q.engine, q.profile
+    if own:
+        from commtax.catalog import profile as overlay  # not for those who have none
+
+        cluster, engine = overlay.measured_cluster(own, cluster), overlay.measured_engine(own, engine)
+    engine = on_chip(engine, cluster.chip)
+    if q.model.experts and not q.trains:
+        engine = engine.serving_mixtures()
+    if q.limits.state_slots:
+        engine = engine.but(state_slots=int(q.limits.state_slots))
+    check_stored(q.model)
+    # However it is stored, a model is trained in bf16, or in fp8 where that is asked for.
+    model = replace(q.model, quant=None) if q.trains and q.model.quant else q.model
+    if q.limits.recurrent_dtype:
+        model = with_states(model, q.limits.recurrent_dtype)
+    q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
+    checking.check_kinds(q.plan, engine, cluster.chip)
+    plan = q.plan
+    if any(np.ndim(getattr(plan, name)) for name in (*SIZES, "replicas", "microbatches")):
+        checking.check_run(q)
+        q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
+    else:
+        legality.check(model, cluster, plan, engine)
+        checking.check_run(q)
+        remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
+        q = replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
+    return Settled(**{f.name: getattr(q, f.name) for f in fields(q)})
+
+
+def replan(put: Question, **changes: Any) -> Question:
+    """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
+    q = put.but(**changes)
+    if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
+        return q
+    widest = np.max(_spread(q.plan), initial=1)
+    if widest == 1:
+        return q.but(redundant_experts=0, imbalance=0.0)
+    return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
+
+
+def _spread(plan: Plan) -> Number:
+    """Ranks that experts are spread over, the engine's own choice counted out."""
+    return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
+
+
+def _plan(q: Question, engine: Engine) -> Plan:
+    """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
+    plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
+    activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
+    kept = engine.states.compressed_kv_dtype if any(a.compressed for a in q.model.attentions) else ""  # where nobody asks
+    return replace(
+        plan,
+        ep=_spread(plan),
+        order=engine.order,
+        activations_dtype=activations,
+        kv_dtype=plan.kv_dtype or kept or checkpoint_kv(q.model, engine) or activations,
+        state_dtype=engine.states.state_dtype or activations,
+        microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
+        chunks=usual_chunks(plan, q.model.num_layers) if q.trains else plan.chunks,
+        grads_dtype=engine.trains.grads_dtype,
+    )
+
+
+def checkpoint_kv(model: Model, engine: Engine) -> str:
+    """The KV cache's type that an engine takes by itself: that of the scales that a checkpoint brings; "" where there are none."""
+    return model.quant.kv_dtype if model.quant and engine.memory.kv_of_checkpoint else ""
+
+
+def microbatches(batch: Number, micro_batch: Number) -> Number:
+    """Microbatches of one replica's share of the step."""
+    if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
+        raise Refusal(f"batch={batch} per replica does not divide by micro_batch={micro_batch}", "batch")
+    return batch // micro_batch
+
+
+def _engine(engine: str | Engine, phase: str) -> Engine:
+    """An engine that has the phase; the usual one where none is named."""
+    if isinstance(engine, str):
+        engine = catalog.engine(engine or PHASES[phase].engine)
+    if phase not in engine.phases:
+        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
+        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine")
+    return engine
+
+
+def _own_library(engine: Engine) -> str:
+    """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
+    usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
+    other = engine.library == engine.key and engine.version != usual.version
+    return f"{engine.library}@{engine.version}" if other else engine.library
+
+
+def fabric_of(q: Question) -> Fabric:
+    """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
+    if not q.profile:
+        return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster)
+    from commtax.catalog import profile as overlay
+
+    return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
+
+
+def terms_of(q: Question) -> PricingTerms:
+    """What its steps are priced from; kernel constants are a machine's own where it has some."""
+    chip = q.cluster.chip
+    if q.profile:
+        from commtax.catalog.profile import constants
+
+        kernels = constants(q.profile, q.engine, chip)
+    else:
+        kernels = catalog.kernel_constants(q.engine, chip)
+    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, *_known_spread(q))
+
+
+def _known_spread(q: Question) -> tuple[float, bool]:
+    """How sure whole decode steps are by published runs of this engine or its kin, and whether those had chip and format."""
+    if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
+        return math.inf, False
+    setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
+    return transfer.sigma(setting, "tpot", q.model.experts is not None), transfer.is_measured(setting)
+
+
+def _remarks(q: Question) -> Iterator[Note]:
+    """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
+    cluster, plan = q.cluster, q.plan
+    yield from q.model.notes
+    if q.engine.note:
+        yield Note("engine", q.engine.note)
+    if cluster.remark:
+        yield Note("cluster", cluster.remark)
+    if q.what_if.imbalance and not q.trains:
+        yield Note("imbalance", f"busiest expert rank {q.what_if.imbalance:g}x the mean, as set (--imbalance)")
+    used = int(used_of_domain(plan, cluster, q.engine))
+    if plan.num_gpus > cluster.domain > used:
+        where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
+        text = f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two"
+        yield Note("laid-out", text)
+    if plan.kv_dtype == "fp8" and checkpoint_kv(q.model, q.engine) == "fp8":
+        yield Note("checkpoint-kv", f"KV cache in fp8: {q.model.key} brings scales for it (--kv-dtype bf16 keeps it in 16 bits)")
+    stored = q.model.quant.formats[::-1] if q.model.quant else ()
+    for wanted in [plan.weights_dtype] if plan.weights_dtype else dict.fromkeys(quant.dtype for quant in stored):
+        native = ARITHMETIC.get(wanted, wanted)
+        if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
+            yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
+
+
+def context_notes(q: Question, context: Number) -> list[Note]:
+    """A length that the model was not made for."""
+    if np.ndim(context) == 0 and context > q.model.max_len:
+        return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
+    return []
+
+
+def describe_gpus(plan: Plan) -> str:
+    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
+    total = int(plan.all_gpus)
+    return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
+
+
+def describe_layout(plan: Plan, counted: bool = False) -> str:
+    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; pools are ``counted``: ``2 x TP 4``."""
+    several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
+    parts = [text.format(int(n)) for n, text in (several[1:] if counted else several) if n > 1]
+    parts = [str(int(plan.replicas)), *parts] if counted else parts
+    inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
+    parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
+    copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""
+    experts = f", experts over {int(plan.ep)}{copies}" if plan.ep > 1 else ""
+    return f"{' x '.join(parts)}{experts}"

@@ -1,0 +1,210 @@
+"""Where a slider may go. A size that is tied to others takes them along: experts follow tp x dp, and a full cluster gives way.
+
+Each value of an axis is tried with the rest of the plan as it is, then with what may follow, in a fixed order; the first plan
+that is legal is the move. Training keeps a full cluster full, and its global batch, as the what-ifs do.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from commtax.cost.legality import codes
+from commtax.options import page_keys
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import AXES, SIZES
+from commtax.statement import Refusal
+from commtax.verbs.checking import check_kinds, check_lengths
+
+GIVES_WAY = {"tp": ("dp", "pp"), "pp": ("dp", "tp"), "cp": ("dp", "tp"), "dp": ("pp", "tp"), "ep": ()}
+"""Whose size shrinks where an axis grows past the cluster, first to last."""
+NAMES = {axis: axis.upper() for axis in SIZES} | {"microbatches": "microbatches", "zero": "ZeRO"}
+SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
+MOST = {entry["option"]: int(entry["high"]) for entry in page_keys().values() if "high" in entry}
+"""How far each slider reaches."""
+WEIGHTS = {"tp": 1.0, "pp": 1.0, "cp": 1.0, "dp": 0.9, "ep": 0.1}
+"""How far a halving of each axis is from what was asked for."""
+Sizes = dict[str, int]
+"""Sizes and kinds of a plan by name, each as a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One place of a slider: its value, all sizes that it sets, and what it says about those that followed."""
+
+    value: int
+    sizes: Sizes
+    note: str = ""
+
+
+def moves(q: Question) -> dict[str, list[Move]]:
+    """For each axis its legal values in order."""
+    now = _current_sizes(q)
+    return {axis: _moves_along(axis, q, now) for axis in SIZES} | {"local": _local_token_moves(q) if q.trains else []}
+
+
+def _current_sizes(q: Question) -> Sizes:
+    return {name: int(getattr(q.plan, name)) for name in (*SIZES, "microbatches", "zero", "sequence_parallel")}
+
+
+def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
+    tried = [(value, sizes) for value in _values(axis, q, now) for sizes in _tries(axis, value, q, now)]
+    legal = _legal_mask(q, [sizes for _, sizes in tried])
+    first: dict[int, Sizes] = {}
+    for (value, sizes), ok in zip(tried, legal, strict=True):
+        if ok and value not in first and (settled := _complete_sizes(sizes, q)):
+            first[value] = settled
+    few = _common_values(sorted(first), now[axis])
+    keys = [name for name in now if name == axis or any(first[v][name] != now[name] for v in few)]
+    return [Move(v, {key: first[v][key] for key in keys}, _note(axis, first[v], now, q)) for v in few]
+
+
+def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray[Any, Any]:
+    """Which of these sizes break no rule, all judged at once."""
+    names = (*SIZES, "microbatches")
+    columns: Any = {name: np.array([sizes[name] for sizes in tried]) for name in names}
+    return np.asarray(codes(q.model, q.cluster, replace(q.plan, **columns), q.engine) == 0)
+
+
+def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
+    """The sizes with the kinds that go with them: megatron's experts beside tp shard sequences, pipelines keep gradients whole."""
+    sharded, whole = {"sequence_parallel": 1}, {"zero": min(1, sizes["zero"])}
+    for way in [{}, sharded, whole, sharded | whole] if q.trains else [{}]:
+        settled: Any = {**sizes, **way}
+        plan = replace(q.plan, **{**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
+        try:
+            check_kinds(plan, q.engine, q.cluster.chip)
+            if q.trains:
+                check_lengths(replace(q, plan=plan))
+        except Refusal:
+            continue
+        return dict(settled)
+    return None
+
+
+def _values(axis: str, q: Question, now: Sizes) -> list[int]:
+    """Sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
+    experts = q.model.experts.num_experts + q.plan.redundant_experts if q.model.experts else 1
+    most = min(MOST[axis], q.cluster.num_gpus, experts if axis == "ep" else q.cluster.num_gpus)
+    tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
+    tried |= {_room(axis, now, q.cluster.num_gpus), q.cluster.num_gpus}
+    return sorted(v for v in tried if 1 <= v <= most)
+
+
+def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
+    """For sizes that are refused: the legal plan of whole parts of them that is nearest, and its words; ``q`` is one GPU's."""
+    parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp")]
+    tried = []
+    for tp, pp, cp, dp in itertools.product(*parts):
+        for ep in {wanted["ep"], tp * dp, 1} if wanted["ep"] > 1 else {1}:
+            tried.append({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp})
+    tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in SIZES))
+    kinds = {name: value for name, value in _current_sizes(q).items() if name not in SIZES}
+    for i in np.flatnonzero(_legal_mask(q, [sizes | kinds for sizes in tried]))[:MOST_PARTS].tolist():
+        if settled := _complete_sizes(tried[i] | kinds, q):
+            keys = [n for n in SIZES if settled[n] != wanted[n]] + [n for n in kinds if settled[n] != kinds[n]]
+            named = ["sequence parallelism" if n == "sequence_parallel" else f"{NAMES[n]} {settled[n]:,}" for n in keys]
+            return ({key: settled[key] for key in keys}, ", ".join(named)) if keys else None
+    return None
+
+
+def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
+    """Plans with this value, from the one that people expect on."""
+    for sizes in _shapes(axis, {**now, axis: value}, q, now):
+        each, rest = divmod(now["microbatches"] * now["dp"], sizes["dp"])
+        if q.trains and axis != "dp" and not rest and each <= MOST["microbatches"]:
+            sizes["microbatches"] = each
+        for ep in _spread(axis, sizes, q):
+            yield {**sizes, "ep": ep}
+
+
+def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
+    """The value alone, then with sizes that give way. A cluster that is full stays full, or the value is passed over."""
+    total = q.cluster.num_gpus
+    full = _gpus(now) == total
+    kept = {**base, "dp": max(1, _room("dp", base, total))}
+    if q.trains and full and axis in ("tp", "pp", "cp") and _gpus(kept) == total:
+        yield kept
+    yield dict(base)
+    if axis == "ep":
+        yield from _for_experts(base, q)
+    shrunk = dict(base)
+    for name in GIVES_WAY[axis]:
+        shrunk[name] = max(1, min(shrunk[name], _room(name, shrunk, total)))
+        if _gpus(shrunk) == total or not full:
+            yield dict(shrunk)
+
+
+def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
+    """Ranks for so many shares of the experts: more or fewer replicas, else another tp."""
+    ep = base["ep"]
+    if not q.engine.sends.experts_keep_tp:
+        yield {**base, "dp": max(1, ep // base["tp"])}
+        yield {**base, "tp": max(1, ep // base["dp"])}
+        return
+    wide = {**base, "dp": max(1, ep // base["cp"])}
+    yield wide
+    yield {**wide, "tp": max(1, min(base["tp"], _room("tp", wide, q.cluster.num_gpus)))}
+
+
+def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
+    """Sizes of the experts' group, as it is first; where it must follow, over all of tp x dp, or over fewer."""
+    ep, experts = sizes["ep"], q.model.experts
+    if axis == "ep" or ep == 1 or experts is None:
+        return [ep]
+    if not q.trains:
+        return [ep, sizes["tp"] * sizes["dp"]]
+    ranks = sizes["dp"] * sizes["cp"]
+    fewer = [d for d in reversed(_divisors(experts.num_experts)) if d < ep and ranks % d == 0]
+    return [ep, *(d for d in fewer if d > 1 or ranks == 1)]
+
+
+def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
+    """What followed, and why; "" where nothing did."""
+    changed = [name for name in now if name != axis and sizes[name] != now[name]]
+    if not changed:
+        return ""
+    followed = [f"{NAMES[n]} {now[n]:,} → {sizes[n]:,}" for n in changed if n != "sequence_parallel"]
+    followed += ["sequence parallelism on"] if "sequence_parallel" in changed else []
+    why = []
+    if any(n in ("tp", "pp", "dp") for n in changed):
+        why.append(f"{_gpus(sizes):,} of {q.cluster.num_gpus:,} GPUs in use")
+    if "ep" in changed or axis == "ep":
+        tied = f"{q.engine.key} spreads experts over tp x dp"
+        why.append(tied if q.engine.sends.ep_is_tp_dp else "experts need whole groups of ranks")
+    before, after = (x["microbatches"] * x["dp"] * int(q.micro_batch) for x in (now, sizes))
+    if q.trains and "dp" in (axis, *changed):
+        why.append("the same global batch" if before == after else f"global batch {before:,} → {after:,}")
+    return f"With {axis.upper()} {sizes[axis]:,}: {', '.join(followed)}" + (f" ({'; '.join(why)})" if why else "")
+
+
+def _gpus(sizes: Sizes) -> int:
+    return math.prod(sizes[axis] for axis in AXES)
+
+
+def _room(axis: str, sizes: Sizes, total: int) -> int:
+    """The size of one axis up to which the cluster holds the plan."""
+    return total // (_gpus({**sizes, axis: 1}) if axis != "ep" else 1)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _common_values(values: list[int], now: int) -> list[int]:
+    """All of a short list; of a long one those that people use."""
+    if len(values) <= MOST_VALUES:
+        return values
+    return [v for v in values if v <= 16 or v & (v - 1) == 0 or v in (now, values[-1])]
+
+
+def _local_token_moves(q: Question) -> list[Move]:
+    """Local tokens are micro-batch times sequence, a cp rank's share: the sequence stays as long as it goes into them."""
+    cp, length = int(q.plan.cp), int(q.context)
+    values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * length // cp})
+    rows = {v: (1, v * cp) if v * cp % length else (v * cp // length, length) for v in values}
+    return [Move(v, {"batch": batch, "context": context}) for v, (batch, context) in rows.items()]
