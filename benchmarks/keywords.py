@@ -22,7 +22,7 @@ from os import PathLike
 from typing import TypedDict
 
 from commtax.spec import Cluster, Engine, Number, Profile
-from commtax.spec.stream import Lengths, Stream
+from commtax.spec.stream import Lengths, RequestStream
 
 Numbers = Number | Sequence[int]
 '''
