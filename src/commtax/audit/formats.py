@@ -18,6 +18,7 @@ from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream
 from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
 from commtax.logs.engine_logs import ENGINE_LOGS, tgi_log
 from commtax.logs.flight_audit import audit_analysis, audit_flight
+from commtax.logs.llamacpp_log import audit_timings
 from commtax.logs.nccl_audit import audit_nccl
 from commtax.logs.startup import StartupLog, lines
 from commtax.logs.startup_audit import audit_crash, audit_log
@@ -164,7 +165,7 @@ TEXTS = (
         lambda s: tgi_log.looks_like(s.text) and s.crash is None,
         lambda s: tgi_log.parse(s.text),
     ),
-    _text_format("log", "a log of llama.cpp", llamacpp_log.Timings, llamacpp_log.audit_timings, llamacpp_log, raw=True),
+    _text_format("log", "a log of llama.cpp", llamacpp_log.Timings, audit_timings, llamacpp_log, raw=True),
     _text_format("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
     _text_format("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
     _bench("a printed benchmark result", lambda s: bench.looks_like_text(s.raw), lambda s: bench.parse_text(s.raw, str(s.path))),
