@@ -16,7 +16,7 @@ T = TypeVar("T")
 def holds_anywhere(condition: Any) -> bool:
     """Whether a condition holds anywhere; quick for one.
 
-    >>> some(np.bool_(True)), some(np.array([False, True])), some(False)
+    >>> holds_anywhere(np.bool_(True)), holds_anywhere(np.array([False, True])), holds_anywhere(False)
     (True, True, False)
     """
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
@@ -45,7 +45,7 @@ def cache_few_answers(make: Callable[P, T]) -> Callable[P, T]:
 def unique_values(values: Any, axis: int | None = None) -> Any:
     """``np.unique``; that looks for masked arrays, and imports them, unless it is asked for more.
 
-    >>> different([3, 1, 3]).tolist()
+    >>> unique_values([3, 1, 3]).tolist()
     [1, 3]
     """
     return np.unique(values, return_index=True, axis=axis)[0]
@@ -67,7 +67,7 @@ def unique_with_places(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
 
     None where they are few, or most of them are different, or their shapes are: then nothing is gained.
 
-    >>> (sizes, one), at = distinct(np.tile([8, 2], 5000), 1)
+    >>> (sizes, one), at = unique_with_places(np.tile([8, 2], 5000), 1)
     >>> sizes.tolist(), one, at[:3].tolist()
     ([2, 8], 1, [1, 0, 1])
     """

@@ -51,7 +51,7 @@ Json = Any
 def expand_home(name: Named) -> Path:
     """A path with ``~`` for a home; a name that no user has stays as it is.
 
-    >>> str(local("~no-such-user/x"))
+    >>> str(expand_home("~no-such-user/x"))
     '~no-such-user/x'
     """
     return Path(os.path.expanduser(name))
@@ -149,7 +149,7 @@ def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memo
 def decode_text(raw: bytes) -> str:
     """Text from bytes, whatever they are: UTF-8, or UTF-16 where its mark says so (PowerShell's ``>`` writes that).
 
-    >>> decoded("tp 8".encode("utf-16")), decoded(b"tp \\xff")
+    >>> decode_text("tp 8".encode("utf-16")), decode_text(b"tp \\xff")
     ('tp 8', 'tp \N{REPLACEMENT CHARACTER}')
     """
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):

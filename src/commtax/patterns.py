@@ -95,7 +95,7 @@ class LookaheadPattern:
 def _wildcards_to_regex(name: str) -> str:
     """A shell's wildcards as an expression.
 
-    >>> _wild("layers.[!0]*")
+    >>> _wildcards_to_regex("layers.[!0]*")
     'layers\\\\.[^0].*$'
     """
     known = {"*": ".*", "?": "."}

@@ -44,7 +44,7 @@ def normalise(argv: list[str]) -> list[str]:
 def escape_controls(text: str) -> str:
     """Text whose signs cannot command a terminal: controls, marks that turn the reading direction and broken bytes are written out.
 
-    >>> visible("a\\x1b[31mb\\tc")
+    >>> escape_controls("a\\x1b[31mb\\tc")
     'a\\\\x1b[31mb\\tc'
     """
     return _UNSEEN.sub(lambda sign: sign[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -98,7 +98,7 @@ def pairs(spans: Column) -> list[tuple[float, float]]:
 def merge_spans(start_s: Column, end_s: Column) -> Column:
     """Spans in any order as those that nothing overlaps or touches, in order.
 
-    >>> merged(np.array([3.0, 0.0, 1.0]), np.array([4.0, 2.0, 1.5])).tolist()
+    >>> merge_spans(np.array([3.0, 0.0, 1.0]), np.array([4.0, 2.0, 1.5])).tolist()
     [[0.0, 2.0], [3.0, 4.0]]
     """
     if not len(start_s):
@@ -113,7 +113,7 @@ def merge_spans(start_s: Column, end_s: Column) -> Column:
 def intersect_spans(a: Column, b: Column) -> Column:
     """When a span of both runs; the spans of each are in order and do not overlap.
 
-    >>> crossed(np.array([[0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 9.0]])).tolist()
+    >>> intersect_spans(np.array([[0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 9.0]])).tolist()
     [[1.0, 2.0], [3.0, 4.0]]
     """
     begin = np.searchsorted(b[:, 1], a[:, 0], side="right")

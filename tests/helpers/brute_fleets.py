@@ -9,7 +9,8 @@ import numpy as np
 from commtax import catalog
 from commtax.planner.fleet_search import burden
 from commtax.planner.fleet_trials import Trial, capacity, rate_of, run_fleet, stretch_of, with_growth, worst
-from commtax.planner.fleets import limits_of, priced
+from commtax.planner.fleets import limits_of
+from commtax.planner.money import with_prices
 from commtax.planner.layouts import Layout
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split
@@ -20,7 +21,7 @@ def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
     """The question as the planner puts it."""
     plain, offered = split(offers)
     put = resolve_question(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
-    put = priced([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
+    put = with_prices([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
     return replace(settle(put).plain(), plan=put.plan)
 
 

@@ -81,7 +81,7 @@ def scale_to_mean(lengths: Lengths, mean: float) -> Lengths:
 
     Reference answers are shorter than what a model writes (MLPerf's Llama-2-70B: 219 tokens against 271 to 301).
 
-    >>> stretched(Lengths("quantiles", 2.0, quantiles=(1.0, 2.0, 3.0)), 2.5).quantiles
+    >>> scale_to_mean(Lengths("quantiles", 2.0, quantiles=(1.0, 2.0, 3.0)), 2.5).quantiles
     (1.4, 2.8, 3.0)
     """
     levels = np.maximum(1.0, np.array(lengths.quantiles))

@@ -35,7 +35,7 @@ def _figure(text: str) -> str:
 def _text_after(word: str, section: str) -> str:
     """What follows a word and a colon, up to the next heading.
 
-    >>> _after("System", "Pre-Training Performance / System: DGX-H100, Precision: BF16")
+    >>> _text_after("System", "Pre-Training Performance / System: DGX-H100, Precision: BF16")
     'DGX-H100'
     """
     found = re.search(rf"\b{word}: *([^/,]+)", section)

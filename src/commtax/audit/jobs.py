@@ -87,7 +87,7 @@ def _runs(files: Files, names: Sequence[str]) -> list[Files]:
 def _name_without_rank(name: str, rank: int) -> str:
     """What a file is called beside its rank.
 
-    >>> _without_rank("run2-rank0.json", 0), _without_rank("run2-rank1.json", 1)
+    >>> _name_without_rank("run2-rank0.json", 0), _name_without_rank("run2-rank1.json", 1)
     ('run2-rank#.json', 'run2-rank#.json')
     """
     return re.sub(rf"(?<!\d)0*{rank}(?!\d)", "#", name)

@@ -27,7 +27,7 @@ def hint(head: bytes) -> str:
 def beginning(head: bytes) -> str:
     """In words, from a file's beginning.
 
-    >>> found(b'{"a": {"b": 1}, "c": 2}'), found(b"\\n hello\\n"), found(b"")
+    >>> beginning(b'{"a": {"b": 1}, "c": 2}'), beginning(b"\\n hello\\n"), beginning(b"")
     ('found JSON with the keys a, c', "found a text that begins with 'hello'", 'found nothing: it is empty')
     """
     text = decode_text(head).lstrip()

@@ -118,7 +118,7 @@ def meaning(name: str) -> KnownModel | None:
     """What a name without organisation and format means; None where it is no bundled model's, or might be one of several.
 
     >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
-    (Meaning(key='qwen3-4b', longest=262144, by='release'), None, None)
+    (KnownModel(key='qwen3-4b', longest=262144, by='release'), None, None)
     """
     for short in _shortened_names(name) if len(name) <= LONGEST_NAME else ():
         if (known := _models_by_ending().get(short)) and short == name:

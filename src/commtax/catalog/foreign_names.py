@@ -25,9 +25,9 @@ BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|
 def find_chip_name(text: str) -> str:
     """The catalogue's key of the chip that a text names; "" where none is.
 
-    >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
+    >>> [find_chip_name(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
     ['gb200', 'b200-sxm', 'h100-sxm', 'gb10', 'rtx-pro-6000-server']
-    >>> [chip_named(name) for name in ("NVIDIA A100-PCIE-40GB", "RTX PRO 6000 Blackwell Server Edition", "MI300X_VF")]
+    >>> [find_chip_name(name) for name in ("NVIDIA A100-PCIE-40GB", "RTX PRO 6000 Blackwell Server Edition", "MI300X_VF")]
     ['a100-40-pcie', 'rtx-pro-6000-server', 'mi300x']
     """
     plain, patterns = text.lower().replace("_", " "), _spellings()["chips"]  # words which are no name of it in the catalogue
@@ -41,7 +41,7 @@ def find_device_chip(text: str) -> str:
 
     Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
 
-    >>> [device_named(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
+    >>> [find_device_chip(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
     ['a100-80-sxm', '', '', 'l40s']
     """
     key = _by_words(text)

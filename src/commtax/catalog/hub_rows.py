@@ -52,7 +52,7 @@ def _published_totals(counts: Json, url: str) -> Iterator[Table]:
 def parse_printed_count(text: str) -> tuple[int, int]:
     """A printed count, and its significant digits.
 
-    >>> printed("12.30B"), printed("0.4B")
+    >>> parse_printed_count("12.30B"), parse_printed_count("0.4B")
     ((12300000000, 4), (400000000, 1))
     """
     return round(float(text[:-1]) * UNITS[text[-1]]), len(re.sub(r"^0*", "", text[:-1].replace(".", "")))

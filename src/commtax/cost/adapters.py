@@ -47,7 +47,7 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> AdapterPai
     >>> m = model("llama-3.1-8b")
     >>> q = next(t for t in inventory(m) if t.name.endswith("q_proj.weight"))
     >>> pair(q, m, Plan(tp=4), engine("vllm"))
-    Pair(inputs=4096, outputs=1024.0, matrices=1)
+    AdapterPair(inputs=4096, outputs=1024.0, matrices=1)
     """
     *stack, outputs, inputs = tensor.shape
     matrices = stack[0] / plan.ep if stack else 1

@@ -329,7 +329,7 @@ def replicated_imbalance(num_experts: int, ep: Number, popularity: float, redund
     Each copy in turn goes to the expert with the most tokens a copy, then copies go to the emptiest rank, largest first: means
     of a few draws of the popularities.
 
-    >>> round(levelled(256, 72, 0.7, 32), 2)
+    >>> round(replicated_imbalance(256, 72, 0.7, 32), 2)
     1.03
     """
     if np.ndim(ep):

@@ -23,7 +23,7 @@ _BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{SAYS.when.pattern}|{SAYS.who.pa
 def unpack_docker(text: str) -> str:
     """What a program wrote, out of Docker's files of one JSON object a line; another text as it is.
 
-    >>> unpacked('{"log":"a\\\\n","stream":"stderr"}\\n{"log":"b\\\\n"}'), unpacked("a")
+    >>> unpack_docker('{"log":"a\\\\n","stream":"stderr"}\\n{"log":"b\\\\n"}'), unpack_docker("a")
     ('a\\nb\\n', 'a')
     """
     return "".join(map(_docker_text, split_lines(text))) if text.startswith(DOCKER) else text

@@ -34,7 +34,7 @@ def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
 def split_lines(text: str) -> Iterator[str]:
     """All lines, whichever way they end.
 
-    >>> list(each_line("a\\r\\n\\nb\\rc")), list(each_line(""))
+    >>> list(split_lines("a\\r\\n\\nb\\rc")), list(split_lines(""))
     (['a', '', 'b', 'c'], [])
     """
     return (m[0].rstrip("\r\n") for m in _ENDED.finditer(text))

@@ -180,7 +180,7 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
 def flag_name(flag: str) -> str:
     """A flag's name as tables have it.
 
-    >>> plain("--tp_size")
+    >>> flag_name("--tp_size")
     'tp-size'
     """
     return flag.lstrip("-").replace("_", "-")

@@ -182,7 +182,7 @@ def _is_settings(node: Document) -> bool:
 def dash_key(name: str) -> str:
     """A key in any spelling as flags have it.
 
-    >>> dashed("tensorParallelSize"), dashed("max_model_len"), dashed("enableLoRA")
+    >>> dash_key("tensorParallelSize"), dash_key("max_model_len"), dash_key("enableLoRA")
     ('tensor-parallel-size', 'max-model-len', 'enable-lora')
     """
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).replace("_", "-").lower().lstrip("-")

@@ -64,7 +64,7 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
 def substitute_variables(text: str, values: Mapping[str, str]) -> str:
     """The text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
 
-    >>> substituted("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
+    >>> substitute_variables("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
     '-tp 8 -dp 4 -pp 6 $HOME'
     """
 
@@ -176,7 +176,7 @@ def commands(text: str) -> Iterator[list[str]]:
 def _strip_comments(text: str) -> str:
     """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
 
-    >>> _without_comments("a 'b #c' #d")
+    >>> _strip_comments("a 'b #c' #d")
     "a 'b #c' "
     """
     return COMMENT.sub(lambda match: match[1] or "", text)

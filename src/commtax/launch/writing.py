@@ -47,7 +47,7 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
 
     ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
 
-    >>> from commtax.verbs.asking import ask
+    >>> from commtax.verbs.settling import ask
     >>> print(launch_command(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm"))
     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
     """

@@ -53,7 +53,7 @@ def _sum(lines: Iterator[Line] | list[Line]) -> float:
 def tax_sentence(found: list[Tax], measured_s: float, mfu: float) -> str:
     """Where 100 % of the GPUs' arithmetic went.
 
-    >>> in_words([Tax("bubble", "pipeline bubble", 0.25), Tax("unexplained", "not explained by the plan", -0.1)], 1.0, 0.85)
+    >>> tax_sentence([Tax("bubble", "pipeline bubble", 0.25), Tax("unexplained", "not explained by the plan", -0.1)], 1.0, 0.85)
     'of 100% of the peak: 85% MFU, 25% pipeline bubble, less 10% by which the step is faster than its price (9.1%)'
     """
     left = next((t.seconds for t in found if t.code == "unexplained"), 0.0)

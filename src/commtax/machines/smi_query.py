@@ -92,7 +92,7 @@ def figure(said: Mapping[str, str], *paths: str) -> float | None:
 def clock_reasons(said: Mapping[str, str]) -> list[str]:
     """The reasons that hold a GPU's clocks back, as the driver names them.
 
-    >>> active({"Clocks Event Reasons/Idle": "Not Active", "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active"})
+    >>> clock_reasons({"Clocks Event Reasons/Idle": "Not Active", "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active"})
     ['HW Thermal Slowdown']
     """
     reasons = (path for path in said if path.startswith(("Clocks Event Reasons/", "Clocks Throttle Reasons/")))

@@ -159,7 +159,7 @@ def _kernels(rows: Sequence[KernelRow]) -> TableCells:
 def short_kernel_name(name: str, most: int = MOST_SIGNS) -> str:
     """A kernel's name without what most of them have in common.
 
-    >>> short("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 44)
+    >>> short_kernel_name("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 44)
     'vectorized_elementwise_kernel<4, CUDAFuncto…'
     """
     if len(name) <= most:

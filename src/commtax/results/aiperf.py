@@ -97,7 +97,7 @@ def _has_metrics(blocks: Blocks) -> bool:
 def _key_and_unit(cell: str) -> tuple[str, str]:
     """A metric's key and unit.
 
-    >>> _named("Time to First Token (ms)"), _named("Output token throughput (per sec)")
+    >>> _key_and_unit("Time to First Token (ms)"), _key_and_unit("Output token throughput (per sec)")
     (('time_to_first_token', 'ms'), ('output_token_throughput', 'per sec'))
     """
     match = _UNIT.match(cell.strip()[:160])

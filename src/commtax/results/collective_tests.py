@@ -139,7 +139,7 @@ class _Tests:
 def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:
     """Without a name that the end of the text cuts off.
 
-    >>> _whole(("NVIDIA B200", "NVIDIA B2"), "device 1 [0x1b] NVIDIA B2")
+    >>> _whole_names(("NVIDIA B200", "NVIDIA B2"), "device 1 [0x1b] NVIDIA B2")
     ('NVIDIA B200',)
     """
     return tuple(n for n in names if not (text.rstrip().endswith(n) and any(other != n and other.startswith(n) for other in names)))
@@ -148,7 +148,7 @@ def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:
 def _ranks_on_one_gpu(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
     """Ranks that name one GPU.
 
-    >>> _shared({0: ("a", "0000:02:00"), 1: ("a", "0000:02:00"), 2: ("b", "0000:02:00")})
+    >>> _ranks_on_one_gpu({0: ("a", "0000:02:00"), 1: ("a", "0000:02:00"), 2: ("b", "0000:02:00")})
     ((0, 1),)
     """
     held: dict[tuple[str, str], list[int]] = {}

@@ -29,7 +29,7 @@ def is_command(line: str) -> bool:
 def command_options(command: str) -> dict[str, str]:
     """What one command says, by our names; a client that says neither rate nor cap sends all at once.
 
-    >>> told("TP=1 vllm serve org/m --tensor-parallel-size=4")
+    >>> command_options("TP=1 vllm serve org/m --tensor-parallel-size=4")
     {'tp': '4', 'model': 'org/m'}
     """
     said = dict(_flags(command))

@@ -13,7 +13,7 @@ _SPACE = " \n\r\t"
 def read_damaged(text: str) -> tuple[Json, str]:
     """The value of a text as far as it goes, and the last key before the end; None where nothing is readable.
 
-    >>> readable('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
+    >>> read_damaged('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
     ({'a': 1, 'b': [{'c': 2, 'd': {'e': 3}}, {'f': 4}]}, 'f')
     """
     last = [""]

@@ -46,7 +46,7 @@ def _words(label: str) -> Iterable[str]:
 def meaning(label: str) -> LabelMeaning:
     """
     >>> meaning("P99 TTFT (ms)"), meaning("Output_tokens/min").field, meaning("Peak output token throughput (tok/s)").field
-    (Meaning(field='ttft', kind='time', statistics=('p99',), unit_s=0.001), 'output_tokens_per_s', '')
+    (LabelMeaning(field='ttft', kind='time', statistics=('p99',), unit_s=0.001), 'output_tokens_per_s', '')
     """
     words, kept = list(_words(label)), []
     statistics: list[str] = []

@@ -209,7 +209,7 @@ def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_:
     Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
     ``host_s`` tells how much of a pause was the host's own time, which is a step's too.
 
-    >>> without_strays([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
+    >>> main_span([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
     (0.0, 9.0, 1)
     """
     given = np.asarray(spans, dtype=float).reshape(-1, 2)

@@ -35,7 +35,7 @@ _NO_NUMBER = re.compile(rb"(:\s*+)-?(?:nan|inf|infinity)(?=\s*+[,}\]])", re.I)
 def repair_json(text: bytes) -> bytes:
     """JSON whose strings hold what writers leave in them: controls, bytes that are no UTF-8, single backslashes; nan is null.
 
-    >>> repaired(b'{"name": "C:\\\\Users\\x01", "share": -nan}')
+    >>> repair_json(b'{"name": "C:\\\\Users\\x01", "share": -nan}')
     b'{"name": "C:\\\\\\\\Users ", "share": null}'
     """
     text = text.translate(_CONTROLS)

@@ -80,7 +80,7 @@ def _error_line(error: Exception) -> str:
 def _quote_name(name: str) -> str:
     """A name as SQL: ``end`` is a word of its own there.
 
-    >>> _quoted('end'), _quoted('a"b')
+    >>> _quote_name('end'), _quote_name('a"b')
     ('"end"', '"a""b"')
     """
     return '"' + name.replace('"', '""') + '"'

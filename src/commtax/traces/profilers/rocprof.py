@@ -280,7 +280,7 @@ def _operation(record: Json, kinds: Sequence[Json]) -> Any:
 def _agent_order(agent: str) -> tuple[int, str]:
     """Numbers by their size.
 
-    >>> sorted(["10", "9", "x"], key=_natural)
+    >>> sorted(["10", "9", "x"], key=_agent_order)
     ['9', '10', 'x']
     """
     return (int(agent), "") if agent.isdecimal() and len(agent) < 30 else (1 << 100, agent)
