@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from commtax.audit import audit, formats
 from commtax.logs import training_log
+from commtax.logs.engine_logs import sglang_log, vllm_log
 from commtax.logs.startup import Moment, StartupLog
 from commtax.report.audit_words import headline
 from commtax.results import bench, collective_tests
@@ -217,7 +218,7 @@ DEBUG = "(Worker pid=9) DEBUG 03-01 10:00:00 [distributed/parallel_state.py:1563
 def test_debug_lines_of_vllm_are_its_log(told):
     findings, _, _ = told(DEBUG + "distributed_init_method=tcp://127.0.0.1:4 backend=nccl\n")
     assert findings["ranks in a world"].measured == 4
-    assert not formats.vllm_log.looks_like("/site/megatron/core/parallel_state.py:12: UserWarning: world size\n")
+    assert not vllm_log.looks_like("/site/megatron/core/parallel_state.py:12: UserWarning: world size\n")
 
 
 USAGE = DATA["usage"]
@@ -231,7 +232,7 @@ def test_the_account_of_memory_has_weights_graphs_and_the_ranks_names(told):
 
 
 def test_the_model_is_the_one_that_is_served_and_not_its_drafter():
-    log = formats.vllm_log.parse(
+    log = vllm_log.parse(
         "(APIServer pid=1) INFO [x.py:1] non-default args: {'model_tag': 'me/Target', 'model': 'me/Target', 'max_model_len': 4096, "
         "'speculative_config': {'model': 'me/Drafter', 'num_speculative_tokens': 3}, 'max_num_seqs': 8}\n"
         "(APIServer pid=1) INFO [x.py:1] Resolved architecture: TargetForCausalLM\n"
@@ -248,7 +249,7 @@ def test_the_model_is_the_one_that_is_served_and_not_its_drafter():
 
 
 def test_sglang_loads_its_model_before_a_drafter_and_says_what_is_left():
-    log = formats.sglang_log.parse(
+    log = sglang_log.parse(
         "[10:00:00] Load weight begin. avail mem=90.00 GB\n"
         "[10:00:01] Load weight end. elapsed=60.50 s, type=TargetForCausalLM, avail mem=50.00 GB, mem usage=40.00 GB.\n"
         "[10:00:02] Load weight begin. avail mem=50.00 GB\n"

@@ -17,7 +17,7 @@ from commtax.report.view.state import arguments
 from commtax.report.view.state import parse as state_of
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax.verbs.settling import ask
+from commtax.verbs.settling import AUTO_EP, ask
 from each import each
 
 WIDE = ("deepseek-v3", "-c", "9x8xh100-sxm", "-tp", "1", "-dp", "72", "-ep")
@@ -231,7 +231,7 @@ def test_workers_for_prompts_take_what_they_can():
 
 def test_the_smallest_that_fits_counts_copies():
     """A search for tp begins where experts lie on one rank."""
-    found = commtax.fit("deepseek-v3", "8xh200-sxm", ep=commtax.verbs.asking.AUTO_EP, redundant_experts=32, max_model_len=8192)
+    found = commtax.fit("deepseek-v3", "8xh200-sxm", ep=AUTO_EP, redundant_experts=32, max_model_len=8192)
     assert (int(found.question.plan.tp), found.question.plan.redundant_experts) == (8, 32)
 
 

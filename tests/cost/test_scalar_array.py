@@ -114,22 +114,22 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
-    ("recomputed", "plan"): replace(PLAN, recompute="full"),
-    ("exchanged", "place"): "dispatch",
+    ("recomputed_kernels", "plan"): replace(PLAN, recompute="full"),
+    ("exchange_item", "place"): "dispatch",
     ("tp_item", "op"): "all-reduce",
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
     ("wide_twin", "k"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
     ("quantised_before", "product"): replace(KERNEL, static_scales=True),
-    ("held", "stage"): 0,
-    ("held", "pp"): 1,
+    ("held_tensors", "stage"): 0,
+    ("held_tensors", "pp"): 1,
     ("weights", "stage"): 0,
     ("weights", "pp"): 1,
 }
 # Records whose numbers are arrays.
 AT = {
-    *("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Crossing", "Network", "Load", "Steps", "Served"),
-    *("Prompting", "Wire", "Decoding", "Flow", "Terms", "Step", "Item"),
+    *("Plan", "Workload", "TrainStep", "Kernel", "Span", "PathChoice", "Crossing", "QueueNetwork", "ClosedLoopLoad", "Steps"),
+    *("ClosedLoopMeans", "PromptStation", "CacheWire", "DecodeStation", "Flow", "PricingTerms", "KernelStep", "Item"),
 }
 # About one scalar thing by nature: a whole model, a stage, a name, a message.
 SCALAR = {
@@ -138,15 +138,16 @@ SCALAR = {
     *("entry_bytes", "unfinished_bytes", "default_utilization", "check_stored", "fewest_microbatches", "check"),
     *("legal_values", "notes"),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
-    *("widened", "num_launches", "choosing", "narrow_note"),
+    *("widen_sigma", "num_launches", "choosing", "narrow_note"),
     *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_pictures.py
     *(
-        f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "trained")
+        f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "training")
     ),  # tests/cost/test_latent.py
-    *("projections", "head_products", "scans", "read", "choose", "seen_in_decode", "prompt_sizes", "compressed_pairs"),
-    "exposed",  # tests/verbs/test_two_batches.py
-    *("terms", "fused_by", "equation", "stated", "reduced", "charged_as"),  # of one kernel or collective that is explained
+    *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
+    "expose_lines",  # tests/verbs/test_two_batches.py
+    # Of one kernel or collective that is explained.
+    *("terms", "fused_by", "equation", "equation_of", "all_reduce_share", "charged_as", "selective_attention"),
     *("comm_lines", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

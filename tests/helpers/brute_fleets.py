@@ -10,8 +10,8 @@ from commtax import catalog
 from commtax.planner.fleet_search import burden
 from commtax.planner.fleet_trials import Trial, capacity, rate_of, run_fleet, stretch_of, with_growth, worst
 from commtax.planner.fleets import limits_of
-from commtax.planner.money import with_prices
 from commtax.planner.layouts import Layout
+from commtax.planner.money import with_prices
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split
 from commtax.verbs.settling import resolve_question, settle

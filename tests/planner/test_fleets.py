@@ -258,7 +258,6 @@ def test_a_terminal_is_told_what_to_run():
     assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
     assert "the rate may grow by" in done.stdout
     assert "per GPU-hour (the catalogue's, 2026-" in done.stdout
-    assert "as asked, " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,8 @@ def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, i
 
     Names say the sizes as they were launched. Runs without such a name were launched with as many ranks for experts as for tp.
 
-    >>> _undo_multiplied_sizes(1, 64, 8, "x_tp8_ep8_937"), _undo_multiplied_sizes(2, 2, 4, "x_cfg690"), _undo_multiplied_sizes(16, 1, 4, "x_cfg615"), _undo_multiplied_sizes(8, 1, 8, "x_tp8_ep8_1")
+    >>> runs = (1, 64, 8, "x_tp8_ep8_937"), (2, 2, 4, "x_cfg690"), (16, 1, 4, "x_cfg615"), (8, 1, 8, "x_tp8_ep8_1")
+    >>> tuple(_undo_multiplied_sizes(*run) for run in runs)
     ((1, 8, 8), (2, 1, 2), (4, 1, 4), (8, 1, 8))
     """
     named = re.search(r"_tp(\d+)(?:_\d+)?_ep(\d+)", name)

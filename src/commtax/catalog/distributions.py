@@ -226,7 +226,7 @@ def quantile_lengths(values: Array, points: int = POINTS) -> Lengths:
     A straight line from the last but one to the longest of all would draw far too many long ones: a data set's longest request
     stands alone.
 
-    >>> quantile_lengths(np.array([1.0, 2.0, 3.0, 4.0]), 3).quantiles, quantile_lengths(np.array([1.0, 1.0, 1.0, 1.0, 6.0]), 3).quantiles
+    >>> tuple(quantile_lengths(np.array(seen), 3).quantiles for seen in ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0, 6.0]))
     ((1.0, 2.5, 4.0), (1.0, 1.0, 5.0))
     """
     mean, points = float(np.mean(values)), min(points, len(values))

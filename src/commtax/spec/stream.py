@@ -66,7 +66,8 @@ def lognormal_with_mean(mean: float, p50: float | None = None, p90: float | None
 
     A median above the mean, or a p90 above 2.27 means, has no lognormal: the nearest is taken. Of two that fit, the narrower.
 
-    >>> round(lognormal_with_mean(100, p50=100 * exp(-0.5)).sigma, 6), round(lognormal_with_mean(100, p90=100 * exp(Z90 * 0.5 - 0.125)).sigma, 6)
+    >>> told = {"p50": 100 * exp(-0.5)}, {"p90": 100 * exp(Z90 * 0.5 - 0.125)}
+    >>> tuple(round(lognormal_with_mean(100, **known).sigma, 6) for known in told)
     (1.0, 0.5)
     """
     line = np.polynomial.Polynomial
