@@ -207,7 +207,7 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
 def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
     a = arch(str(checkpoint))
     weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
-    engine = builtin.Named(a, weights, RankGroup(0, 1), 2, 32)
+    engine = builtin.NamedStepsEngine(a, weights, RankGroup(0, 1), 2, 32)
     file = tmp_path / "x-rank0.json"
     with builtin.trace(engine, file):
         for _ in range(2):
