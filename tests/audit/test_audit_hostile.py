@@ -135,7 +135,7 @@ def test_a_count_of_thousands_of_digits(tmp_path):
     name = f"execute_context_1({'9' * 6000})_generation_0(0)"
     events = [{"ph": "X", "cat": "user_annotation", "name": name, "pid": 0, "tid": 1, "ts": 1, "dur": 5}]
     events += [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 0, "tid": 1, "ts": 2, "dur": 1}]
-    said(tmp_path, json.dumps({"schemaVersion": 1, "traceEvents": events}).encode())
+    assert said(tmp_path, json.dumps({"schemaVersion": 1, "traceEvents": events}).encode())
 
 
 def test_many_findings_are_told_apart_at_once():

@@ -55,9 +55,7 @@ def test_no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
     no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="of 4-bit shapes on L40S 3 % are priced below their bytes, by up to 39 %"
-)
+@pytest.mark.xfail(strict=True, reason="of 4-bit shapes on L40S 3 % are priced below their bytes, by up to 39 %")
 def test_nor_on_a_chip_with_a_large_cache():
     no_product_beats_its_arithmetic_or_its_bytes("l40s", 429, 128, 16384)
 
