@@ -8,7 +8,7 @@ import commtax
 from commtax import catalog
 from commtax.catalog.quantisation import quant_from
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import peak, seconds
+from commtax.cost.kernels import least_s, peak, seconds
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.scoring import kernel_scores
 from each import each
@@ -50,23 +50,17 @@ def kernels_of_s(bill):
 sizes = st.integers(6, 14).map(lambda n: 2**n)
 
 
-@given(st.sampled_from([chip for chip in FP4_CHIPS + PLAIN_CHIPS if chip != "l40s"]), st.integers(1, 16384), sizes, sizes)
+@given(st.sampled_from(FP4_CHIPS + PLAIN_CHIPS), st.integers(1, 16384), sizes, sizes)
 def test_no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
-    no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k)
-
-
-@pytest.mark.xfail(strict=True, reason="of 4-bit shapes on L40S 3 % are priced below their bytes, by up to 39 %")
-def test_nor_on_a_chip_with_a_large_cache():
-    no_product_beats_its_arithmetic_or_its_bytes("l40s", 429, 128, 16384)
-
-
-def no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
+    """Weights come from memory; activations that were just made may still be in the chip's cache."""
     chip = catalog.chip(chip)
     constants = catalog.kernel_constants(catalog.engine("vllm"), chip)
     made = Kernel("product", "gemm", 1, 2 * m * n * k, 0.5625 * n * k + 2 * m * (n + k), m, n, k, "nvfp4", 0.5625)
     rate = peak(made, chip, constants)
     assert rate == chip.flops_per_s["fp4" if "fp4" in chip.flops_per_s else "bf16"]
-    assert sum(seconds(made, chip, constants)) >= max(made.flops / rate, made.nbytes / chip.memory_Bps)
+    weights, activations = 0.5625 * n * k, 2 * m * (n + k)
+    moved = weights + max(0, activations - chip.l2_bytes)
+    assert sum(seconds(made, chip, constants)) >= max(made.flops / rate, moved / chip.memory_Bps, least_s(made, chip, constants))
 
 
 PUBLISHED = (  # m, n, k and milliseconds in nvfp4 on a B200, vLLM 0.24 (aiconfigurator's tables), rows that were not fitted

@@ -73,13 +73,16 @@ def test_more_workers_or_a_faster_wire_answer_no_fewer(asked, what):
 @settings(max_examples=60, deadline=None)
 @given(networks)
 def test_one_more_client_neither_slows_nor_speeds_others_down(asked):
-    """Requests/s and their time grow with clients; all at once as one by one."""
+    """Requests/s and their time grow with clients; all at once as one by one.
+
+    Just before a station is full its queue's approximation may ask for a little more time than the clients have: 0.1 % of the rate.
+    """
     clients = np.unique(np.round(np.geomspace(1, 1000, 25)))
     one, many = flow(network(**{**asked, "clients": 37})), flow(network(**{**asked, "clients": np.append(clients, 37)}))
     assert many.per_s[-1] == pytest.approx(one.per_s, rel=1e-8)
-    assert np.all(np.diff(many.per_s[:-1]) >= -1e-8 * many.per_s[1:-1])
+    assert np.all(np.diff(many.per_s[:-1]) >= -2e-3 * many.per_s[1:-1])
     life = clients / many.per_s[:-1]
-    assert np.all(np.diff(life) >= -0.02 * life[1:])
+    assert np.all(np.diff(life) >= -1e-9 * life[1:])
 
 
 def test_a_lone_client_waits_for_nobody():
