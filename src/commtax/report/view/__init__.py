@@ -71,7 +71,7 @@ def _line(x: Line, step: ExplainedStep) -> Record:
     return record("page-line", line=x, share=float(x.exposed_s) / float(step.bill.step_s), **words)
 
 
-UNTOLD = ("speculative", "shard")
+UNTOLD = ("images", "shard", "speculative")
 """What a what-if sets back and the page never sets."""
 
 
