@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -111,13 +110,13 @@ class LiveJob:
         """Whether decode steps are replayed from a graph."""
         return self.graphs and self.device == "cuda"
 
-    def source(self, device: Any) -> Source:
+    def source(self, device: torch.device) -> Source:
         """Where whole tensors come from."""
         if self.random:
             return RandomWeights(self.seed, DTYPES[self.dtype], device)
         return Checkpoint(Path(self.model).expanduser())
 
-    def load(self, a: Arch, where: RankPlace, device: Any) -> RankWeights:
+    def load(self, a: Arch, where: RankPlace, device: torch.device) -> RankWeights:
         """A rank's part of the weights."""
         return load(self.source(device), a, where.rank, where.size, DTYPES[self.dtype], device)
 

@@ -24,7 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypedDict
 
 from commtax.statement import Refusal
 
@@ -47,6 +48,7 @@ _NAME = re.compile(
     rf"(?:{MAPPED}|sem\.{SEMAPHORE})(?:([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-)?(?:[a-z0-9_]{{8}}|[0-9a-f]{{6,8}}-\d+)"
 )
 Progress = Callable[[Any], None]
+Launching = TypedDict("Launching", {"timeout_s": float, "lost_s": float, "progress": Progress}, total=False)  # noqa: UP013
 _NOISE = re.compile(r"\[[WIE]\d+ |.*Warning: ")  # torch's log lines are not part of a traceback
 
 
@@ -61,7 +63,7 @@ class RankError(RuntimeError):
 
 def run(
     target: str,
-    payload: Any,
+    payload: object,
     ranks: int,
     *,
     device: str = "cpu",
@@ -163,7 +165,7 @@ def _unowned(owner: Path) -> bool:
     return True
 
 
-def leave_value(file: Path, value: Any) -> None:
+def leave_value(file: Path, value: object) -> None:
     """Leave a value for another process, whole or not at all."""
     part = file.with_suffix(".part")
     part.write_bytes(pickle.dumps(value))
@@ -269,7 +271,7 @@ class EndedBySignal:
 
     def __init__(self) -> None:
         self.came = self.urgent = False
-        self.before: dict[int, Any] = {}
+        self.before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> EndedBySignal:
         with suppress(ValueError):  # not the main thread: whoever owns it decides

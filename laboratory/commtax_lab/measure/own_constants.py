@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.compute import step_kernels
 from commtax.cost.kernel import Kernel
-from commtax.files import Document
 from commtax.question import workload
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -38,6 +36,7 @@ from commtax_lab.measure.generate import GenerationRun, RunOfAllRanks, generate,
 from commtax_lab.measure.job import DTYPES
 from commtax_lab.measure.weights import RandomWeights, load
 from commtax_lab.measure.worker import RankPlace, gather, report
+from commtax_lab.shapes import MachineProfile, WirePath
 
 TARGET = "commtax_lab.measure.own_constants:measure_box"
 DTYPES_HERE = ("fp32", "bf16")
@@ -95,7 +94,7 @@ def calibrate(
     impls: Sequence[str] = (),
     lost_s: float = launch.LOST_S,
     progress: launch.Progress | None = None,
-) -> Document:
+) -> MachineProfile:
     """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
     dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
     if dtype not in DTYPES_HERE:
@@ -128,7 +127,7 @@ def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
     return gather(RankMeasurements(stream, rate, cases, os.getloadavg()[0], torch.get_num_threads()))
 
 
-def _stream(dtype: Any, nbytes: int) -> float:
+def _stream(dtype: torch.dtype, nbytes: int) -> float:
     """Bytes a second on the core of a matrix that no cache holds, read by a product with one row (as decode does)."""
     inner = 4096
     rows = nbytes // (inner * dtype.itemsize)
@@ -140,7 +139,7 @@ def _stream(dtype: Any, nbytes: int) -> float:
     return float(matrix.nbytes / (time.thread_time() - start))
 
 
-def _gemm_rate(dtype: Any, size: int = 1024) -> float:
+def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
     """FLOP a second on the core of a square product, the best of several."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     marks = [time.thread_time()]
@@ -156,7 +155,9 @@ def _arch(shape: Mapping[str, int]) -> Arch:
     return arch_of_config({**shape, **more}, f"calibration-{shape['hidden_size']}")
 
 
-def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where: RankPlace, wires: dict[str, Carrier]) -> ShapeRuns:
+def _model(
+    shape: Mapping[str, int], batch: int, length: int, dtype: torch.dtype, where: RankPlace, wires: dict[str, Carrier]
+) -> ShapeRuns:
     """TP=1 on every rank at once, then TP=N over each wire, in turns."""
     a, cpu = _arch(shape), torch.device("cpu")
     source = RandomWeights(0, dtype, cpu)
@@ -175,7 +176,7 @@ def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where:
     return case
 
 
-def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> Document:
+def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> MachineProfile:
     """The measurements as a profile: rates at the best that was seen, attained shares and fixed costs fitted to the lines."""
     ranks, impls = len(seen), [impl for impl in seen[0].cases[0].runs if impl != ALONE]
     memory_Bps = max(rate for rank in seen for rate in rank.stream_Bps)
@@ -275,15 +276,15 @@ def _share(value: float) -> float:
     return float(min(1.0, max(value, 1e-3)))
 
 
-def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[Document]:
+def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[WirePath]:
     """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
-    rows = []
+    rows: list[WirePath] = []
     for op in OPS:
         cases = zip(*(rank.cases for rank in seen), strict=True)
         sizes, times = np.array([point for case in cases for point in _wires(case, impl, op)]).T
         fixed, slope = alpha_beta(sizes, times)
-        constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12}
-        rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})
+        rate, how = min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12, "between computing"
+        rows.append({"op": op, "algorithm": "ring", "launch_s": fixed, "bandwidth_Bps": rate, "name": impl, "source": how})
     return rows
 
 

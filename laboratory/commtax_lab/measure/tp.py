@@ -11,27 +11,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commtax import files
-from commtax.files import Document
 from commtax.statement import Refusal
 from commtax_lab.measure import launch
 from commtax_lab.measure.comm import RankGroup
 from commtax_lab.measure.engine import LiveEngine
-from commtax_lab.measure.generate import GenerationRun, Logits, MeasuredJob, gather_results, generate, prompts
+from commtax_lab.measure.generate import GenerationRun, MeasuredJob, gather_results, generate, prompts
 from commtax_lab.measure.job import TOLERANCE, LiveJob
 from commtax_lab.measure.reconcile import document, is_reconciled
 from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place, report
+from commtax_lab.shapes import LogitsCheck, TpDocument
 
 TARGET = "commtax_lab.measure.tp:measure_all"
 
 
-def run_all(jobs: Sequence[LiveJob], **launching: Any) -> list[Document]:
+def run_all(jobs: Sequence[LiveJob], **launching: Unpack[launch.Launching]) -> list[TpDocument]:
     """Start ranks on this machine and return the documents of jobs of one degree, one after the other in the same ranks; the rest
     is as ``launch.run`` takes it. A bad checkpoint is bad input, not a crash."""
     settled = [job.settled() for job in jobs]
@@ -82,7 +83,7 @@ def _rounds(
         if engine:
             generate(engine, tokens, 2)  # first touches, allocations, libraries' own warm-up
     runs, tp1, replicas = list[GenerationRun](), list[GenerationRun](), list[GenerationRun]()
-    forced: list[Any] | None = None
+    forced: list[Tensor] | None = None
     for turn in range(job.repeats):
         first = turn == 0
         if alone:
@@ -112,13 +113,15 @@ def _trace_run(job: LiveJob, where: RankPlace, part: LiveEngine) -> None:
     meet()
 
 
-def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> Logits:
+def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> LogitsCheck:
+    """Logits of every step against TP=1's on the same inputs; -1 where they are not finite."""
     differences = [float((a - b).abs().max()) for a, b in zip(one.logits, many.logits, strict=True)]
     finite = all(bool(torch.isfinite(t).all()) for t in many.logits)
     allowed = tolerance * max(1.0, float(torch.stack(one.logits).std()))
     same = [bool(torch.equal(a, b)) for a, b in zip(one.tokens, many.tokens, strict=True)]
     worst = max(differences) if finite else -1.0
-    return Logits(worst, allowed, finite and worst <= allowed, sum(same), len(same))
+    equal, tokens = finite and worst <= allowed, sum(same)
+    return {"max_logit_diff": worst, "logit_tolerance": allowed, "logits_equal": equal, "same_tokens": tokens, "steps": len(same)}
 
 
 def _arguments(argv: list[str] | None) -> tuple[LiveJob, str]:
@@ -152,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     return _write_answer(run_all([job])[0], output)
 
 
-def _write_answer(answer: Document, output: str) -> int:
+def _write_answer(answer: TpDocument, output: str) -> int:
     """Show the document, keep it where asked; the exit code says whether all that must be equal is."""
     text = json.dumps(answer, indent=2) + "\n"
     if output:

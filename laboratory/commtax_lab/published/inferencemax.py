@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 
-from commtax.files import Json
 from commtax_lab import lab_table
 from commtax_lab.published.rows import Row, cell
 
@@ -36,18 +34,13 @@ def day_of(row: Row) -> tuple[str, str]:
     return (said[1], said[1] + (said[2] or "")) if said else ("9999", "")
 
 
-@lru_cache(maxsize=1)
-def _recipes() -> Json:
-    return lab_table("published/recipes.toml")["recipe"]
-
-
 def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
     """What every recipe that fits a run of InferenceMAX says of it; a later one goes before an earlier one."""
     month, day = day_of(row)
     is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
     least = {"from_clients": clients, "from_dp": dp, "since": month}
     found: dict[str, object] = {}
-    for one in _recipes():
+    for one in lab_table("published/recipes.toml")["recipe"]:
         fits = [
             value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
         ]

@@ -23,7 +23,6 @@ LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
-@lru_cache(maxsize=1)
 def names() -> Json:
     return lab_table("published/names.toml")
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from commtax.files import table
-from commtax.report.documents import Record, record
+from commtax.report.documents import record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import notes, say, show_table
 from commtax_lab.census import KINDS, LAW, CensusEntry, breakers, earlier_counts, totals
@@ -14,7 +14,7 @@ LONGEST = 60
 """Signs of a source in a table."""
 
 
-def census_document(numbers: list[CensusEntry], part: str) -> Record:
+def census_document(numbers: list[CensusEntry], part: str) -> dict[str, object]:
     """``catalog constants --json``."""
     here = [number for number in numbers if part in number.file]
     return record(

@@ -1,21 +1,21 @@
 """The tensor-parallel study as a report: metrics with predictions beside, charts, flags and answers; one machine or several."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from commtax.files import Document
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
+from commtax_lab.shapes import Check, Degree, StudyDocument
 
 MetricLine = tuple[str, str, str, str]  # metric, degree, measured, predicted
 
 
-def metrics(d: Document) -> Iterator[MetricLine]:
+def metrics(d: StudyDocument) -> Iterator[MetricLine]:
     """The study's table of metrics, a line for each degree."""
     for row in d["degrees"]:
         tp = f"TP={row['tp']}"
@@ -35,7 +35,7 @@ def metrics(d: Document) -> Iterator[MetricLine]:
         yield "crossover batch", f"TP={cross['tp']}", _batch(cross["batch"]), _batch(cross["predicted_batch"])
 
 
-def side_by_side(d: Document) -> tuple[list[str], list[list[str]]]:
+def side_by_side(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
     """The metrics with a pair of columns for each degree: head and lines."""
     lines = list(metrics(d))
     known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
@@ -53,22 +53,22 @@ def _batch(value: int | None) -> str:
     return "none" if value is None else str(value)
 
 
-def _profile(row: Document, tp: str) -> Iterator[MetricLine]:
+def _profile(row: Degree, tp: str) -> Iterator[MetricLine]:
     p = row.get("profile")
     if not p:
         return
     known, share = "predicted_allreduces" in p, p.get("predicted_comm_fraction")
     yield "all-reduces per decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if known else ""
     if p["allreduce_bytes"]:
-        guess = format_bytes(p["predicted_bytes"]) if p.get("predicted_bytes") else ""
+        guess = format_bytes(size) if (size := p.get("predicted_bytes")) else ""
         yield "all-reduce size", tp, format_bytes(p["allreduce_bytes"]), guess
     if p["allreduce_s"]:
-        guess = format_seconds(p["predicted_s"]) if p.get("predicted_s") else ""
+        guess = format_seconds(seconds) if (seconds := p.get("predicted_s")) else ""
         yield "all-reduce duration (wire)", tp, format_seconds(p["allreduce_s"]), guess
     yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", "" if share is None else f"{share:.1%}"
 
 
-def _serving(row: Document, tp: str) -> Iterator[MetricLine]:
+def _serving(row: Degree, tp: str) -> Iterator[MetricLine]:
     s = row.get("serve")
     if not s:
         return
@@ -80,7 +80,7 @@ def _serving(row: Document, tp: str) -> Iterator[MetricLine]:
     yield "serving throughput", tp, rates, ""
 
 
-def batch_scaling(d: Document) -> tuple[list[str], list[list[str]]]:
+def batch_scaling(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
     """Tokens a second at every degree and batch, and the gain over TP=1: head and lines."""
     ratios = {(c["tp"], r["batch"]): f"{r['ratio']:.2f}x" for c in d["crossover"] for r in c["ratios"]}
     head, columns = ["batch"], []
@@ -97,12 +97,12 @@ def batch_scaling(d: Document) -> tuple[list[str], list[list[str]]]:
     return head, [list(line) for line in zip(map(str, batches), *columns, strict=True)]
 
 
-def title(d: Document) -> str:
+def title(d: StudyDocument) -> str:
     engine = d["version"] if d["engine"] == "builtin" else f"vLLM {d['version']}"
     return f"{d['model']} ({d['dtype']}), {d['engine']} engine ({engine}), {d['box']}"
 
 
-def show(console: Console, boxes: Sequence[Document], folder: Path) -> None:
+def show(console: Console, boxes: Sequence[StudyDocument], folder: Path) -> None:
     """The same for a terminal: checks, metrics, batches, flags, answers."""
     for d in boxes:
         say(console, f"TP study{' (quick)' if d['quick'] else ''}: {title(d)}", "bold")
@@ -121,7 +121,7 @@ def show(console: Console, boxes: Sequence[Document], folder: Path) -> None:
     notes(console, [f"report, charts and raw results: {folder}"])
 
 
-def markdown(boxes: Sequence[Document], charts: Sequence[str]) -> str:
+def markdown(boxes: Sequence[StudyDocument], charts: Sequence[str]) -> str:
     """The report as a Markdown page."""
     parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in boxes))}", ""]
     if len(boxes) > 1:  # several machines: the same metrics in columns
@@ -141,12 +141,17 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in cells)]
 
 
-def _box(d: Document) -> list[str]:
+def _box(d: StudyDocument) -> list[str]:
     kind = "quick: small counts, short lengths" if d["quick"] else "in full"
     parts = [f"## {title(d)}", "", f"Recipe `{d['recipe']}`, {kind}. Serving requests: {d['serving_lengths']} lengths.", ""]
-    checks = [*d["checks"], *({"check": f"TP={row['tp']} applied", **row["applied"]} for row in d["degrees"])]
+    applied: list[Check] = [{"check": f"TP={row['tp']} applied", **row["applied"]} for row in d["degrees"]]
     decided = {True: "ok", False: "**no**", None: ""}
-    parts += ["### Set-up", "", *_table(["check", "", "found"], [[c["check"], decided[c["ok"]], c["found"]] for c in checks]), ""]
+    parts += [
+        "### Set-up",
+        "",
+        *_table(["check", "", "found"], [[c["check"], decided[c["ok"]], c["found"]] for c in (*d["checks"], *applied)]),
+        "",
+    ]
     parts += ["### Metrics", "", *_table(*side_by_side(d)), ""]
     parts += [_source(d), ""]
     if any(row["batches"] for row in d["degrees"]):
@@ -161,36 +166,38 @@ def _box(d: Document) -> list[str]:
     return [*parts, ""]
 
 
-def _source(d: Document) -> str:
+def _source(d: StudyDocument) -> str:
     """Where the predictions come from, or why there are none."""
     if not d["predicted_from"]:
         return f"No time is predicted: {d.get('no_prediction') or 'name the --cluster'}."
     return f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
 
 
-def charts(boxes: Sequence[Document], folder: Path) -> list[str]:
+def charts(boxes: Sequence[StudyDocument], folder: Path) -> list[str]:
     """Pictures beside the report, where matplotlib is installed: batch scaling, and latency by degree."""
     if find_spec("matplotlib") is None:
         return []
     names = []
-    pictures = (("batches", "batch-scaling.svg", _draw_batches), ("decode_ms", "latency-by-degree.svg", _draw_latency))
-    for needed, name, draw in pictures:
-        if any(row[needed] for d in boxes for row in d["degrees"]):
+    rows = [row for d in boxes for row in d["degrees"]]
+    batches, decode = any(row["batches"] for row in rows), any(row["decode_ms"] for row in rows)
+    for needed, name, draw in (batches, "batch-scaling.svg", _draw_batches), (decode, "latency-by-degree.svg", _draw_latency):
+        if needed:
             picture(folder / name, partial(draw, boxes=boxes), (10, 4.2))
             names.append(name)
     return names
 
 
-def _draw_batches(figure: Any, boxes: Sequence[Document]) -> None:
+def _draw_batches(figure: Any, boxes: Sequence[StudyDocument]) -> None:
     """Tokens a second and latency over the batch; predictions thin and dotted."""
     left, right = figure.subplots(1, 2)
     series = [(d, row) for d in boxes for row in d["degrees"] if row["batches"]]
     for index, (d, row) in enumerate(series):
         label = f"TP={row['tp']}" + (f", {d['box']}" if len(boxes) > 1 else "")
-        xs = [b["batch"] for b in row["batches"]]
-        for axes, key in ((left, "tokens_per_s"), (right, "latency_ms")):
-            axes.plot(xs, [b[key] for b in row["batches"]], **style(index, label=label))
-            guess = [b[f"predicted_{key}"] for b in row["batches"]]
+        batches, xs = row["batches"], [b["batch"] for b in row["batches"]]
+        rates = [b["tokens_per_s"] for b in batches], [b["predicted_tokens_per_s"] for b in batches]
+        times = [b["latency_ms"] for b in batches], [b["predicted_latency_ms"] for b in batches]
+        for axes, (seen, guess) in ((left, rates), (right, times)):
+            axes.plot(xs, seen, **style(index, label=label))
             if all(guess):
                 axes.plot(xs, guess, linewidth=1, **style(index, marker="", linestyle=":", label=f"{label} predicted"))
     for axes, name in ((left, "output tokens per second"), (right, "latency of the batch (ms)")):
@@ -202,12 +209,12 @@ def _draw_batches(figure: Any, boxes: Sequence[Document]) -> None:
     left.legend(fontsize=8)
 
 
-def _draw_latency(figure: Any, boxes: Sequence[Document]) -> None:
+def _draw_latency(figure: Any, boxes: Sequence[StudyDocument]) -> None:
     """Bars by degree: a token, a prompt, and the first token under load; black marks are predictions."""
     panels = figure.subplots(1, 3)
     bars = [(d, row) for d in boxes for row in d["degrees"]]
     labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(boxes) > 1 else "") for d, row in bars]
-    kinds: tuple[tuple[str, Any], ...] = (
+    kinds: tuple[tuple[str, Callable[[Degree], tuple[float | None, float | None]]], ...] = (
         ("decode, ms per token", lambda r: (r["decode_ms"], r["decode_predicted_ms"])),
         ("prefill, ms", lambda r: (r["prefill"][0]["ms"], r["prefill"][0]["predicted_ms"]) if r["prefill"] else (None, None)),
         ("TTFT p50 under load, ms", lambda r: (r["serve"]["ttft_p50_ms"], None) if "serve" in r else (None, None)),

@@ -10,7 +10,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from commtax.report.documents import Record, facts
+from commtax.report.documents import facts
+from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.statement import Refusal
 from commtax.units import format_seconds
@@ -24,7 +25,7 @@ SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
 
 
-def validation_document(report: Report) -> Record:
+def validation_document(report: Report) -> dict[str, object]:
     kinds: dict[str, type] = {"tp": int, "fitted": bool}  # of columns that are not text
     return {
         "schema": "commtax.validate/1",
@@ -46,7 +47,7 @@ def validation_document(report: Report) -> Record:
     }
 
 
-def show_validation(console: Any, report: Report) -> None:
+def show_validation(console: Console, report: Report) -> None:
     judged = [_verdicts(report.records)] if verdicts(report.records) else []
     for table in (_bounds(report), _scoreboard(report.records), _errors(report.records), *judged, _worst(report.records)):
         console.print(table)
@@ -83,7 +84,7 @@ def _bounds(report: Report) -> Table:
     return _table("Stated bounds, on rows that nothing was fitted on", ("bound", ">limit", ">value", ">rows", ">holds"), rows)
 
 
-def _show_compared(console: Any, c: RivalComparison) -> None:
+def _show_compared(console: Console, c: RivalComparison) -> None:
     rows = [
         (d.kind, f"{d.by} {d.value}".strip(), f"{d.n:,}", *_off(d.ours), *_off(d.rival), f"{d.wins / d.n:.0%}" if d.n else "-")
         for d in c.duels

@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from commtax.files import Json
 from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.sweep import SOURCE
 from commtax_lab.scoring.prediction_columns import Array, Records
+from commtax_lab.shapes import StatedBound
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10
@@ -176,6 +176,8 @@ class Bound:
         return bool(low <= self.value <= high)
 
 
+Wanted = bool | float | str | list[bool | float | str]
+"""A value that rows must have, or several of which they have one."""
 CHOICES: dict[str, Callable[[Records, Array], Array]] = {
     "size": lambda r, ends: (r.size >= ends[0]) & (r.size <= ends[1]),
     "source": lambda r, part: np.array([part in source.lower() for source in r.source], dtype=bool),
@@ -214,7 +216,7 @@ def _worst_file(name: str, limit: float, of_files: Shares) -> Bound:
     return Bound(name, limit, shares.get(worst), sum(rows for _, rows in of_files.values()), why=worst)
 
 
-def choose(records: Records, rows: Mapping[str, Json]) -> tuple[Records, str]:
+def choose(records: Records, rows: Mapping[str, Wanted]) -> tuple[Records, str]:
     """Rows by the keys of a bound; and, where none is left, after which key."""
     chosen, told, why = records, list[str](), ""
     for key, wanted in rows.items():
@@ -226,7 +228,7 @@ def choose(records: Records, rows: Mapping[str, Json]) -> tuple[Records, str]:
     return chosen, why
 
 
-def _bound(stated: Json, tested: Records) -> Bound:
+def _bound(stated: StatedBound, tested: Records) -> Bound:
     chosen, why = choose(tested, stated["rows"])
     figure, limit = FIGURES[stated["figure"]], stated["limit"]
     parts = [chosen.where_true(chosen.tp == tp) for tp in np.unique(chosen.tp)] if stated.get("by_tp") else [chosen]
@@ -234,12 +236,12 @@ def _bound(stated: Json, tested: Records) -> Bound:
     return Bound(stated["name"], (limit[0], limit[1]) if isinstance(limit, list) else limit, value, len(chosen), why=why)
 
 
-def _said(key: str, wanted: Json) -> str:
+def _said(key: str, wanted: Wanted) -> str:
     """What chooses rows, in words."""
     if key in ("ours", "versioned", "sound"):
         said = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
         return said.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
-    if key == "size":
+    if key == "size" and isinstance(wanted, list):
         return f"size {wanted[0]:,.0f} to {wanted[1]:,.0f}"
     return f"{key} {' or '.join(map(str, wanted)) if isinstance(wanted, list) else wanted}"
 

@@ -9,7 +9,6 @@ from statistics import median
 
 import torch
 
-from commtax.files import Document
 from commtax.results.bench_record import BenchmarkRun
 from commtax.traces.profilers import kineto
 from commtax_lab.measure import launch, machine
@@ -19,6 +18,7 @@ from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import by_collective, document
 from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, report
+from commtax_lab.shapes import AllReduces, Check, RunRecord
 from commtax_lab.study.driving import ALL_REDUCE, Done, Driver, StudyOrder, allreduces, check, served
 from commtax_lab.study.recipe import Recipe, StudyRun, arrivals, lengths
 from commtax_lab.study.small_engine_serving import BatchingEngine, requests, result, serve
@@ -58,7 +58,7 @@ class Builtin(Driver):
         if not self.on_cpu:
             self.device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
 
-    def checks(self) -> list[Document]:
+    def checks(self) -> list[Check]:
         ranks = max(self.asked.degrees)
         if not self.on_cpu:
             count = torch.cuda.device_count()
@@ -81,7 +81,7 @@ class Builtin(Driver):
             if runs:
                 launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=ended)
 
-    def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> Document:
+    def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> RunRecord:
         """What a run left behind, in the study's own terms; the whole of it is kept too."""
         raw = self.asked.out / "raw"
         if isinstance(seen, BenchmarkRun):
@@ -94,7 +94,7 @@ class Builtin(Driver):
         whole = f"{answer['weights']['tp1_bytes'] / 1e6:,.1f} MB"
         counted = "collectives as predicted" if answer["collectives"]["equal"] else "collectives NOT as predicted"
         all_turns = turns(seen.ranks)
-        record: Document = {
+        record: RunRecord = {
             "latency_s": [turn.prefill_s + sum(turn.decode_s) for turn in all_turns],
             "prefill_s": [turn.prefill_s for turn in all_turns],
             "decode_s": [median(turn.decode_s) for turn in all_turns],
@@ -107,7 +107,7 @@ class Builtin(Driver):
         return record
 
 
-def _counted(all_turns: Sequence[RunOfAllRanks]) -> Document:
+def _counted(all_turns: Sequence[RunOfAllRanks]) -> AllReduces:
     """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
     reduced = [sent for sent in all_turns[0].runs[0].order if sent.op == ALL_REDUCE]
     wires = by_collective(all_turns)

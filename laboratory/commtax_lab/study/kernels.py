@@ -19,10 +19,11 @@ import json
 import random
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TextIO
 
-from commtax.files import Document, check_writable
+from commtax.files import check_writable
 from commtax_lab import lab_table
 
 COMMAND = "python -m commtax_lab.study.kernels"
@@ -49,7 +50,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
     from commtax_lab.study import sweeps
 
-    def write(row: Document) -> None:
+    def write(row: Mapping[str, object]) -> None:
         out.write(json.dumps(row) + "\n")
         out.flush()
 

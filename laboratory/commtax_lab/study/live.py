@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class LiveMeasurements:
     load: tuple[float, float, float]
 
 
-def run(service: Service, **launching: Any) -> LiveMeasurements:
+def run(service: Service, **launching: Unpack[launch.Launching]) -> LiveMeasurements:
     """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
     seen: LiveMeasurements = launch.run(TARGET, service, service.job.tp, device=service.job.device, **launching)
     return seen

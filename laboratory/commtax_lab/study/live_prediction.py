@@ -1,5 +1,6 @@
 """A live run against its prediction: the simulator serves the same requests, its steps as long as this machine's were timed."""
 
+from collections.abc import Mapping
 from math import ceil
 from statistics import median
 
@@ -7,11 +8,11 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.surface import Surface
-from commtax.files import Document
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Workers
 from commtax.sim.serving.running import run as simulated
 from commtax_lab.measure import machine
+from commtax_lab.shapes import ServedRun, ServingDocument
 from commtax_lab.study.live import Array, LiveMeasurements, ServedRequests, Service
 from commtax_lab.study.surface import Timings, apart, most_per_s, surface, together
 
@@ -35,14 +36,16 @@ def predicted(service: Service, table: Surface, run: ServedRequests) -> ServedRe
     return ServedRequests(run.stream, begun, first, last)
 
 
-def compared(service: Service, seen: LiveMeasurements) -> Document:
+def compared(service: Service, seen: LiveMeasurements) -> ServingDocument:
     """The whole study as one document: steps, and each rate measured and predicted in the keys of ``vllm bench serve``."""
     job, tables = service.job, [surface(together(seen.sweeps[i : i + 2])) for i in range(len(seen.runs))]
-    facts = {name: getattr(job, name) for name in ("model", "dtype", "impl", "seed")}
     whole = together(seen.sweeps)
     return {
         "schema": "commtax.live-serving/1",
-        **facts,
+        "model": job.model,
+        "dtype": job.dtype,
+        "impl": job.impl,
+        "seed": job.seed,
         "tp_size": job.tp,
         "weights_source": "random" if job.random else "checkpoint",
         "device": machine.shared_cores(machine.share(job.tp)) if job.device == "cpu" else _gpu(),
@@ -62,7 +65,7 @@ def _gpu() -> str:
     return str(torch.cuda.get_device_name())
 
 
-def _steps(timings: Timings) -> list[Document]:
+def _steps(timings: Timings) -> list[dict[str, float]]:
     """Each step with its median, least and most."""
     return [
         {**step._asdict(), "median_s": median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
@@ -70,7 +73,7 @@ def _steps(timings: Timings) -> list[Document]:
     ]
 
 
-def _run(service: Service, seen: LiveMeasurements, index: int, table: Surface) -> Document:
+def _run(service: Service, seen: LiveMeasurements, index: int, table: Surface) -> ServedRun:
     """One rate, measured and predicted; and predicted once more with steps as long as they were while it served."""
     rate, run = seen.rates[index], seen.runs[index]
     pace = slower(table, run)
@@ -87,7 +90,7 @@ def _run(service: Service, seen: LiveMeasurements, index: int, table: Surface) -
     }
 
 
-def _errors(foreseen: Document, measured: Document) -> dict[str, float]:
+def _errors(foreseen: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Predicted over measured, less one, of all that was not nothing."""
     keys = (f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
     return {key: foreseen[key] / measured[key] - 1 for key in (*keys, "output_throughput") if measured[key] > 0}
@@ -102,7 +105,7 @@ def slower(table: Surface, run: ServedRequests) -> float:
     return sum(step.seconds for step in run.steps) / sum(timed)
 
 
-def figures(rate_per_s: float, run: ServedRequests) -> Document:
+def figures(rate_per_s: float, run: ServedRequests) -> dict[str, float]:
     """A run in the keys of ``vllm bench serve``; ``queue``, which it does not have, ends when the prompt's step begins.
 
     TPOT is (E2E - TTFT) / (output - 1), of requests with two tokens or more; times are from the arrival.

@@ -19,16 +19,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from commtax import catalog
-from commtax.files import Document
 from commtax.logs.engine_logs import vllm_log
 from commtax.results import bench
 from commtax.results.bench_record import BenchmarkRun
 from commtax.traces.profilers import kineto
 from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
+from commtax_lab.shapes import Applied, Check, RunRecord
 from commtax_lab.study import vllm_setup
 from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, served
 from commtax_lab.study.leash import leashed
@@ -91,7 +90,7 @@ class Vllm(Driver):
         chip = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
         self.where = f"{max(2, *asked.degrees)}x{chip}" if chip else ""
 
-    def checks(self) -> list[Document]:
+    def checks(self) -> list[Check]:
         ranks = max(self.asked.degrees)
         found = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
         if not self.on_cpu:
@@ -113,7 +112,7 @@ class Vllm(Driver):
                     continue
                 try:
                     self._file(run, ".json").unlink(missing_ok=True)
-                    record = {**special.get(run.kind, self._latency)(run), "applied": _applied(run, self._log(run))}
+                    record: RunRecord = {**special.get(run.kind, self._latency)(run), "applied": _applied(run, self._log(run))}
                 except (FailedRunError, ValueError, OSError) as error:
                     record = {"error": str(error)}
                     if isinstance(error, FailedRunError):
@@ -150,12 +149,13 @@ class Vllm(Driver):
         figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
-    def _latency(self, run: StudyRun) -> Document:
+    def _latency(self, run: StudyRun) -> RunRecord:
         self._call([*self._command("latency", run), *self._model_args(run), *self._command("output", run)], run)
         result = self._result(run)
-        return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
+        mean_s = result.seconds("e2el")
+        return {"latency_s": list(result.latencies_s) or ([mean_s] if mean_s is not None else []), "prefill_s": [], "decode_s": []}
 
-    def _throughput(self, run: StudyRun) -> Document:
+    def _throughput(self, run: StudyRun) -> RunRecord:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
         rest = [*self._model_args(run), *self._command("output", run)]
         new, old = ([*self._command("throughput", run, prefix=prefix), *rest] for prefix in ("--random-", "--"))
@@ -172,7 +172,7 @@ class Vllm(Driver):
                 raise
             self._call(old, run, **extra)
 
-    def _profile(self, run: StudyRun) -> Document:
+    def _profile(self, run: StudyRun) -> RunRecord:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
         folder = self.raw / run.name
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,7 +190,7 @@ class Vllm(Driver):
             raise FailedRunError(f"{run.name}: no collective in any of {len(files)} traces")
         return {"profile": allreduces(list(traces.values()))}
 
-    def _serve(self, run: StudyRun) -> Document:
+    def _serve(self, run: StudyRun) -> RunRecord:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
@@ -221,7 +221,7 @@ class Vllm(Driver):
         if code:
             raise failure(f"vllm {command[0]} {command[1]}", code, self._log(run, ending), self.dtype)
 
-    def _wait_healthy(self, process: Any, port: int, run: StudyRun) -> None:
+    def _wait_healthy(self, process: subprocess.Popen[bytes], port: int, run: StudyRun) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if process.poll() is not None:
@@ -242,7 +242,7 @@ class Vllm(Driver):
                 answer.read()
 
     @contextmanager
-    def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[Any]:
+    def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
         process = launch.start_process(leashed([self.found.path, *command]), self._file(run, ending), environment)
@@ -252,7 +252,7 @@ class Vllm(Driver):
             launch.end([process], GRACE_S, self.ended)
 
 
-def _applied(run: StudyRun, log: str) -> Document:
+def _applied(run: StudyRun, log: str) -> Applied:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
     said = vllm_log.parse(log)
     ranks, tp = max(len(said.ranks), said.world_size), said.tp

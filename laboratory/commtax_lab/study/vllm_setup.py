@@ -15,12 +15,13 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.cost.tensors import held_tensors
-from commtax.files import Document, write_text
+from commtax.files import write_text
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax_lab import lab_table
 from commtax_lab.measure import machine
+from commtax_lab.shapes import Check
 from commtax_lab.study.driving import check
 
 GiB = 2**30
@@ -41,7 +42,7 @@ class InstalledVllm:
     path: str
     version: str
     environment: dict[str, str] = field(default_factory=dict)
-    checks: tuple[Document, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def installed(name: str, out: Path) -> InstalledVllm:
@@ -108,7 +109,7 @@ class VllmModel:
     name: str
     args: tuple[str, ...] = ()
     tokenizer: tuple[str, ...] = ()
-    checks: tuple[Document, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def weights(name: str, model: Model, out: Path) -> VllmModel:
@@ -134,11 +135,11 @@ def _any(folder: Path, patterns: tuple[str, ...]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
-def tokenizer(vocab: int) -> dict[str, Document]:
+def tokenizer(vocab: int) -> dict[str, dict[str, object]]:
     """Files of a tokenizer that is exact both ways: a word between blanks is a token."""
     words = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab)}, "unk_token": "w0"}
-    parts: Document = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    whole: Document = {"version": "1.0", **parts, "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": words}
+    whole: dict[str, object] = dict.fromkeys(("version", "truncation", "padding", "normalizer", "post_processor", "decoder"))
+    whole |= {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": words}
     return {"tokenizer.json": whole, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}
 
 
@@ -147,7 +148,7 @@ class ChosenEnvironment:
     """Variables for the engine's processes, and what is said of them."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    checks: tuple[Document, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnvironment:
