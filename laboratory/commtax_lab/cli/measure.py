@@ -124,14 +124,14 @@ def serve_command(
     """
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.study import live
-    from commtax_lab.study.live_prediction import compared
+    from commtax_lab.study.live_prediction import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
     job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
-    service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settled()
+    service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settle()
     with report_dead_ranks(), bar("sweeps and runs", live.stages(service), as_json) as advance:
         seen = live.run(service, progress=advance, lost_s=lost_after)
-    Output(as_json).answer(dict, show_serving, compared(service, seen))
+    Output(as_json).answer(dict, show_serving, serving_document(service, seen))
 
 
 @measure_command.command("experiment")

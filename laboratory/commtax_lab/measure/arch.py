@@ -69,7 +69,7 @@ def arch_of_config(config: Document, key: str) -> Arch:
     return Arch(model, kind, numbers, float(config.get("rms_norm_eps", 1e-6)), normed)
 
 
-def rotary(a: Arch, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_angles(a: Arch, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of every position: (length, head size), fp32.
 
     y = x cos + swapped(x) sin, where ``swapped`` exchanges the halves and the first half's sine is negative.

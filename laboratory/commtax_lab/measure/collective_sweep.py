@@ -97,7 +97,7 @@ def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, devi
         count = max(1, count // ranks) * ranks
     made = {impl: _prepare_call(carrier, op, count, ranks, device) for impl, carrier in wires.items()}
     repeats = {impl: _repeats(call, device) for impl, (call, _) in made.items()}
-    batches = [{impl: _batch(call, repeats[impl], device) for impl, (call, _) in made.items()} for _ in range(BATCHES)]
+    batches = [{impl: _time_batch(call, repeats[impl], device) for impl, (call, _) in made.items()} for _ in range(BATCHES)]
     rows: list[CollectiveTime] = []
     for impl, (_, wrong) in made.items():
         slowest = [max(batch) for batch in zip(*gather([batch[impl] for batch in batches]), strict=True)]
@@ -138,12 +138,12 @@ def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: tor
 
 def _repeats(call: Callable[[], None], device: torch.device) -> int:
     """Calls in a batch: agreed on by all ranks."""
-    each = _batch(call, 3, device)
-    slowest = max(gather(_batch(call, 5 if each < 0.05 else 1, device)))
+    each = _time_batch(call, 3, device)
+    slowest = max(gather(_time_batch(call, 5 if each < 0.05 else 1, device)))
     return max(2, min(MAX_CALLS, int(BATCH_S / slowest)))
 
 
-def _batch(call: Callable[[], None], repeats: int, device: torch.device) -> float:
+def _time_batch(call: Callable[[], None], repeats: int, device: torch.device) -> float:
     meet()
     start = time.perf_counter()
     for _ in range(repeats):

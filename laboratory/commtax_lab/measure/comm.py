@@ -136,7 +136,7 @@ class RankGroup:
     def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
         """Sum over ranks, in place."""
         if self.size > 1:
-            self._timed(IssuedCollective(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
+            self._time_move(IssuedCollective(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
         else:
             self._drag()
         return tensor
@@ -148,7 +148,7 @@ class RankGroup:
             return part
         rows, width = part.shape
         whole = torch.empty(self.size * rows, width, dtype=part.dtype, device=part.device)
-        self._timed(IssuedCollective(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
+        self._time_move(IssuedCollective(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
         return whole.view(self.size, rows, width).transpose(0, 1).reshape(rows, self.size * width)
 
     def resume(self) -> None:
@@ -156,7 +156,7 @@ class RankGroup:
         self._resumed_s = time.perf_counter()
 
     @contextmanager
-    def replayed(self) -> Iterator[list[IssuedCollective]]:
+    def record_sends(self) -> Iterator[list[IssuedCollective]]:
         """What a captured graph sends: recorded once here, to be counted again at each replay."""
         before, self.ledger = self.ledger, Ledger()
         try:
@@ -164,7 +164,7 @@ class RankGroup:
         finally:
             self.ledger = before
 
-    def _timed(self, sent: IssuedCollective, move: Callable[[], None]) -> None:
+    def _time_move(self, sent: IssuedCollective, move: Callable[[], None]) -> None:
         self._drag()
         entered_s = time.perf_counter()
         move()

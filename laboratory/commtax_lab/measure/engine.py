@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from commtax.statement import Refusal
-from commtax_lab.measure.arch import Arch, rotary
+from commtax_lab.measure.arch import Arch, rotary_angles
 from commtax_lab.measure.comm import IssuedCollective, RankGroup
 from commtax_lab.measure.weights import LayerWeights, RankWeights
 
@@ -116,7 +116,7 @@ class LiveEngine:
         self.heads = att.num_heads // group.size
         self.kv_heads = att.num_kv_heads // min(group.size, att.num_kv_heads)
         self.cache = Blocks(m.num_layers, self.kv_heads, att.head_dim, batch, length, weights.embed, block_size)
-        cos, sin = rotary(a, self.cache.capacity, self.device)
+        cos, sin = rotary_angles(a, self.cache.capacity, self.device)
         self._cos, self._sin = cos.to(self.dtype), sin.to(self.dtype)
         self._vocab_start = group.rank * weights.embed.shape[0]
         self._positions = torch.arange(self.cache.capacity, device=self.device)
@@ -293,21 +293,21 @@ class LiveEngine:
             return  # which experts run is decided on the host: such a step cannot be captured
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with self.group.replayed(), torch.cuda.stream(stream):
+        with self.group.record_sends(), torch.cuda.stream(stream):
             for _ in range(3):
                 self.static_step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with self.group.replayed() as sends, torch.cuda.graph(graph):
+        with self.group.record_sends() as sends, torch.cuda.graph(graph):
             self._logits = self.static_step()
         self._graph, self._graph_sends = graph, sends
 
     def static_step(self) -> Tensor:
         """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
-        mask = self._hiding(self._positions.unsqueeze(0) > self._at[:1])
+        mask = self._hide_scores(self._positions.unsqueeze(0) > self._at[:1])
         return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
 
-    def _hiding(self, hidden: Tensor) -> Tensor:
+    def _hide_scores(self, hidden: Tensor) -> Tensor:
         """What is added to scores so that nobody looks there."""
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 

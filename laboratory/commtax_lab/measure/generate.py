@@ -63,7 +63,7 @@ class HostWatch:
         self.engine.watch(None)
         return logits
 
-    def chosen(self) -> None:
+    def mark_chosen(self) -> None:
         """The host knows when a step ended."""
 
     def steps(self) -> list[float]:
@@ -75,12 +75,12 @@ class DeviceWatch:
 
     def __init__(self) -> None:
         self.events: list[torch.cuda.Event] = []
-        self.chosen()
+        self.mark_chosen()
 
     def step(self, _lines: dict[str, float], compute: Callable[[], Tensor]) -> Tensor:
         return compute()
 
-    def chosen(self) -> None:
+    def mark_chosen(self) -> None:
         self.events.append(torch.cuda.Event(enable_timing=True))
         self.events[-1].record()
 
@@ -112,7 +112,7 @@ def generate(
         run.tokens.append(logits.argmax(dim=-1))
         if keep:
             run.logits.append(logits.float().clone())
-        watch.chosen()
+        watch.mark_chosen()
         if step == outputs - 1:
             break
         book.clear()

@@ -113,7 +113,7 @@ def run_folder() -> Iterator[Path]:
 def sweep(folders: Path, names: Path) -> None:
     """Remove what runs of this user left behind: folders that nobody holds, names in shared memory whose process is gone."""
     for left in _own_files(folders, _FOLDER):
-        if left.is_dir() and _unowned(left / OWNER):
+        if left.is_dir() and _is_unowned(left / OWNER):
             shutil.rmtree(left, ignore_errors=True)
     sweep_names(names)
 
@@ -155,7 +155,7 @@ def _own_files(place: Path, named: re.Pattern[str]) -> list[Path]:
     return []
 
 
-def _unowned(owner: Path) -> bool:
+def _is_unowned(owner: Path) -> bool:
     """Whether the lock of a run's folder can be had; a folder without one is being made, or is not ours."""
     try:
         with owner.open("rb") as file:
@@ -277,14 +277,14 @@ class EndedBySignal:
         with suppress(ValueError):  # not the main thread: whoever owns it decides
             for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup, or a shell's background job
-                    self.before[sign] = signal.signal(sign, self._come)
+                    self.before[sign] = signal.signal(sign, self._interrupt)
         return self
 
     def __exit__(self, *_error: object) -> None:
         for sign, handler in self.before.items():
             signal.signal(sign, handler)
 
-    def _come(self, *_ignored: object) -> None:
+    def _interrupt(self, *_ignored: object) -> None:
         self.came, self.urgent = True, self.came
         if not self.urgent:
             raise KeyboardInterrupt

@@ -114,7 +114,7 @@ def calibrate(
 def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
     """One rank's part; everything is done by all ranks at once, because that is how they will run."""
     dtype = DTYPES[work.dtype]
-    stream = [_stream(dtype, work.stream_bytes) for _ in range(3)]
+    stream = [_stream_rate(dtype, work.stream_bytes) for _ in range(3)]
     report("memory")
     rate = _gemm_rate(dtype)
     report("matrix products")
@@ -122,12 +122,12 @@ def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
     cases = []
     for shape in work.shapes:
         for batch, length in work.steps:
-            cases.append(_model(shape, batch, length, dtype, where, wires))
+            cases.append(_run_model(shape, batch, length, dtype, where, wires))
             report(f"hidden {shape['hidden_size']}, batch {batch}")
     return gather(RankMeasurements(stream, rate, cases, os.getloadavg()[0], torch.get_num_threads()))
 
 
-def _stream(dtype: torch.dtype, nbytes: int) -> float:
+def _stream_rate(dtype: torch.dtype, nbytes: int) -> float:
     """Bytes a second on the core of a matrix that no cache holds, read by a product with one row (as decode does)."""
     inner = 4096
     rows = nbytes // (inner * dtype.itemsize)
@@ -155,7 +155,7 @@ def _arch(shape: Mapping[str, int]) -> Arch:
     return arch_of_config({**shape, **more}, f"calibration-{shape['hidden_size']}")
 
 
-def _model(
+def _run_model(
     shape: Mapping[str, int], batch: int, length: int, dtype: torch.dtype, where: RankPlace, wires: dict[str, Carrier]
 ) -> ShapeRuns:
     """TP=1 on every rank at once, then TP=N over each wire, in turns."""
@@ -237,16 +237,16 @@ def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, 
     one = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) == 1]
     few = [(kernel, seconds) for kernel, seconds in points if 1 < float(kernel.m) <= 8]
     many = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) >= 64]
-    fixed, slope = _line(one, "nbytes")
+    fixed, slope = _fit_line(one, "nbytes")
     slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
     pack = min(MOST_PACK, median((seconds - fixed) / (slope * float(kernel.nbytes)) for kernel, seconds in few) - 1)
     shares = [float(kernel.flops) / (peak * max(seconds - fixed, 1e-9)) for kernel, seconds in many]
     plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
-    attained = {"eb": _share(1 / (slope * memory_Bps)), "ep": _share(median(shares)), "pack": max(0.0, pack)}
+    attained = {"eb": _clip_share(1 / (slope * memory_Bps)), "ep": _clip_share(median(shares)), "pack": max(0.0, pack)}
     return {"t0": fixed, **attained, **plain}
 
 
-def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
+def _fit_line(points: Sequence[Point], name: str) -> tuple[float, float]:
     """Seconds as a fixed time and a slope over the kernels' bytes or FLOPs."""
     return alpha_beta(
         np.array([float(getattr(kernel, name)) for kernel, _ in points]), np.array([seconds for _, seconds in points])
@@ -255,8 +255,8 @@ def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
 
 def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str, plain: dict[str, float]) -> dict[str, float]:
     """A fixed time, and the share of ``rate`` at which bytes or FLOPs go, the same for every head size; ``plain`` is not fitted."""
-    fixed, slope = _line(points, bound)
-    attained = _share(1 / (slope * rate)) if slope else 1.0
+    fixed, slope = _fit_line(points, bound)
+    attained = _clip_share(1 / (slope * rate)) if slope else 1.0
     return {"t0": fixed, **{f"{share}{head_dim}": attained for head_dim in (64, 128, 256)}, **plain}
 
 
@@ -268,10 +268,10 @@ def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
     fixed = float(np.sum(times[light] * counts[light]) / np.sum(counts[light]))
     moving = float(np.sum((times[~light] - fixed) * counts[~light]))
     moved = float(np.sum(sizes[~light] * counts[~light]))
-    return {"t0": fixed, "eb": _share(moved / max(moving, 1e-9) / memory_Bps)}
+    return {"t0": fixed, "eb": _clip_share(moved / max(moving, 1e-9) / memory_Bps)}
 
 
-def _share(value: float) -> float:
+def _clip_share(value: float) -> float:
     """An attained share is at most 1: no constant lets a kernel beat what was measured as the limit."""
     return float(min(1.0, max(value, 1e-3)))
 
@@ -281,14 +281,14 @@ def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[WirePath]:
     rows: list[WirePath] = []
     for op in OPS:
         cases = zip(*(rank.cases for rank in seen), strict=True)
-        sizes, times = np.array([point for case in cases for point in _wires(case, impl, op)]).T
+        sizes, times = np.array([point for case in cases for point in _wire_points(case, impl, op)]).T
         fixed, slope = alpha_beta(sizes, times)
         rate, how = min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12, "between computing"
         rows.append({"op": op, "algorithm": "ring", "launch_s": fixed, "bandwidth_Bps": rate, "name": impl, "source": how})
     return rows
 
 
-def _wires(cases: Sequence[ShapeRuns], impl: str, op: str) -> Iterable[tuple[float, float]]:
+def _wire_points(cases: Sequence[ShapeRuns], impl: str, op: str) -> Iterable[tuple[float, float]]:
     """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
     turns = [RunOfAllRanks(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
     first = turns[0].runs[0]

@@ -145,7 +145,7 @@ def _wire(all_turns: Sequence[RunOfAllRanks]) -> shapes.WireTimes:
     if not all_turns[0].inside_s.size:
         return {}
     steps = sum(len(turn.wire_s) for turn in all_turns)
-    wires = by_collective(all_turns)
+    wires = wire_seconds(all_turns)
     waited = sum((turn.inside_s - turn.wire_s).sum(axis=(1, 2)) for turn in all_turns)
     skew = sum(float((turn.inside_s.max(axis=0) - turn.wire_s).sum()) for turn in all_turns)
     return {
@@ -157,7 +157,7 @@ def _wire(all_turns: Sequence[RunOfAllRanks]) -> shapes.WireTimes:
     }
 
 
-def by_collective(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
+def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
     """Seconds on the wire of every collective, by what it is for."""
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
@@ -179,7 +179,7 @@ def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_
     rows = []
     for line in (line for line in priced.items if line.kind != "host" or float(line.total_s)):
         seconds = measured.pop((COMM if line.kind == COMM else COMPUTE, line.item.what), None)
-        rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.priced else None, seconds))
+        rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.can_predict else None, seconds))
     for line_kind, what in measured:
         rows.append({**_row(line_kind, what, None, measured[line_kind, what]), "kind": WAIT if line_kind == WAIT else "unpriced"})
     here = machine.facts()
@@ -190,8 +190,8 @@ def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_
     return {
         "weight_read": _weight_read(job, asked, tp["own_ms"]),
         "bill": rows,
-        "predicted": predicted if job.priced else None,
-        "notes": [*filter(None, said), *([] if job.priced else [UNCALIBRATED])],
+        "predicted": predicted if job.can_predict else None,
+        "notes": [*filter(None, said), *([] if job.can_predict else [UNCALIBRATED])],
     }
 
 
@@ -212,7 +212,7 @@ def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] 
         for name in ranks[0]:
             own = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
             lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(own))
-        for what, seconds in by_collective([turn]).items() if turn.inside_s.size else ():
+        for what, seconds in wire_seconds([turn]).items() if turn.inside_s.size else ():
             lines.setdefault((COMM, what), []).append(lower_quartile(seconds) * len(seconds) / len(turn.wire_s))
     return {line: median(values) for line, values in lines.items()}
 
@@ -221,7 +221,7 @@ def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> shapes.Weight
     """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
-    if not job.priced:
+    if not job.can_predict:
         return {"bytes": round(nbytes), "memory_Bps": None, "bound_ms": None, "attained": None}
     chip = overlay.measured_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
     bound = nbytes / chip.memory_Bps * 1e3

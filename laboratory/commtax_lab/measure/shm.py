@@ -69,7 +69,7 @@ class SharedMemory:
     def _exchange(self, flat: Tensor) -> list[Tensor]:
         """Put a piece into this rank's slot and wait until every rank has; returns all slots."""
         self.turn += 1
-        slots = self._of(flat.numel(), flat.dtype)[self.turn & 1]
+        slots = self._slot_views(flat.numel(), flat.dtype)[self.turn & 1]
         slots[self.rank].copy_(flat)
         for post in self._posts:
             post.release()
@@ -78,7 +78,7 @@ class SharedMemory:
                 _await(semaphore, other)
         return slots
 
-    def _of(self, count: int, dtype: torch.dtype) -> list[list[Tensor]]:
+    def _slot_views(self, count: int, dtype: torch.dtype) -> list[list[Tensor]]:
         """Views of all slots as tensors of this length and type; made once."""
         if (count, dtype) not in self._views:
             used = count * dtype.itemsize

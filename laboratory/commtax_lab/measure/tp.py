@@ -35,7 +35,7 @@ TARGET = "commtax_lab.measure.tp:measure_all"
 def run_all(jobs: Sequence[LiveJob], **launching: Unpack[launch.Launching]) -> list[TpDocument]:
     """Start ranks on this machine and return the documents of jobs of one degree, one after the other in the same ranks; the rest
     is as ``launch.run`` takes it. A bad checkpoint is bad input, not a crash."""
-    settled = [job.settled() for job in jobs]
+    settled = [job.settle() for job in jobs]
     if len({(job.tp, job.device) for job in settled}) != 1:
         raise Refusal("tp: jobs that run together have one degree and one device", "tp")
     seen = launch.run(TARGET, settled, settled[0].tp, device=settled[0].device, **launching)
@@ -47,7 +47,7 @@ def measure_all(where: RankPlace, jobs: Sequence[LiveJob]) -> list[MeasuredJob]:
     every = []
     for job in jobs:
         alone, part = _engines(job, where)
-        runs, tp1, replicas = _rounds(job, where, alone, part)
+        runs, tp1, replicas = _run_rounds(job, where, alone, part)
         if job.trace:
             _trace_run(job, where, part)
         seen = gather_results(where, part, runs, replicas)
@@ -73,7 +73,7 @@ def _engines(job: LiveJob, where: RankPlace) -> tuple[LiveEngine | None, LiveEng
     return alone, part
 
 
-def _rounds(
+def _run_rounds(
     job: LiveJob, where: RankPlace, alone: LiveEngine | None, part: LiveEngine
 ) -> tuple[list[GenerationRun], list[GenerationRun], list[GenerationRun]]:
     """Runs of TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once: all three kinds interleaved,
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"RANK", "MASTER_ADDR"} <= os.environ.keys():
         where = place()
         carrier = job.impl or ("gloo" if where.local_size < where.size and not torch.cuda.is_available() else "")
-        job = replace(job, tp=where.size, impl=carrier).settled()
+        job = replace(job, tp=where.size, impl=carrier).settle()
         join(where, job.device)
         seen = measure_all(pin(where), [job])[0]
         leave(_write_answer(document(job, seen), output) if where.rank == 0 else 0)

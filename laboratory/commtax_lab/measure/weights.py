@@ -127,7 +127,7 @@ class Cutter:
         self.dtype, self.device = dtype, device
         self.nbytes, self.replicated = 0, Counter[str]()
 
-    def full(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Tensor:
+    def whole(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Tensor:
         return self.share(name, shape, part, parts=1)
 
     def share(self, name: str, shape: tuple[int, ...], part: str, axis: int = 0, parts: int = 0) -> Tensor:
@@ -152,7 +152,7 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: torch.dtype, devi
         raise Refusal(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it", "tp")
     embed = cut.share("model.embed_tokens.weight", (m.vocab, m.hidden), "embedding")
     layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
-    norm = cut.full("model.norm.weight", (m.hidden,))
+    norm = cut.whole("model.norm.weight", (m.hidden,))
     head = embed if m.tied else cut.share("lm_head.weight", (m.vocab, m.hidden), "head")
     return RankWeights(embed, layers, norm, head, cut.nbytes, dict(cut.replicated))
 
@@ -161,16 +161,16 @@ def _layer(cut: Cutter, name: str) -> LayerWeights:
     m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
     up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.feed_forward.intermediate), None)
     return LayerWeights(
-        norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
+        norm_in=cut.whole(f"{name}.input_layernorm.weight", (m.hidden,)),
         qkv=_qkv(cut, own, "weight", (m.hidden,)),
         out=cut.share(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),
-        norm_post=cut.full(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
+        norm_post=cut.whole(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
         up=up,
         down=down,
         qkv_bias=_qkv(cut, own, "bias") if att.qkv_bias else None,
-        out_bias=cut.full(f"{own}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
-        q_norm=cut.full(f"{own}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
-        k_norm=cut.full(f"{own}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        out_bias=cut.whole(f"{own}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
+        q_norm=cut.whole(f"{own}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        k_norm=cut.whole(f"{own}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
         router=router,
     )
 
@@ -201,4 +201,4 @@ def _experts(cut: Cutter, name: str) -> tuple[Tensor, Tensor, Tensor]:
     home, names = (f"{name}.mlp", MLP) if m.architecture != "MixtralForCausalLM" else (f"{name}.block_sparse_moe", MIXTRAL)
     every = [_mlp(cut, f"{home}.experts.{e}", names, moe.intermediate, "experts") for e in range(moe.num_experts)]
     ups, downs = (torch.stack(matrices) for matrices in zip(*every, strict=True))
-    return ups, downs, cut.full(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")
+    return ups, downs, cut.whole(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")

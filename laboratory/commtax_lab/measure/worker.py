@@ -67,7 +67,7 @@ def pin(where: RankPlace) -> RankPlace:
     share = len(cores) // where.local_size
     own = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
     if share:
-        machine.keep_to(own)
+        machine.pin_to_cores(own)
     torch.set_num_threads(len(own) if share else 1)
     return replace(where, cores=tuple(own))
 

@@ -16,7 +16,7 @@ DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
 SAID = "the row says that tokens were drafted"
 
 
-def by_inferencemax(row: Row) -> bool:
+def is_by_inferencemax(row: Row) -> bool:
     """Its daily files, its database, and the analyses of one model, whose rows are its own (rounded, without their day).
 
     >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]

@@ -61,7 +61,7 @@ def model_of(row: Row) -> Model:
         if cut:
             decoder = _first_layers(decoder, int(cut[1]))
         if decoder.mtp and "w/o mtp" not in name:
-            decoder = _predicting(decoder)
+            decoder = _with_prediction_layers(decoder)
         return replace(decoder, max_len=max(decoder.max_len, whole_cell(row, "seq")))
     if missing := [c for c in ("layers", "hidden", "heads", "vocab") if not cell(row, c)]:
         raise Refusal(f"model '{cell(row, 'model')}' is not in the catalogue and the row leaves out {', '.join(missing)}", "model")
@@ -81,7 +81,7 @@ def _first_layers(model: Model, wanted: int) -> Model:
     return replace(model, blocks=tuple(model.blocks[i] for i in used), layers=tuple(map(used.index, layers)), mtp=())
 
 
-def _predicting(model: Model) -> Model:
+def _with_prediction_layers(model: Model) -> Model:
     """With the layers that guess further tokens: they are trained as layers of the model."""
     first, more = len(model.blocks), len(model.mtp)
     layers = (*model.layers, *range(first, first + more))

@@ -68,7 +68,7 @@ def _file_cells(file: str, own: list[CensusEntry], law: Mapping[str, tuple[str, 
 def _show_groups(console: Console, numbers: list[CensusEntry]) -> None:
     groups: dict[tuple[str, ...], Counter[str]] = {}
     for n in numbers:
-        key = (n.file, n.group, n.owner.engine, n.owner.chips, _brief(n.fitted_on))
+        key = (n.file, n.group, n.owner.engine, n.owner.chips, _shorten(n.fitted_on))
         groups.setdefault(key, Counter())[n.kind] += 1
     rows = [
         (file, group, engine, chips, ", ".join(f"{count} {kind}" for kind, count in kinds.items()), fitted_on or "chosen")
@@ -94,5 +94,5 @@ def _show_effects(console: Console, numbers: Iterable[CensusEntry], law: Mapping
         show_table(console, ("effect", ">value", "engine", "chips", "mechanism", "law"), rows)
 
 
-def _brief(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -20,22 +20,23 @@ def metrics(d: StudyDocument) -> Iterator[MetricLine]:
     for row in d["degrees"]:
         tp = f"TP={row['tp']}"
         if row["decode_ms"] is not None:
-            yield f"decode latency, batch 1, {row['decode_len']} cached", tp, _ms(row["decode_ms"]), _ms(row["decode_predicted_ms"])
+            what = f"decode latency, batch 1, {row['decode_len']} cached"
+            yield what, tp, _ms_text(row["decode_ms"]), _ms_text(row["decode_predicted_ms"])
         for p in row["prefill"]:
-            yield f"prefill latency, {p['input_len']} tokens", tp, _ms(p["ms"]), _ms(p["predicted_ms"])
+            yield f"prefill latency, {p['input_len']} tokens", tp, _ms_text(p["ms"]), _ms_text(p["predicted_ms"])
         for x in row["latency"]:
             what = f"whole request, {x['input_len']} in, {x['output_len']} out"
-            yield what, tp, f"{_ms(x['ms'])} ± {x['spread']:.0%}", _ms(x["predicted_ms"])
-        yield from _profile(row, tp)
-        yield from _serving(row, tp)
+            yield what, tp, f"{_ms_text(x['ms'])} ± {x['spread']:.0%}", _ms_text(x["predicted_ms"])
+        yield from _profile_lines(row, tp)
+        yield from _serving_lines(row, tp)
         if "offline" in row:
             o = row["offline"]
             yield "offline throughput", tp, f"{o['requests_per_s']:.3g} req/s, {o['total_tokens_per_s']:,.0f} tok/s in and out", ""
     for cross in d["crossover"]:
-        yield "crossover batch", f"TP={cross['tp']}", _batch(cross["batch"]), _batch(cross["predicted_batch"])
+        yield "crossover batch", f"TP={cross['tp']}", _batch_text(cross["batch"]), _batch_text(cross["predicted_batch"])
 
 
-def side_by_side(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
+def metric_columns(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
     """The metrics with a pair of columns for each degree: head and lines."""
     lines = list(metrics(d))
     known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
@@ -45,15 +46,15 @@ def side_by_side(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
     return head, [[m, *(cell for tp in degrees for cell in known.get((m, tp), ["", ""]))] for m in names]
 
 
-def _ms(value: float | None) -> str:
+def _ms_text(value: float | None) -> str:
     return "" if value is None else f"{value:,.3g} ms"
 
 
-def _batch(value: int | None) -> str:
+def _batch_text(value: int | None) -> str:
     return "none" if value is None else str(value)
 
 
-def _profile(row: Degree, tp: str) -> Iterator[MetricLine]:
+def _profile_lines(row: Degree, tp: str) -> Iterator[MetricLine]:
     p = row.get("profile")
     if not p:
         return
@@ -68,14 +69,14 @@ def _profile(row: Degree, tp: str) -> Iterator[MetricLine]:
     yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", "" if share is None else f"{share:.1%}"
 
 
-def _serving(row: Degree, tp: str) -> Iterator[MetricLine]:
+def _serving_lines(row: Degree, tp: str) -> Iterator[MetricLine]:
     s = row.get("serve")
     if not s:
         return
-    guess = (_ms(s.get("predicted_ttft_ms")), _ms(s.get("predicted_tpot_ms")))
-    yield f"TTFT p50, {s['asked_per_s']:g} req/s", tp, _ms(s["ttft_p50_ms"]), guess[0]
-    yield "TTFT p99", tp, _ms(s["ttft_p99_ms"]), ""
-    yield "TPOT p50, serving", tp, _ms(s["tpot_p50_ms"]), guess[1]
+    guess = (_ms_text(s.get("predicted_ttft_ms")), _ms_text(s.get("predicted_tpot_ms")))
+    yield f"TTFT p50, {s['asked_per_s']:g} req/s", tp, _ms_text(s["ttft_p50_ms"]), guess[0]
+    yield "TTFT p99", tp, _ms_text(s["ttft_p99_ms"]), ""
+    yield "TPOT p50, serving", tp, _ms_text(s["tpot_p50_ms"]), guess[1]
     rates = f"{s['output_tokens_per_s']:,.1f} tok/s out, {s['requests_per_s']:.2f} req/s, {s['concurrency']:.1f} at once"
     yield "serving throughput", tp, rates, ""
 
@@ -109,7 +110,7 @@ def show(console: Console, boxes: Sequence[StudyDocument], folder: Path) -> None
         for c in d["checks"]:
             word = {True: "ok", False: "NO", None: "--"}[c["ok"]]
             say(console, f"{word}  {c['check']}: {c['found']}", {True: "green", False: "bold red", None: "dim"}[c["ok"]])
-        for first, (head, lines) in (("", side_by_side(d)), (">", batch_scaling(d))):
+        for first, (head, lines) in (("", metric_columns(d)), (">", batch_scaling(d))):
             if lines:
                 show_table(console, (first + head[0], *(f">{name}" for name in head[1:])), lines)
         for a in d["answers"]:
@@ -152,7 +153,7 @@ def _box(d: StudyDocument) -> list[str]:
         *_table(["check", "", "found"], [[c["check"], decided[c["ok"]], c["found"]] for c in (*d["checks"], *applied)]),
         "",
     ]
-    parts += ["### Metrics", "", *_table(*side_by_side(d)), ""]
+    parts += ["### Metrics", "", *_table(*metric_columns(d)), ""]
     parts += [_source(d), ""]
     if any(row["batches"] for row in d["degrees"]):
         parts += ["### Batch scaling", "", *_table(*batch_scaling(d)), ""]

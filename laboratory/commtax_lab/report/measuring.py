@@ -16,25 +16,25 @@ def show_tp(console: Console, d: TpDocument) -> None:
     say(console, f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}, {where}", "bold")
     lengths = f"{d['input_len']} prompt tokens, {d['output_len']} output tokens"
     say(console, f"batch {d['batch']}, {lengths}; load {d['load'][0]:.1f}", "dim")
-    _ranks(console, d)
-    _collectives(console, d)
+    _show_ranks(console, d)
+    _show_counts(console, d)
     if d["max_logit_diff"] is None:
-        _verdict(console, None, "logits (no TP=1 run to compare with)")
+        _say_verdict(console, None, "logits (no TP=1 run to compare with)")
     else:
         text = f"logits differ from TP=1's by {d['max_logit_diff']:.2e} at most (tolerance {d['logit_tolerance']:.2e})"
-        _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
-    _times(console, d)
-    _bill(console, d)
+        _say_verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
+    _show_times(console, d)
+    _show_bill(console, d)
     source = [f"predicted from: {d['predicted']['source']}"] if d["predicted"] else []
     notes(console, [*source, *d["notes"]])
 
 
-def _verdict(console: Console, good: bool | None, text: str) -> None:
+def _say_verdict(console: Console, good: bool | None, text: str) -> None:
     word, style = {True: ("equal", "green"), False: ("NOT EQUAL", "bold red"), None: ("not compared", "dim")}[good]
     say(console, f"{word}: {text}", style)
 
 
-def _ranks(console: Console, d: TpDocument) -> None:
+def _show_ranks(console: Console, d: TpDocument) -> None:
     rows = []
     for r in d["ranks"]:
         copies = ", ".join(f"{part} {format_bytes(n)}" for part, n in r["replicated"].items())
@@ -44,20 +44,20 @@ def _ranks(console: Console, d: TpDocument) -> None:
     show_table(console, columns, rows)
     w = d["weights"]
     counted = f"all ranks' weights, replicated ones counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
-    _verdict(console, w["equal"], counted)
+    _say_verdict(console, w["equal"], counted)
 
 
-def _collectives(console: Console, d: TpDocument) -> None:
+def _show_counts(console: Console, d: TpDocument) -> None:
     c = d["collectives"]
     counts = [{(r["phase"], r["what"], r["op"], r["nbytes"]): r["count"] for r in rows} for rows in (c["measured"], c["predicted"])]
     kinds = dict.fromkeys((*counts[0], *counts[1]))
     lines = [(*kind[:3], format_bytes(kind[3]), *(str(count.get(kind, "none")) for count in counts)) for kind in kinds]
     if lines:
         show_table(console, ("step", "what", "collective", ">tensor", ">counted", ">predicted"), lines)
-    _verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
+    _say_verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
 
 
-def _times(console: Console, d: TpDocument) -> None:
+def _show_times(console: Console, d: TpDocument) -> None:
     rows: list[tuple[str, ...]] = []
     many, p = d["tp_size"], d["predicted"]
     one = ("TP=1, one rank", d.get("tp1") if many > 1 else None, p.get("tp1_ms") if p else None)
@@ -81,7 +81,7 @@ def _times(console: Console, d: TpDocument) -> None:
         say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms per token")
         waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
         say(console, f"waiting for others: {waits} per token; rank {t['slowest_rank']} is the slowest and sets the pace")
-    _weight_read(console, d)
+    _show_weight_read(console, d)
     if r:  # latency or throughput: who wins at this batch
         one_ms, many_ms = d["tp1"]["ms_per_token"], d["tp"]["ms_per_token"]
         sooner = f"TP={many} gives each token {one_ms / many_ms:.2f}x as fast as TP=1"
@@ -90,7 +90,7 @@ def _times(console: Console, d: TpDocument) -> None:
         say(console, f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)", "bold yellow")
 
 
-def _weight_read(console: Console, d: TpDocument) -> None:
+def _show_weight_read(console: Console, d: TpDocument) -> None:
     """The physical floor of a token, where this machine's memory was measured."""
     w = d["weight_read"]
     if w["bound_ms"] is None or w["memory_Bps"] is None:
@@ -100,7 +100,7 @@ def _weight_read(console: Console, d: TpDocument) -> None:
     say(console, f"{bound}: TP={d['tp_size']} without waiting runs at {w['attained']:.0%} of that bound")
 
 
-def _bill(console: Console, d: TpDocument) -> None:
+def _show_bill(console: Console, d: TpDocument) -> None:
     rows = []
     for row in sorted(d["bill"], key=lambda r: -(r["measured_s"] or r["predicted_s"] or 0.0)):
         p, m = row["predicted_s"], row["measured_s"]
@@ -118,7 +118,7 @@ def show_collectives(console: Console, d: CollectivesDocument) -> None:
     """nccl-tests' own layout, so that what reads its output reads this; then a fit for each group."""
     name = d["op"].replace("-", "_")
     for f in d["fits"]:
-        rows = _rows_of(d, f)
+        rows = _rows_of_fit(d, f)
         link = f", {d['emulated_link']} emulated on top" if d["emulated_link"] else ""
         say(console, f"# {name}_perf: {f['impl']}, {f['ranks']} ranks on this machine{link}", "bold")
         for rank in range(f["ranks"]):
@@ -141,7 +141,7 @@ def show_collectives(console: Console, d: CollectivesDocument) -> None:
     notes(console, d["notes"])
 
 
-def _rows_of(d: CollectivesDocument, fit: CollectiveFit) -> list[CollectiveTime]:
+def _rows_of_fit(d: CollectivesDocument, fit: CollectiveFit) -> list[CollectiveTime]:
     return [r for r in d["rows"] if (r["impl"], r["ranks"]) == (fit["impl"], fit["ranks"])]
 
 
@@ -151,7 +151,7 @@ def plot_collectives(d: CollectivesDocument, path: Path) -> None:
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, f in enumerate(d["fits"]):
-            rows, label = _rows_of(d, f), f"{f['impl']}, {f['ranks']} ranks"
+            rows, label = _rows_of_fit(d, f), f"{f['impl']}, {f['ranks']} ranks"
             sizes, times = [r["size_bytes"] for r in rows], [r["time_us"] for r in rows]
             axes.plot(sizes, times, **style(index, linestyle="", label=label))
             slope = 1e-3 / f["bandwidth_GBps"] if f["bandwidth_GBps"] else 0.0

@@ -37,13 +37,13 @@ class Fold:
     half_width: float
 
 
-def at_home(records: Records) -> list[ScoreLine]:
+def score_lines(records: Records) -> list[ScoreLine]:
     tested = records.where_true(records.timed & ~records.fitted)
     lines = lab_table("scoring/scoreboard.toml")["line"]
     return [ScoreLine(one["part"], one["name"], figures(choose(tested, one["rows"])[0])) for one in lines]
 
 
-def abroad() -> list[Fold]:
+def transfer_folds() -> list[Fold]:
     """The folds of ``transfer.toml``, in its order; none where it is not there."""
     if not (Path(__file__).parents[1] / TRANSFER).is_file():
         return []

@@ -94,7 +94,7 @@ def allreduces(traces: Sequence[Trace]) -> AllReduces:
     }
 
 
-def served(b: BenchmarkRun) -> RunRecord:
+def serving_record(b: BenchmarkRun) -> RunRecord:
     """A serving benchmark, whichever engine ran it."""
     stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
     return {

@@ -20,7 +20,7 @@ from commtax.catalog import profile as overlay
 from commtax.files import Json
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask
-from commtax_lab.measure.machine import tool
+from commtax_lab.measure.machine import tool_output
 from commtax_lab.shapes import Check, CounterRate, RunRecord, StudyDocument, StudyFacts
 from commtax_lab.study.driving import Driver, StudyOrder, check
 from commtax_lab.study.findings import Prices, analyse
@@ -46,17 +46,17 @@ def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> St
     where = asked.cluster or driver.where
     for tp in asked.degrees:
         ask(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
-    _settings(asked, driver)
+    _check_settings(asked, driver)
     profile, unknown = _constants(asked, driver, progress)
     prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
     kept = {run: asked.out / "runs" / f"{run.name}.json" for run in runs(chosen, asked.degrees, driver.kinds)}
-    todo = [run for run, file in kept.items() if "error" in (_kept(file) or {"error": "missing or damaged"})]
+    todo = [run for run, file in kept.items() if "error" in (_read_kept(file) or {"error": "missing or damaged"})]
     checks = _checks(asked.out / "checks.json", driver, not todo)
     if todo:
         for one in checks:
             progress(f"{one['check']}: {'' if one['ok'] is not False else 'NO, '}{one['found']}")
         _run(todo, kept, driver, progress)
-    done = [(run, record) for run, file in kept.items() if (record := _kept(file)) is not None]
+    done = [(run, record) for run, file in kept.items() if (record := _read_kept(file)) is not None]
     facts: StudyFacts = {
         "recipe": asked.recipe,
         "quick": asked.quick,
@@ -155,7 +155,7 @@ def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[s
     return str(file), ""
 
 
-def _settings(asked: StudyOrder, driver: Driver) -> None:
+def _check_settings(asked: StudyOrder, driver: Driver) -> None:
     """What makes this study this one, kept beside its runs; a folder that holds another study is refused.
     On CPUs the device says a rank's cores, which depend on the largest degree."""
     settings = {
@@ -166,7 +166,7 @@ def _settings(asked: StudyOrder, driver: Driver) -> None:
         "dataset": Path(asked.dataset).name,
     }
     file = asked.out / "settings.json"
-    before = _kept(file) or settings
+    before = _read_kept(file) or settings
     for key, value in settings.items():
         if before.get(key) != value:
             held = f"holds a study with {key} '{before.get(key)}', not '{value}'"
@@ -176,7 +176,7 @@ def _settings(asked: StudyOrder, driver: Driver) -> None:
     write(file, settings)
 
 
-def _kept(file: Path) -> Json:
+def _read_kept(file: Path) -> Json:
     """A kept document, where it is there and whole; else None."""
     try:
         return files.read_json(file)
@@ -191,7 +191,7 @@ def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, p
     def done(run: StudyRun, record: RunRecord) -> None:
         nonlocal before, since, ended
         now, counters, ended = time.monotonic(), snapshot(), ended + 1
-        link = {"seconds": now - since, "bytes": moved(before, counters)}
+        link = {"seconds": now - since, "bytes": bytes_moved(before, counters)}
         before, since = counters, now
         write(kept[run], {"run": asdict(run), **record, "link": link})
         failed = f" FAILED: {record['error']}" if "error" in record else ""
@@ -202,7 +202,7 @@ def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, p
 
 def _checks(file: Path, driver: Driver, finished: bool) -> list[Check]:
     """The checks of now, before runs start; those of then where nothing is left to run."""
-    before = _kept(file)
+    before = _read_kept(file)
     if finished and before is not None:
         return list(before["checks"])
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -224,10 +224,10 @@ def _counters(done: Sequence[tuple[StudyRun, RunRecord]]) -> list[CounterRate]:
 
 def snapshot() -> Counters:
     """All counters that there are, in bytes since the machine started; none is no error."""
-    return {**nvlink(tool("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
+    return {**nvlink(tool_output("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
 
 
-def moved(before: Counters, after: Counters) -> Counters:
+def bytes_moved(before: Counters, after: Counters) -> Counters:
     """Bytes between two snapshots, of counters that moved."""
     return {name: after[name] - before.get(name, 0.0) for name in after if after[name] > before.get(name, 0.0)}
 

@@ -58,7 +58,7 @@ class Prices:
         return None if self.why_none else float(self.step(phase, tp, batch, context).step_s)
 
     def decode_s(self, run: StudyRun) -> float | None:
-        return self.step_s("decode", run.tp, run.batch, middle(run))
+        return self.step_s("decode", run.tp, run.batch, middle_context(run))
 
     def latency_s(self, run: StudyRun) -> float | None:
         """A whole batch: one prefill, then output - 1 decode steps at the mean length."""
@@ -67,12 +67,12 @@ class Prices:
         return None if prefill is None or decode is None else prefill + (run.output_len - 1) * decode
 
 
-def middle(run: StudyRun) -> int:
+def middle_context(run: StudyRun) -> int:
     """The cached tokens half-way through the answer."""
     return run.input_len + run.output_len // 2
 
 
-def ms(seconds: float | None) -> float | None:
+def to_ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
@@ -133,19 +133,23 @@ def _latencies(tp: int, by_kind: ByKind, prices: Prices) -> shapes.Degree:
     row: shapes.Degree = {"tp": tp, "latency": [], "prefill": [], "decode_ms": None, "decode_predicted_ms": None}
     for run, x in by_kind.get("latency", []):
         whole_s, tokens = float(median(x["latency_s"])), run.output_len - 1
-        around, guess = spread(x["latency_s"]), ms(prices.latency_s(run))
+        around, guess = spread(x["latency_s"]), to_ms(prices.latency_s(run))
         row["latency"].append(
             {"input_len": run.input_len, "output_len": run.output_len, "ms": whole_s * 1e3, "spread": around, "predicted_ms": guess}
         )
         prefill_s = float(median(x["prefill_s"])) if x["prefill_s"] else first.get(run.input_len)
         if row["decode_ms"] is None and (x["decode_s"] or run.input_len in first):
             decode_s = float(median(x["decode_s"])) if x["decode_s"] else (whole_s - first[run.input_len]) / tokens
-            row["decode_ms"], row["decode_predicted_ms"], row["decode_len"] = decode_s * 1e3, ms(prices.decode_s(run)), middle(run)
+            row["decode_ms"], row["decode_predicted_ms"], row["decode_len"] = (
+                decode_s * 1e3,
+                to_ms(prices.decode_s(run)),
+                middle_context(run),
+            )
         if prefill_s is None and row["decode_ms"] is not None:  # what the tokens leave of the request, where they leave something
             prefill_s = whole_s - tokens * row["decode_ms"] * 1e-3
         if prefill_s is not None and prefill_s > 0:
             predicted = prices.step_s("prefill", run.tp, 1, run.input_len)
-            row["prefill"].append({"input_len": run.input_len, "ms": prefill_s * 1e3, "predicted_ms": ms(predicted)})
+            row["prefill"].append({"input_len": run.input_len, "ms": prefill_s * 1e3, "predicted_ms": to_ms(predicted)})
     return row
 
 
@@ -162,7 +166,7 @@ def _batches(by_kind: ByKind, prices: Prices) -> list[shapes.BatchTime]:
                 latency_ms=whole * 1e3,
                 spread=spread(x["latency_s"]),
                 tokens_per_s=tokens / whole,
-                predicted_latency_ms=ms(predicted),
+                predicted_latency_ms=to_ms(predicted),
                 predicted_tokens_per_s=tokens / predicted if predicted else None,
             )
         )
@@ -174,7 +178,7 @@ def _profile(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.AllRe
     counted = x["profile"].copy()
     if not prices.cluster:
         return counted
-    step = prices.claim(run.tp).question.but(batch=run.batch, context=middle(run))
+    step = prices.claim(run.tp).question.but(batch=run.batch, context=middle_context(run))
     reduced = [i for i in question_traffic(settle(step)).items if i.is_sent and i.op == ALL_REDUCE]
     count = float(sum(i.count for i in reduced))
     nbytes = float(sum(i.count * i.nbytes for i in reduced)) / count if count else None
@@ -182,7 +186,7 @@ def _profile(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.AllRe
     counted["predicted_s"] = counted["predicted_comm_fraction"] = None
     if prices.why_none:
         return counted
-    priced = prices.step("decode", run.tp, run.batch, middle(run))
+    priced = prices.step("decode", run.tp, run.batch, middle_context(run))
     seconds = sum(float(line.total_s) for line in priced.items if line.kind == "comm" and line.item.op == ALL_REDUCE)
     counted["predicted_s"], counted["predicted_comm_fraction"] = seconds / count if count else None, float(priced.comm_fraction)
     counted["link"] = _link(counted, run.tp, priced)
@@ -208,7 +212,7 @@ def _serving(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.Serve
     if whole is None and "tpot" in stats and x["output_len"]:
         whole = stats["ttft"]["mean"] + (x["output_len"] - 1) * stats["tpot"]["mean"]
     shown = (("ttft", "median"), ("ttft", "p99"), ("itl", "median"), ("tpot", "median"))
-    ttft, late, gap, tpot = (ms(stats.get(metric, {}).get(statistic)) for metric, statistic in shown)
+    ttft, late, gap, tpot = (to_ms(stats.get(metric, {}).get(statistic)) for metric, statistic in shown)
     served: shapes.ServedFigures = {
         "asked_per_s": run.rate_per_s,
         "concurrency": (x["requests_per_s"] or 0.0) * (whole or 0.0),
@@ -238,7 +242,7 @@ def _served_prediction(run: StudyRun, concurrency: float, inputs: int, outputs: 
         asked = prices.claim(run.tp).question.but(eager=False)
         loop = serve(settle(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs)))
         tpot_s, ttft_s, how = float(loop.tpot_s), float(loop.ttft_s), f"simulate with {clients} clients"
-    return {"predicted_tpot_ms": ms(tpot_s), "predicted_ttft_ms": ms(ttft_s), "predicted_how": how}
+    return {"predicted_tpot_ms": to_ms(tpot_s), "predicted_ttft_ms": to_ms(ttft_s), "predicted_how": how}
 
 
 def crossover(one: shapes.Degree, many: shapes.Degree) -> shapes.Crossover:
@@ -258,10 +262,10 @@ def flags(study: shapes.StudyDocument, good: Sequence[Done], prices: Prices) -> 
     for row in study["degrees"]:
         if row["applied"]["ok"] is False:
             yield f"TP={row['tp']}: TP was not applied", row["applied"]["found"]
-        yield from _impossible(row, prices)
+        yield from _flag_impossible(row, prices)
     for cross in study["crossover"]:
         row = next(r for r in study["degrees"] if r["tp"] == cross["tp"])
-        yield from _same(cross, study["degrees"][0], row)
+        yield from _flag_same(cross, study["degrees"][0], row)
     for run, x in good:
         if run.kind in ("latency", "batch") and spread(x["latency_s"]) > NOISY:
             yield f"{run.name}: noisy", f"repeated runs lie ±{spread(x['latency_s']):.0%} around their median: is the machine busy?"
@@ -269,7 +273,7 @@ def flags(study: shapes.StudyDocument, good: Sequence[Done], prices: Prices) -> 
         yield f"{failure['run']}: failed", failure["why"]
 
 
-def _same(cross: shapes.Crossover, one: shapes.Degree, many: shapes.Degree) -> Iterator[tuple[str, str]]:
+def _flag_same(cross: shapes.Crossover, one: shapes.Degree, many: shapes.Degree) -> Iterator[tuple[str, str]]:
     """TP=n equal to TP=1 at every batch: the degree was left out, unless something proves otherwise."""
     rows = cross["ratios"]
     if not rows or any(abs(r["ratio"] - 1) > r["noise"] for r in rows):
@@ -286,7 +290,7 @@ def _same(cross: shapes.Crossover, one: shapes.Degree, many: shapes.Degree) -> I
     yield f"TP={many['tp']}: TP was probably not applied", f"equal to TP=1 within noise at every batch: {listed}{serving}"
 
 
-def _impossible(row: shapes.Degree, prices: Prices) -> Iterator[tuple[str, str]]:
+def _flag_impossible(row: shapes.Degree, prices: Prices) -> Iterator[tuple[str, str]]:
     """A first token that takes a whole request, steps below the weight-read floor, miscounted all-reduces, a growing queue."""
     s = row.get("serve")
     if s:
@@ -321,10 +325,10 @@ def answers(study: shapes.StudyDocument) -> list[dict[str, str]]:
     one = next((r for r in study["degrees"] if r["tp"] == 1), None)
     others = [r for r in study["degrees"] if r["tp"] > 1]
     asked = (
-        ("Does tensor parallelism divide decode latency by its degree?", [_divides(one, row) for row in others]),
-        ("What share of decode time is all-reduce?", [*map(_share, others)]),
-        ("At what batch does it beat TP=1?", [*map(_beats, study["crossover"])]),
-        ("How much of the link do the all-reduces use?", [*map(_link_use, others), _counters(study)]),
+        ("Does tensor parallelism divide decode latency by its degree?", [_divides_answer(one, row) for row in others]),
+        ("What share of decode time is all-reduce?", [*map(_share_answer, others)]),
+        ("At what batch does it beat TP=1?", [*map(_beats_answer, study["crossover"])]),
+        ("How much of the link do the all-reduces use?", [*map(_link_answer, others), _counters_answer(study)]),
     )
     return [
         {"question": question, "answer": " ".join(filter(None, said)) or "Not measured: it needs TP=1 and a larger degree."}
@@ -332,7 +336,7 @@ def answers(study: shapes.StudyDocument) -> list[dict[str, str]]:
     ]
 
 
-def _divides(one: shapes.Degree | None, many: shapes.Degree) -> str:
+def _divides_answer(one: shapes.Degree | None, many: shapes.Degree) -> str:
     tp = many["tp"]
     if not many["decode_ms"]:
         return f"TP={tp} has no decode latency."
@@ -355,7 +359,7 @@ def _divides(one: shapes.Degree | None, many: shapes.Degree) -> str:
     return text
 
 
-def _share(row: shapes.Degree) -> str:
+def _share_answer(row: shapes.Degree) -> str:
     p = row.get("profile")
     if not p:
         return f"TP={row['tp']}: no profile."
@@ -371,7 +375,7 @@ def _share(row: shapes.Degree) -> str:
     return f"{text} ({p['how']})."
 
 
-def _beats(cross: shapes.Crossover) -> str:
+def _beats_answer(cross: shapes.Crossover) -> str:
     rows, tp = cross["ratios"], cross["tp"]
     if not rows:
         return ""
@@ -385,7 +389,7 @@ def _beats(cross: shapes.Crossover) -> str:
     return f"{head} ({listed}).{predicted}{fair}: TP={tp} reaches {max(r['ratio'] for r in rows):.2f}x at most."
 
 
-def _link_use(row: shapes.Degree) -> str:
+def _link_answer(row: shapes.Degree) -> str:
     p = row.get("profile")
     link = p.get("link") if p else None
     if not p or not link:
@@ -396,7 +400,7 @@ def _link_use(row: shapes.Degree) -> str:
     return f"TP={row['tp']}: an all-reduce of {size} runs at {inside} {whole}. Small messages cost latency, not bandwidth."
 
 
-def _counters(study: shapes.StudyDocument) -> str:
+def _counters_answer(study: shapes.StudyDocument) -> str:
     top = sorted(study.get("link_counters", []), key=lambda c: -c["bytes"])[:4]
     listed = ", ".join(f"{c['counter']} {format_bytes(c['bytes'])} ({format_rate(c['bytes_per_s'])})" for c in top)
     return f"Counters over the {top[0]['run']} run: {listed}." if top else "The machine has no link counters that moved."

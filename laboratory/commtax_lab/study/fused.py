@@ -147,21 +147,21 @@ if triton is not None:
     # fmt: on
 
 
-def _plain(x: Tensor) -> bool:
+def _is_plain(x: Tensor) -> bool:
     return triton is None or (x.device.type == "cpu" and not INTERPRETED)
 
 
-def _normed(x: Tensor) -> Tensor:
+def _normalise(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, summed: Tensor, out: Tensor) -> None:
     """summed = x + residual; out = summed / rms(summed) * weight."""
     width = x.shape[-1]
-    if _plain(x):
+    if _is_plain(x):
         h = x.float() + residual.float()
         summed.copy_(h)
-        out.copy_(_normed(h) * weight.float())
+        out.copy_(_normalise(h) * weight.float())
         return
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(x.shape[0],)](x, residual, weight, summed, out, width, EPS, BLOCK=block, num_warps=4 if block <= 2048 else 8)
@@ -180,7 +180,7 @@ def rotary_write(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t: 
     ``norms``: weights of the per-head norms of queries and of keys, (2, head size), or None.
     """
     heads, (kv_heads, dim) = queries.shape[-2], keys.shape[-2:]
-    if _plain(qkv):
+    if _is_plain(qkv):
         _plain_rotary(qkv, queries, keys, values, t, norms)
         return
     grid = (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEAD_TILE))
@@ -193,7 +193,7 @@ def _plain_rotary(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t:
     heads, (kv_heads, dim) = queries.shape[-2], keys.shape[-2:]
     q, k, v = qkv.view(qkv.shape[0], -1, dim).float().split((heads, kv_heads, kv_heads), 1)
     if norms is not None:
-        q, k = (_normed(x) * w.float() for x, w in zip((q, k), norms, strict=True))
+        q, k = (_normalise(x) * w.float() for x, w in zip((q, k), norms, strict=True))
     angles, places = t
     positions, slots = places.long().unbind(-1)
     c, s = angles[positions][:, None].chunk(2, -1)
@@ -207,7 +207,7 @@ def _plain_rotary(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t:
 def swiglu(gate_up: Tensor, out: Tensor) -> None:
     """out = SiLU(gate) * up, the two halves of one row."""
     rows, width = out.shape
-    if _plain(out):
+    if _is_plain(out):
         gate, up = gate_up.float().split(width, -1)
         out.copy_(torch.nn.functional.silu(gate) * up)
         return
@@ -216,7 +216,7 @@ def swiglu(gate_up: Tensor, out: Tensor) -> None:
 
 def quantise(x: Tensor, out: Tensor, scales: Tensor) -> None:
     """fp8 rows, each with a scale of its own (its largest value becomes the largest fp8)."""
-    if _plain(x):
+    if _is_plain(x):
         scales.copy_(x.float().abs().amax(-1, keepdim=True).clamp(min=1e-6) / FP8_MAX)
         out.copy_((x.float() / scales).to(out.dtype))
         return
@@ -256,7 +256,7 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, o
     """One query a sequence over its cached keys: softmax(q k / sqrt(d)) v, grouped heads together, length split."""
     batch, max_len, kv_heads, dim = keys.shape
     heads = q.shape[-2]
-    if _plain(q):
+    if _is_plain(q):
         _plain_attention(q, keys, values, lengths, out)
         return
     scale = 1.4426950408889634 / math.sqrt(dim)

@@ -67,7 +67,7 @@ class BatchingEngine(LiveEngine):
         self._window(0, rows)
         at = torch.tensor(positions, device=self.device).view(rows, 1)
         hidden = self._positions[:length] > at
-        mask = self._hiding(hidden).repeat(self.kv_heads, 1).unsqueeze(1) if bool(hidden.any()) else None
+        mask = self._hide_scores(hidden).repeat(self.kv_heads, 1).unsqueeze(1) if bool(hidden.any()) else None
         logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, mask)
         return list(logits.argmax(dim=-1).tolist())
 
@@ -113,7 +113,7 @@ def serve(server: BatchingEngine, queue: list[Request], made: list[TimedStep] | 
     running: list[Request] = []
     begin, come, done = time.perf_counter(), 0, 0
     while done < len(queue):
-        due = _arrived(server.group, queue, come, bool(running), begin)
+        due = _count_arrived(server.group, queue, come, bool(running), begin)
         if come < due and len(running) < server.limit:
             request = queue[come]
             come += 1
@@ -136,7 +136,7 @@ def serve(server: BatchingEngine, queue: list[Request], made: list[TimedStep] | 
     return time.perf_counter() - begin
 
 
-def _arrived(group: RankGroup, queue: list[Request], come: int, busy: bool, begin: float) -> int:
+def _count_arrived(group: RankGroup, queue: list[Request], come: int, busy: bool, begin: float) -> int:
     """How many requests have come by now, as rank 0 sees it; with nothing to do it waits for the next."""
     count = torch.zeros(1, dtype=torch.int64)
     if group.rank == 0:

@@ -59,7 +59,7 @@ def shards(grid: SweepGrid) -> list[Shard]:
     return [replace(s, **grid["changed"]) for s in every if s]
 
 
-def shuffled(points: list[SweepPoint], rng: random.Random) -> list[SweepPoint]:
+def shuffle(points: list[SweepPoint], rng: random.Random) -> list[SweepPoint]:
     rng.shuffle(points)
     return points
 
@@ -69,7 +69,7 @@ def gemm_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) ->
     least, modes = grid["gemm"]["least_side"], cycle(grid["gemm"]["modes"])
     sides = sorted({side for s in all_shards for side in s.products().values() if min(side) >= least})
     able = [SweepPoint(m=m, n=n, k=k) for m in grid["rows"] for n, k in sides if 2.0 * m * n * k < 1.5e13]
-    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(shuffled(able, rng), modes, strict=False)]
+    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(shuffle(able, rng), modes, strict=False)]
 
 
 def _attentions(all_shards: list[Shard], sizes: SizeGrid) -> list[SweepPoint]:
@@ -82,13 +82,13 @@ def _attentions(all_shards: list[Shard], sizes: SizeGrid) -> list[SweepPoint]:
 
 def decode_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     every = _attentions(all_shards, grid["decode"])
-    return shuffled([p for p in every if p["batch"] * p["length"] * p["kv_heads"] * p["head_dim"] < 2e9], rng)
+    return shuffle([p for p in every if p["batch"] * p["length"] * p["kv_heads"] * p["head_dim"] < 2e9], rng)
 
 
 def prefill_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     every = _attentions(all_shards, grid["prefill"])
     able = [p for p in every if p["batch"] * p["length"] <= 32768 and _prefill_flops(p) < 5e12]
-    return [{**p, "backend": way} for p, way in zip(shuffled(able, rng), cycle(grid["prefill"]["backends"]), strict=False)]
+    return [{**p, "backend": way} for p, way in zip(shuffle(able, rng), cycle(grid["prefill"]["backends"]), strict=False)]
 
 
 def _prefill_flops(p: SweepPoint) -> float:
@@ -102,7 +102,7 @@ def small_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -
     for op in grid["small"]["ops"]:
         sides = sorted({s.width if op == "swiglu" else s.hidden for s in all_shards})
         widths = heads if op == "rotary_write" else [SweepPoint(width=side) for side in sides]
-        every.append(shuffled([{"op": op, "rows": m, **w} for m in grid["rows"] for w in widths], rng))
+        every.append(shuffle([{"op": op, "rows": m, **w} for m in grid["rows"] for w in widths], rng))
     return [p for turn in zip_longest(*every) for p in turn if p]
 
 
@@ -115,7 +115,7 @@ COPIES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 def copy_points(grid: SweepGrid, _: list[Shard], rng: random.Random) -> list[SweepPoint]:
-    return shuffled([{"op": op, "nbytes": 2**x} for op in COPIES for x in grid["copy"]["powers_of_2"]], rng)
+    return shuffle([{"op": op, "nbytes": 2**x} for op in COPIES for x in grid["copy"]["powers_of_2"]], rng)
 
 
 def step_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
@@ -123,15 +123,15 @@ def step_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) ->
 
     def points(phase: str, sizes: Iterable[tuple[int, int]]) -> list[SweepPoint]:
         every = product(all_shards, sizes)
-        able = [(s, b, c) for s, (b, c) in every if _seen(s, c + (phase == "decode"))]
-        return shuffled([{"phase": phase, "shard": s, "batch": b, "length": c} for s, b, c in able], rng)
+        able = [(s, b, c) for s, (b, c) in every if _sees_whole(s, c + (phase == "decode"))]
+        return shuffle([{"phase": phase, "shard": s, "batch": b, "length": c} for s, b, c in able], rng)
 
     tokens = points("decode", product(grid["step"]["decode"]["batches"], grid["step"]["decode"]["lengths"]))
     fresh = points("prefill", grid["step"]["prefill"])
     return [p for turn in zip_longest(*(tokens[i::3] for i in range(3)), fresh) for p in turn if p]
 
 
-def _seen(s: Shard, length: int) -> bool:
+def _sees_whole(s: Shard, length: int) -> bool:
     """Whether attention looks at this whole length: the kernels here know no window."""
     window = catalog.model(s.model).attention.window
     return not window or length <= window

@@ -60,7 +60,7 @@ class OperationTimer:
         """
         num = self.num_samples
         if self.device == "cpu":
-            return [_wall(calls) for _ in range(num)]
+            return [_wall_seconds(calls) for _ in range(num)]
         graph = _capture(calls)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(num + 1)]
         for _ in range(1 + int(warm_s / (call_s * len(calls)))):
@@ -83,7 +83,7 @@ class OperationTimer:
         return lowest
 
 
-def _wall(calls: list[Callable[[], object]]) -> float:
+def _wall_seconds(calls: list[Callable[[], object]]) -> float:
     start = time.perf_counter()
     for call in calls:
         call()

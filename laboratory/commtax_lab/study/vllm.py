@@ -29,8 +29,8 @@ from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
 from commtax_lab.shapes import Applied, Check, RunRecord
 from commtax_lab.study import vllm_setup
-from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, served
-from commtax_lab.study.leash import leashed
+from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, serving_record
+from commtax_lab.study.leash import leash_command
 from commtax_lab.study.recipe import LONGEST, SPREAD, Recipe, StudyRun
 
 START_S = 1200.0  # a large model takes minutes to load
@@ -66,7 +66,7 @@ class Vllm(Driver):
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
     def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
-        self.found = vllm_setup.installed(asked.vllm or "vllm", asked.out)
+        self.found = vllm_setup.find_vllm(asked.vllm or "vllm", asked.out)
         self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
         self.model = catalog.model(asked.model)
@@ -79,15 +79,15 @@ class Vllm(Driver):
         self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
         self.ended = launch.EndedBySignal()
         ranks = max(asked.degrees)
-        self.share = machine.share(ranks)
+        self.share = machine.cores_per_rank(ranks)
         self.kv = (
             vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
         )
         query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-        self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
+        self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool_output("nvidia-smi", *query).splitlines()]
         known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
-        self.device = machine.shared_cores(self.share) if self.on_cpu else known
-        chip = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
+        self.device = machine.core_words(self.share) if self.on_cpu else known
+        chip = machine.nearest_chip(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
         self.where = f"{max(2, *asked.degrees)}x{chip}" if chip else ""
 
     def checks(self) -> list[Check]:
@@ -106,13 +106,13 @@ class Vllm(Driver):
         special = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}
         with self.ended:  # the engine's processes are ended too, whichever way this one is
             for run in todo:
-                alike = _alike(failures, run.tp)
+                alike = _repeated_failure(failures, run.tp)
                 if alike:
                     done(run, {"error": f"not tried, after {LIKE_FAILURES} like failures: {alike.text}"})
                     continue
                 try:
                     self._file(run, ".json").unlink(missing_ok=True)
-                    record: RunRecord = {**special.get(run.kind, self._latency)(run), "applied": _applied(run, self._log(run))}
+                    record: RunRecord = {**special.get(run.kind, self._latency)(run), "applied": _read_applied(run, self._log(run))}
                 except (FailedRunError, ValueError, OSError) as error:
                     record = {"error": str(error)}
                     if isinstance(error, FailedRunError):
@@ -159,11 +159,11 @@ class Vllm(Driver):
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
         rest = [*self._model_args(run), *self._command("output", run)]
         new, old = ([*self._command("throughput", run, prefix=prefix), *rest] for prefix in ("--random-", "--"))
-        self._either(new, old, run)
+        self._call_either(new, old, run)
         result = self._result(run)
         return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
 
-    def _either(self, new: list[str], old: list[str], run: StudyRun, **extra: str) -> None:
+    def _call_either(self, new: list[str], old: list[str], run: StudyRun, **extra: str) -> None:
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
             self._call(new, run)
@@ -181,7 +181,7 @@ class Vllm(Driver):
         facts = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_record_shapes": True}
         option = ["--profiler-config", json.dumps({**facts, "torch_profiler_with_stack": False})]
         old = {"VLLM_TORCH_PROFILER_DIR": str(folder), "VLLM_TORCH_PROFILER_RECORD_SHAPES": "1"}
-        self._either([*command, *option], command, run, **old)
+        self._call_either([*command, *option], command, run, **old)
         files = sorted(folder.rglob("*.trace.json*"))
         if not files:
             raise FailedRunError(f"{run.name}: the profiler left no trace")
@@ -197,10 +197,10 @@ class Vllm(Driver):
         client = ("client", "from_dataset" if self.asked.dataset else "synthetic", "kept")
         with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run) as process:
             self._wait_healthy(process, port, run)
-            self._warm(port, run)
+            self._warm_up(port, run)
             words = [word for part in client for word in self._command(part, run, port=port)]
             self._call([*words, *self.weights.tokenizer], run, "-client.log")
-        return served(self._result(run))
+        return serving_record(self._result(run))
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
@@ -232,7 +232,7 @@ class Vllm(Driver):
             time.sleep(0.5)
         raise FailedRunError(f"vllm serve was not ready after {START_S:.0f} s", "not ready")
 
-    def _warm(self, port: int, run: StudyRun) -> None:
+    def _warm_up(self, port: int, run: StudyRun) -> None:
         """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
         body = {"model": self.weights.name, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
         as_json = {"Content-Type": "application/json"}
@@ -245,14 +245,14 @@ class Vllm(Driver):
     def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
-        process = launch.start_process(leashed([self.found.path, *command]), self._file(run, ending), environment)
+        process = launch.start_process(leash_command([self.found.path, *command]), self._file(run, ending), environment)
         try:
             yield process
         finally:
             launch.end([process], GRACE_S, self.ended)
 
 
-def _applied(run: StudyRun, log: str) -> Applied:
+def _read_applied(run: StudyRun, log: str) -> Applied:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
     said = vllm_log.parse(log)
     ranks, tp = max(len(said.ranks), said.world_size), said.tp
@@ -261,7 +261,7 @@ def _applied(run: StudyRun, log: str) -> Applied:
     return {"ok": ok, "found": f"the log says {shown}"}
 
 
-def _alike(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRunError | None:
+def _repeated_failure(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRunError | None:
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
     here = [f for degree, f in failures if f.died or degree == tp]
     return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)

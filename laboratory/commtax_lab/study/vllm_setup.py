@@ -45,7 +45,7 @@ class InstalledVllm:
     checks: tuple[Check, ...] = ()
 
 
-def installed(name: str, out: Path) -> InstalledVllm:
+def find_vllm(name: str, out: Path) -> InstalledVllm:
     """Find the program and ask it; metadata that it lacks is made in ``out``, other faults are refused with their remedy."""
     program = shutil.which(name)
     if not program:
@@ -54,11 +54,11 @@ def installed(name: str, out: Path) -> InstalledVllm:
     if not done.returncode and done.stdout.split():
         return InstalledVllm(program, done.stdout.split()[-1])
     if not _NAMELESS.search(done.stderr):
-        raise Refusal(f"vllm '{program}': it does not run ({told(done.stderr, _interpreter(program))})", "vllm")
-    named, text = _named(program, out)
+        raise Refusal(f"vllm '{program}': it does not run ({fault_words(done.stderr, _interpreter(program))})", "vllm")
+    named, text = _name_package(program, out)
     done = _version(program, named)
     if done.returncode or not done.stdout.split():
-        raise Refusal(f"vllm '{program}': it does not run ({told(done.stderr, _interpreter(program))})", "vllm")
+        raise Refusal(f"vllm '{program}': it does not run ({fault_words(done.stderr, _interpreter(program))})", "vllm")
     return InstalledVllm(program, done.stdout.split()[-1], named, (check("metadata of vLLM", None, text),))
 
 
@@ -67,7 +67,7 @@ def _version(program: str, more: dict[str, str]) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_S, env={**os.environ, **more})
 
 
-def told(stderr: str, python: str = "python") -> str:
+def fault_words(stderr: str, python: str = "python") -> str:
     """The remedy of a fault that is known, else the end of what was said."""
     for known in lab_table("study/vllm.toml")["faults"]:
         if re.search(known["said"], stderr):
@@ -82,7 +82,7 @@ def _interpreter(program: str) -> str:
     return first.removeprefix("#!").strip() if first.startswith("#!/") and "python" in first else "python3"
 
 
-def _named(program: str, out: Path) -> tuple[dict[str, str], str]:
+def _name_package(program: str, out: Path) -> tuple[dict[str, str], str]:
     """Metadata under the name that the program asks for, on its path: the distribution that holds it has another."""
     words = [*_interpreter(program).split(), "-c", _PROVIDER]
     said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S).stdout.split()
@@ -118,10 +118,10 @@ def weights(name: str, model: Model, out: Path) -> VllmModel:
     if not folder.is_dir():
         return VllmModel(name)
     full = str(folder.resolve())  # such as tests/fixtures would else be looked for on the Hub
-    absent = not _any(folder, WEIGHTS)
+    absent = not _has_any(folder, WEIGHTS)
     args = ("--load-format", "dummy") if absent else ()
     checks = [check("weights", None, f"none in {folder.name}: random ones (--load-format dummy)")] if absent else []
-    if _any(folder, TOKENIZERS):
+    if _has_any(folder, TOKENIZERS):
         return VllmModel(full, args, (), tuple(checks))
     made = out.resolve() / "tokenizer"
     made.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def weights(name: str, model: Model, out: Path) -> VllmModel:
     return VllmModel(full, args, ("--tokenizer", str(made)), (*checks, said))
 
 
-def _any(folder: Path, patterns: tuple[str, ...]) -> bool:
+def _has_any(folder: Path, patterns: tuple[str, ...]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 

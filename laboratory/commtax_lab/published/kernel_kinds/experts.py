@@ -98,7 +98,7 @@ def _plain_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
     return _kernels(words, x, _sizes(words, x), _backend(words))
 
 
-def _between_exchanges(backend: str) -> Make:
+def _exchanged_kernels(backend: str) -> Make:
     """Rows whose tokens come by an exchange."""
     return lambda words, x: _kernels(words, x, _sizes(words, x, arrived=True), backend)
 
@@ -131,7 +131,7 @@ def _kind(tail: str, make: Make, more: tuple[str, ...] = ()) -> KernelKind:
 
 KINDS = (
     _kind("moe", _plain_kernels),
-    _kind("wideep_moe", _between_exchanges("wideep"), ("num_slots",)),
-    _kind("wideep_context_moe", _between_exchanges("context")),
-    _kind("wideep_generation_moe", _between_exchanges("generation")),
+    _kind("wideep_moe", _exchanged_kernels("wideep"), ("num_slots",)),
+    _kind("wideep_context_moe", _exchanged_kernels("context")),
+    _kind("wideep_generation_moe", _exchanged_kernels("generation")),
 )
