@@ -15,16 +15,7 @@ from commtax_lab.measure.job import LiveJob
 from commtax_lab.study import live
 from commtax_lab.study.live_prediction import figures, serving_document, simulate_run, slowdown
 from commtax_lab.study.small_engine_serving import TimedStep
-from commtax_lab.study.surface import (
-    SurfacePoint,
-    batches,
-    grid,
-    join_timings,
-    make_rising,
-    most_requests_per_s,
-    surface,
-    sweep_spread,
-)
+from commtax_lab.study.surface import SurfacePoint, batches, grid, join_timings, make_rising, peak_rate, surface, sweep_spread
 from each import each
 
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
@@ -181,7 +172,7 @@ def test_a_table_gives_back_what_was_timed():
     assert table.mixing(0, 0, 10, 1, 0.0) == pytest.approx(2.5)
     assert table.decoding(2, 2 * 8)[0] == pytest.approx(2.08)
     assert table.decoding(3, 3 * 12)[0] == pytest.approx(3.12)
-    assert most_requests_per_s(table, 8, 9, 4) == pytest.approx(1 / (2.0 + 8 * 4.125 / 4))
+    assert peak_rate(table, 8, 9, 4) == pytest.approx(1 / (2.0 + 8 * 4.125 / 4))
     assert batches(1) == [1]
     assert sweep_spread([known, {step: [2 * s for s in seconds] for step, seconds in known.items()}]) == pytest.approx(1.0)
 

@@ -104,20 +104,12 @@ def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, devi
         seconds, size = median(slowest), count * 4
         rows.append(
             {
-                "impl": impl,
-                "ranks": ranks,
-                "op": op,
-                "type": "float",
-                "size_bytes": size,
-                "count": count,
-                "time_us": seconds * 1e6,
-                "algbw_GBps": size / seconds / 1e9,
-                "busbw_GBps": size / seconds * float(ring_factor(op, ranks)) / 1e9,
-                "min_us": min(slowest) * 1e6,
-                "max_us": max(slowest) * 1e6,
-                "wrong": sum(gather(wrong)),
+                "impl": impl, "ranks": ranks, "op": op, "type": "float", "size_bytes": size, "count": count,
+                "time_us": seconds * 1e6, "algbw_GBps": size / seconds / 1e9,
+                "busbw_GBps": size / seconds * float(ring_factor(op, ranks)) / 1e9, "min_us": min(slowest) * 1e6,
+                "max_us": max(slowest) * 1e6, "wrong": sum(gather(wrong)),
             }
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -159,14 +151,10 @@ def fit(rows: list[CollectiveTime]) -> CollectiveFit:
     alpha, beta = alpha_beta(sizes, times)
     residuals = (alpha + beta * sizes) / times - 1
     return {
-        "impl": rows[0]["impl"],
-        "ranks": rows[0]["ranks"],
-        "op": rows[0]["op"],
-        "alpha_us": alpha * 1e6,
-        "bandwidth_GBps": 1 / beta / 1e9 if beta else None,
-        "median_residual": float(np.median(np.abs(residuals))),
+        "impl": rows[0]["impl"], "ranks": rows[0]["ranks"], "op": rows[0]["op"], "alpha_us": alpha * 1e6,
+        "bandwidth_GBps": 1 / beta / 1e9 if beta else None, "median_residual": float(np.median(np.abs(residuals))),
         "max_residual": float(np.max(np.abs(residuals))),
-    }
+    }  # fmt: skip
 
 
 def alpha_beta(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:

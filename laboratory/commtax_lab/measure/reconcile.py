@@ -46,28 +46,13 @@ def document(job: LiveJob, seen: MeasuredJob) -> shapes.TpDocument:
         tp1 = _times(seen.tp1, _measured_lines([RunOfAllRanks((run,)) for run in seen.tp1]))
         alone = {"tp1": tp1, "replicas": replicas}
     return {
-        "schema": "commtax.measure-tp/1",
-        "model": asked.model.key,
-        "weights_source": "random" if job.random else job.model,
-        "dtype": job.dtype,
-        "device": seen.device,
-        "torch": seen.torch,
-        "load": list(seen.load),
-        "impl": job.impl,
-        "emulated_link": job.emulate_link,
-        "tp_size": job.tp,
-        "batch": job.batch,
-        "input_len": job.input_len,
-        "output_len": job.output_len,
-        "repeats": job.repeats,
-        "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
-        "weights": _weights(seen.ranks, rank_bytes, whole_bytes),
-        "collectives": _collectives(job, asked, seen.ranks),
-        **(seen.logits or UNCOMPARED),
-        "tp": tp,
-        **alone,
-        **_bill(job, asked, tp, "tp1" in alone, all_turns),
-    }
+        "schema": "commtax.measure-tp/1", "model": asked.model.key, "weights_source": "random" if job.random else job.model,
+        "dtype": job.dtype, "device": seen.device, "torch": seen.torch, "load": list(seen.load), "impl": job.impl,
+        "emulated_link": job.emulate_link, "tp_size": job.tp, "batch": job.batch, "input_len": job.input_len,
+        "output_len": job.output_len, "repeats": job.repeats, "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
+        "weights": _weights(seen.ranks, rank_bytes, whole_bytes), "collectives": _collectives(job, asked, seen.ranks),
+        **(seen.logits or UNCOMPARED), "tp": tp, **alone, **_bill(job, asked, tp, "tp1" in alone, all_turns),
+    }  # fmt: skip
 
 
 def is_reconciled(answer: shapes.TpDocument) -> bool:
@@ -80,17 +65,10 @@ def _rank(part: RankResult, asked: Question, weights_bytes: int) -> shapes.RankM
     m, plan = asked.model, asked.plan
     a_token = float(kv_bytes_per_token(m, plan))
     return {
-        "rank": part.rank,
-        "host": part.host,
-        "cores": list(part.cores),
-        "weights_bytes": part.weights_bytes,
-        "replicated": part.replicated,
-        "kv_bytes": part.kv_bytes,
-        "kv_blocks": part.kv_blocks,
-        "block_size": part.block_size,
-        "predicted_weights_bytes": weights_bytes,
-        "predicted_kv_bytes": round(a_token * part.kv_blocks * part.block_size),
-    }
+        "rank": part.rank, "host": part.host, "cores": list(part.cores), "weights_bytes": part.weights_bytes,
+        "replicated": part.replicated, "kv_bytes": part.kv_bytes, "kv_blocks": part.kv_blocks, "block_size": part.block_size,
+        "predicted_weights_bytes": weights_bytes, "predicted_kv_bytes": round(a_token * part.kv_blocks * part.block_size),
+    }  # fmt: skip
 
 
 def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> shapes.WeightSums:
@@ -132,12 +110,9 @@ def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, f
     spread, step_s = [min(decode) * 1e3, max(decode) * 1e3], median(decode)
     own_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
     return {
-        "ms_per_token": step_s * 1e3,
-        "own_ms": own_s * 1e3,
-        "waiting_ms": (step_s - own_s) * 1e3,
-        "spread_ms": spread,
+        "ms_per_token": step_s * 1e3, "own_ms": own_s * 1e3, "waiting_ms": (step_s - own_s) * 1e3, "spread_ms": spread,
         "prefill_ms": median(prefill) * 1e3,
-    }
+    }  # fmt: skip
 
 
 def _wire(all_turns: Sequence[RunOfAllRanks]) -> shapes.WireTimes:

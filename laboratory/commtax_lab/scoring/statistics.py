@@ -206,9 +206,7 @@ def judge(records: Records, unpriced: Shares, apart: Shares = MappingProxyType({
         *(_bound(one, tested) for one in stated),
         _worst_file("rows not priced, in the worst file", UNPRICED, unpriced),
         *([_worst_file("rows set apart, in the worst file", APART, apart)] if apart else []),
-        Bound(
-            "predictions below their physical floor", 0.0, _count_below_floor(records), int(np.sum(records.priced)), is_count=True
-        ),
+        Bound("predictions below their physical floor", 0.0, _floor_breaches(records), int(np.sum(records.priced)), is_count=True),
     ]
 
 
@@ -248,7 +246,7 @@ def _choice_words(key: str, wanted: Wanted) -> str:
     return f"{key} {' or '.join(map(str, wanted)) if isinstance(wanted, list) else wanted}"
 
 
-def _count_below_floor(records: Records) -> float | None:
+def _floor_breaches(records: Records) -> float | None:
     """How many; a rate's floor is the least time of a token."""
     if not np.any(records.priced):
         return None

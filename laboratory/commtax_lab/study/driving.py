@@ -98,12 +98,7 @@ def serving_record(b: BenchmarkRun) -> RunRecord:
     """A serving benchmark, whichever engine ran it."""
     stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
     return {
-        "stats_s": stats,
-        "requests": b.requests,
-        "failed": b.failed,
-        "duration_s": b.duration_s,
-        "requests_per_s": b.requests_per_s,
-        "output_tokens_per_s": b.output_tokens_per_s,
-        "input_len": b.input_len,
+        "stats_s": stats, "requests": b.requests, "failed": b.failed, "duration_s": b.duration_s,
+        "requests_per_s": b.requests_per_s, "output_tokens_per_s": b.output_tokens_per_s, "input_len": b.input_len,
         "output_len": b.output_len,
-    }
+    }  # fmt: skip

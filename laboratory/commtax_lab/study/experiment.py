@@ -58,21 +58,11 @@ def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> St
         _run(todo, kept, driver, progress)
     done = [(run, record) for run, file in kept.items() if (record := _read_kept(file)) is not None]
     facts: StudyFacts = {
-        "recipe": asked.recipe,
-        "quick": asked.quick,
-        "engine": asked.engine,
-        "version": driver.version,
-        "model": driver.model.key,
-        "dtype": driver.dtype,
-        "device": driver.device,
-        "box": asked.name or driver.device,
-        "cluster": where,
-        "profile": Path(profile).name,
-        "serving_lengths": Path(asked.dataset).name or "synthetic",
-        "checks": checks,
-        "link_counters": _counters(done),
-        "missing": [run.name for run in kept if run not in {r for r, _ in done}],
-    }
+        "recipe": asked.recipe, "quick": asked.quick, "engine": asked.engine, "version": driver.version, "model": driver.model.key,
+        "dtype": driver.dtype, "device": driver.device, "box": asked.name or driver.device, "cluster": where,
+        "profile": Path(profile).name, "serving_lengths": Path(asked.dataset).name or "synthetic", "checks": checks,
+        "link_counters": _counters(done), "missing": [run.name for run in kept if run not in {r for r, _ in done}],
+    }  # fmt: skip
     study = analyse(facts, done, prices)
     write(asked.out / "experiment.json", study)
     return study

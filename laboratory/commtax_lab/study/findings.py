@@ -83,16 +83,11 @@ def analyse(facts: shapes.StudyFacts, done: Sequence[Done], prices: Prices) -> s
     rows = [degree(tp, [(r, x) for r, x in good if r.tp == tp], prices) for tp in degrees]
     sources = () if prices.why_none else prices.step("decode", max(degrees, default=1), 1, 128).sources
     study: shapes.StudyDocument = {
-        "schema": "commtax.experiment/1",
-        **facts,
-        "predicted_from": list(sources),
-        "no_prediction": prices.why_none,
-        "degrees": rows,
-        "crossover": [crossover(rows[0], row) for row in rows[1:] if rows[0]["tp"] == 1],
-        "failed": [{"run": run.name, "why": record["error"]} for run, record in done if "error" in record],
-        "flags": [],
+        "schema": "commtax.experiment/1", **facts, "predicted_from": list(sources), "no_prediction": prices.why_none,
+        "degrees": rows, "crossover": [crossover(rows[0], row) for row in rows[1:] if rows[0]["tp"] == 1],
+        "failed": [{"run": run.name, "why": record["error"]} for run, record in done if "error" in record], "flags": [],
         "answers": [],
-    }
+    }  # fmt: skip
     study["flags"] = [{"what": what, "why": why} for what, why in flags(study, good, prices)]
     study["answers"] = answers(study)
     return study
@@ -162,14 +157,10 @@ def _batches(by_kind: ByKind, prices: Prices) -> list[shapes.BatchTime]:
         whole, tokens, predicted = median(x["latency_s"]), run.batch * run.output_len, prices.latency_s(run)
         rows.append(
             shapes.BatchTime(
-                batch=run.batch,
-                latency_ms=whole * 1e3,
-                spread=spread(x["latency_s"]),
-                tokens_per_s=tokens / whole,
-                predicted_latency_ms=to_ms(predicted),
-                predicted_tokens_per_s=tokens / predicted if predicted else None,
+                batch=run.batch, latency_ms=whole * 1e3, spread=spread(x["latency_s"]), tokens_per_s=tokens / whole,
+                predicted_latency_ms=to_ms(predicted), predicted_tokens_per_s=tokens / predicted if predicted else None,
             )
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -214,19 +205,11 @@ def _serving(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.Serve
     shown = (("ttft", "median"), ("ttft", "p99"), ("itl", "median"), ("tpot", "median"))
     ttft, late, gap, tpot = (to_ms(stats.get(metric, {}).get(statistic)) for metric, statistic in shown)
     served: shapes.ServedFigures = {
-        "asked_per_s": run.rate_per_s,
-        "concurrency": (x["requests_per_s"] or 0.0) * (whole or 0.0),
-        "ttft_p50_ms": ttft,
-        "ttft_p99_ms": late,
-        "itl_p50_ms": gap,
-        "tpot_p50_ms": tpot,
-        "requests": x["requests"],
-        "failed": x["failed"],
-        "requests_per_s": x["requests_per_s"],
-        "output_tokens_per_s": x["output_tokens_per_s"],
-        "input_len": x["input_len"],
+        "asked_per_s": run.rate_per_s, "concurrency": (x["requests_per_s"] or 0.0) * (whole or 0.0), "ttft_p50_ms": ttft,
+        "ttft_p99_ms": late, "itl_p50_ms": gap, "tpot_p50_ms": tpot, "requests": x["requests"], "failed": x["failed"],
+        "requests_per_s": x["requests_per_s"], "output_tokens_per_s": x["output_tokens_per_s"], "input_len": x["input_len"],
         "output_len": x["output_len"],
-    }
+    }  # fmt: skip
     if prices.why_none or not x["input_len"] or not x["output_len"]:
         return served
     return {**served, **_served_prediction(run, served["concurrency"], round(x["input_len"]), round(x["output_len"]), prices)}

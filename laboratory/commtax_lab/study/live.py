@@ -23,7 +23,7 @@ from commtax_lab.measure.generate import prompts
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.worker import RankPlace, gather, report
 from commtax_lab.study.small_engine_serving import BatchingEngine, Request, TimedStep, requests, serve
-from commtax_lab.study.surface import SurfacePoint, Timings, grid, most_requests_per_s, surface
+from commtax_lab.study.surface import SurfacePoint, Timings, grid, peak_rate, surface
 
 TARGET = "commtax_lab.study.live:measure_service"
 ROUNDS = 5  # of all steps, in each sweep
@@ -125,7 +125,7 @@ def measure_service(where: RankPlace, service: Service) -> LiveMeasurements:
 
 def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
     """Shares of what a server with all slots taken answers."""
-    most = most_requests_per_s(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
+    most = peak_rate(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
     return LIGHT * most, BUSY * most
 
 

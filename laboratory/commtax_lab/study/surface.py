@@ -108,7 +108,7 @@ def _sizes(steps: Iterable[SurfacePoint]) -> tuple[list[int], list[int], list[in
     return sorted({s.tokens for s in whole}), sorted({s.decoding for s in decoding}), sorted({s.tokens for s in decoding})
 
 
-def most_requests_per_s(table: Surface, input_len: float, output_len: float, slots: int) -> float:
+def peak_rate(table: Surface, input_len: float, output_len: float, slots: int) -> float:
     """Requests a second of a server whose slots are always taken: each takes its prompt and its share of all steps but the first.
 
     1 / (t(prompt) + (output_len - 1) t(slots) / slots)
