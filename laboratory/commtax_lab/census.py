@@ -59,13 +59,13 @@ class CensusEntry:
 
 def census(root: Path = PACKAGE) -> list[CensusEntry]:
     """Every fitted number of a version of this package, the present one unless another is named."""
-    found: list[CensusEntry] = []
+    entries: list[CensusEntry] = []
     for kind, numbers in READERS.items():
         for path in _files(root, f"catalog/{kind}/*.toml"):
-            found += numbers(_relative_path(path, root), _read(path))
+            entries += numbers(_relative_path(path, root), _read(path))
     for row in RULES["ranges"]:
-        found += _range_numbers(row, _read(root / row["file"]))
-    return [*found, *_code_numbers(root)]
+        entries += _range_numbers(row, _read(root / row["file"]))
+    return [*entries, *_code_numbers(root)]
 
 
 def broken_rules(number: CensusEntry) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
         return
     home = ", ".join(layer.get("fitted_on") or layer.get("measured_on") or ())
     fitted_on = "" if key in rules["assumed"] else f"tables of single kernels{f' on {home}' * bool(home)}"
-    chosen, measured = (set(rules[said].get(key, ())) for said in ("chosen", "measured"))
+    chosen, measured = (set(rules[which].get(key, ())) for which in ("chosen", "measured"))
     for engine, group, form, constants in _kernel_tables(layer):
         for name, value in constants.items():
             if not _is_number(value) or name in rules["facts"]:
@@ -152,9 +152,9 @@ def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
 def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
     """(engine, name in the file, form, constants) of every table of constants."""
     owners = [("", "", layer), ("", "fallback.", layer.get("fallback", {}))]
-    owners += [(who, f"{kind}.{who}.", own) for kind in ("engine", "timed") for who, own in layer.get(kind, {}).items()]
-    for engine, prefix, own in owners:
-        for form, kinds in own.items():
+    owners += [(who, f"{kind}.{who}.", tables) for kind in ("engine", "timed") for who, tables in layer.get(kind, {}).items()]
+    for engine, prefix, tables in owners:
+        for form, kinds in tables.items():
             if isinstance(kinds, dict) and form not in ("engine", "timed", "fallback", "sources"):
                 for dtype, constants in kinds.items():
                     if isinstance(constants, dict):
@@ -203,7 +203,7 @@ def _link_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
 
 def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
     rules = RULES["engines"]
-    counted, measured = (rules[said].get(facts["key"], ()) for said in ("counted", "measured"))
+    counted, measured = (rules[which].get(facts["key"], ()) for which in ("counted", "measured"))
     for group, name, value, source in _sourced_numbers(facts, ""):
         if mechanism(name).kind and source not in counted:
             title = "" if source in rules["assumed"] else facts["sources"][source]["title"]
@@ -215,8 +215,8 @@ def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
 
 def _fitted_chips(facts: Document, version: str, source: str) -> str:
     """Those that a number's source names, else those whose runs its version or engine was fitted on."""
-    own = facts.get("versions", {}).get(version, {})
-    told = (facts["sources"][source].get("chips"), own.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
+    of_version = facts.get("versions", {}).get(version, {})
+    told = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
     return ", ".join(next((chips for chips in told if chips), ()))
 
 
@@ -254,15 +254,15 @@ def _code_numbers(root: Path) -> Iterator[CensusEntry]:
 
 def _constants(path: Path) -> dict[str, list[float]]:
     """Numbers of a module's constants, and of the fields of its classes."""
-    found: dict[str, list[float]] = {}
+    constants: dict[str, list[float]] = {}
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
     inner = [(f"{node.name}.", one) for node in body if isinstance(node, ast.ClassDef) for one in node.body]
     for prefix, node in [*(("", node) for node in body), *inner]:
         for name, value in _assignments(node):
             literals = [float(x.value) for x in ast.walk(value) if isinstance(x, ast.Constant) and _is_number(x.value)]
             if literals:
-                found[f"{prefix}{name}"] = literals
-    return found
+                constants[f"{prefix}{name}"] = literals
+    return constants
 
 
 def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
@@ -273,9 +273,9 @@ def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     pairs: Iterable[tuple[ast.expr, ast.expr]] = [(target, value)]
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         pairs = zip(target.elts, value.elts, strict=False)
-    for name, own in pairs:
+    for name, expression in pairs:
         if isinstance(name, ast.Name):
-            yield name.id, own
+            yield name.id, expression
 
 
 def totals(numbers: list[CensusEntry]) -> dict[str, int]:

@@ -128,3 +128,12 @@ SweepPoint = TypedDict("SweepPoint", {
 StatedBound = TypedDict("StatedBound", {
     "name": str, "figure": str, "limit": float | list[float], "by_tp": NotRequired[bool],
     "rows": dict[str, bool | float | str | list[bool | float | str]]})
+WeightsChoice = TypedDict("WeightsChoice", {"model": str, "random": bool})
+JobOptions = TypedDict("JobOptions", {
+    "tp": int, "layers": int, "batch": int, "input_len": int, "output_len": int, "dtype": str, "device": str, "impl": str,
+    "emulate_link": str, "slow_rank": str, "break_rank": int, "repeats": int, "reference": bool, "graphs": bool, "cluster": str, "profile": str, "trace": str}, total=False)
+ServerOptions = TypedDict("ServerOptions", {
+    "tp": int, "layers": int, "seed": int, "dtype": str, "device": str, "impl": str}, total=False)
+StudyOptions = TypedDict("StudyOptions", {
+    "recipe": str, "engine": str, "layers": int, "quick": bool, "dtype": str, "device": str, "impl": str, "cluster": str,
+    "profile": str, "dataset": str, "vllm": str, "vllm_args": str, "name": str}, total=False)

@@ -138,8 +138,8 @@ def _pid_space() -> int:
 
 def _is_orphaned(name: str) -> bool:
     """Whether the process that made it is gone; of another container's nobody here can tell."""
-    said = _NAME.fullmatch(name)
-    pid, space = said.groups(default="") if said else ("", "")
+    match = _NAME.fullmatch(name)
+    pid, space = match.groups(default="") if match else ("", "")
     if not pid or int(space, 16) != _pid_space():
         return False
     try:

@@ -158,7 +158,7 @@ def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_
     for line_kind, what in measured:
         rows.append({**_row(line_kind, what, None, measured[line_kind, what]), "kind": WAIT if line_kind == WAIT else "unpriced"})
     here = machine.facts()
-    said = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
+    machine_notes = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
     predicted: shapes.PredictedStep = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
     if alone:
         predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
@@ -166,7 +166,7 @@ def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_
         "weight_read": _weight_read(job, asked, tp["own_ms"]),
         "bill": rows,
         "predicted": predicted if job.can_predict else None,
-        "notes": [*filter(None, said), *([] if job.can_predict else [UNCALIBRATED])],
+        "notes": [*filter(None, machine_notes), *([] if job.can_predict else [UNCALIBRATED])],
     }
 
 
@@ -185,8 +185,8 @@ def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] 
     for turn in all_turns:
         ranks = [run.line_medians() for run in turn.runs]
         for name in ranks[0]:
-            own = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
-            lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(own))
+            seconds_by_rank = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
+            lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(seconds_by_rank))
         for what, seconds in wire_seconds([turn]).items() if turn.inside_s.size else ():
             lines.setdefault((COMM, what), []).append(lower_quartile(seconds) * len(seconds) / len(turn.wire_s))
     return {line: median(values) for line, values in lines.items()}

@@ -136,8 +136,8 @@ class Cutter:
         copy that others hold too."""
         whole, parts = self.source.tensor(name, shape), parts or self.size
         length = shape[axis] // parts
-        own = whole.narrow(axis, self.rank * parts // self.size * length, length)
-        kept = own.to(self.device, self.dtype, copy=True).contiguous()
+        part_of_rank = whole.narrow(axis, self.rank * parts // self.size * length, length)
+        kept = part_of_rank.to(self.device, self.dtype, copy=True).contiguous()
         self.nbytes += kept.nbytes
         extra = kept.nbytes - whole.numel() * kept.element_size() // self.size
         if extra:
@@ -158,19 +158,19 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: torch.dtype, devi
 
 
 def _layer(cut: Cutter, name: str) -> LayerWeights:
-    m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
+    m, att, attention = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
     up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.feed_forward.intermediate), None)
     return LayerWeights(
         norm_in=cut.whole(f"{name}.input_layernorm.weight", (m.hidden,)),
-        qkv=_qkv(cut, own, "weight", (m.hidden,)),
-        out=cut.share(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),
+        qkv=_qkv(cut, attention, "weight", (m.hidden,)),
+        out=cut.share(f"{attention}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),
         norm_post=cut.whole(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
         up=up,
         down=down,
-        qkv_bias=_qkv(cut, own, "bias") if att.qkv_bias else None,
-        out_bias=cut.whole(f"{own}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
-        q_norm=cut.whole(f"{own}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
-        k_norm=cut.whole(f"{own}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        qkv_bias=_qkv(cut, attention, "bias") if att.qkv_bias else None,
+        out_bias=cut.whole(f"{attention}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
+        q_norm=cut.whole(f"{attention}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        k_norm=cut.whole(f"{attention}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
         router=router,
     )
 
@@ -178,8 +178,8 @@ def _layer(cut: Cutter, name: str) -> LayerWeights:
 def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Tensor:
     """Queries, keys and values in one; keys and values are cut until a rank has one head."""
     att = cut.arch.model.attention
-    own = (att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads))
-    parts = {"q": (att.num_heads, "attention", cut.size), "k": own, "v": own}
+    keys = (att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads))
+    parts = {"q": (att.num_heads, "attention", cut.size), "k": keys, "v": keys}
     shapes = {x: (heads * att.head_dim, *inputs) for x, (heads, _, _) in parts.items()}
     return torch.cat([cut.share(f"{name}.{x}_proj.{kind}", shapes[x], part, 0, n) for x, (_, part, n) in parts.items()])
 

@@ -65,11 +65,11 @@ def pin(where: RankPlace) -> RankPlace:
     """
     cores = machine.cores()
     share = len(cores) // where.local_size
-    own = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
+    mine = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
     if share:
-        machine.pin_to_cores(own)
-    torch.set_num_threads(len(own) if share else 1)
-    return replace(where, cores=tuple(own))
+        machine.pin_to_cores(mine)
+    torch.set_num_threads(len(mine) if share else 1)
+    return replace(where, cores=tuple(mine))
 
 
 def gather(value: T) -> list[T]:

@@ -30,8 +30,8 @@ def is_by_inferencemax(row: Row) -> bool:
 
 def day_of(row: Row) -> tuple[str, str]:
     """Month and day of a run; a month after all others where its source says none."""
-    said = _DAY.search(row.get("silicon_data_source") or "")
-    return (said[1], said[1] + (said[2] or "")) if said else ("9999", "")
+    day = _DAY.search(row.get("silicon_data_source") or "")
+    return (day[1], day[1] + (day[2] or "")) if day else ("9999", "")
 
 
 def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
@@ -39,7 +39,7 @@ def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int)
     month, day = day_of(row)
     is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
     least = {"from_clients": clients, "from_dp": dp, "since": month}
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for one in lab_table("published/recipes.toml")["recipe"]:
         fits = [
             value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
@@ -47,8 +47,8 @@ def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int)
         fits += [value >= one[key] for key, value in least.items() if key in one]
         if all(fits) and month <= one.get("until", "9999"):
             told = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
-            found |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
-    return found
+            options |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+    return options
 
 
 def draft_rule(row: Row) -> str:

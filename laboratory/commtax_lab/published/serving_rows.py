@@ -193,10 +193,10 @@ def _sizes(row: Row) -> dict[str, int]:
     if dp > 1 and ep == 1:  # ranks whose experts are cut in parts hold no more of them than ranks that hold some whole
         ep = min(tp * dp, _size(row, f"{prefix}moe_tp_size", 1))
     sizes = {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": ep}
-    said = recipe(row, sizes) if dp == ep == 1 else {}
-    if said.get("dp_attention"):
+    launched = recipe(row, sizes) if dp == ep == 1 else {}
+    if launched.get("dp_attention"):
         return sizes | {"tp": 1, "dp": tp, "ep": tp}
-    return sizes | {"ep": tp} if said.get("spread_experts") else sizes
+    return sizes | {"ep": tp} if launched.get("spread_experts") else sizes
 
 
 def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
@@ -268,9 +268,9 @@ def _concurrency(row: Row, dp: int) -> int:
 
     A server without a number of clients is full: rates are of as many as its engine takes.
     """
-    said = _CLIENTS.search(row.get("silicon_data_source") or "")
-    if said:
-        return int(said[1])
+    clients = _CLIENTS.search(row.get("silicon_data_source") or "")
+    if clients:
+        return int(clients[1])
     if cell(row, "concurrency") and _is_counted(row):
         return whole_cell(row, "concurrency")
     if not _is_counted(row) and any(known.kind in RATES for known, _ in figures(row)):

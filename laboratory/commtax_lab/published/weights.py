@@ -58,8 +58,8 @@ def _is_stored(kind: str, quant: Quant) -> bool:
 
 def _checkpoint(name: str, model: Model) -> Quant | None:
     """What a checkpoint of this name holds, as the catalogue knows it; None where it knows none."""
-    found = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
-    return next((taken_as(name, model, known, rule).quant for rule, known in found), None)
+    rules = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
+    return next((taken_as(name, model, known, rule).quant for rule, known in rules), None)
 
 
 def cache_dtype(row: Row) -> str:
@@ -68,7 +68,7 @@ def cache_dtype(row: Row) -> str:
     TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
     fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.
     """
-    if said := cell(row, *KV_COLUMNS):
-        return _kind(said, "kv_cache_dtype")
+    if stated := cell(row, *KV_COLUMNS):
+        return _kind(stated, "kv_cache_dtype")
     products = cell(row, "gemm_quant_mode")
     return "fp8" if row.get("backend") == "trtllm" and products != TILES and products and dtype_named(products) == "fp8" else ""

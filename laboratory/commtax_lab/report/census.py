@@ -33,11 +33,10 @@ def show_census(console: Console, numbers: list[CensusEntry], part: str) -> None
         _show_files(console, here, law)
     _show_effects(console, here, law)
     broken = sum(number.where in law for number in here)
-    found = f"{broken} of them break it" if broken else "all of them obey it"
+    verdict = f"{broken} of them break it" if broken else "all of them obey it"
     effects = sum(number.kind == "effect" and bool(number.fitted_on) for number in here)
-    say(
-        console, f"the law of parts: {effects} effects on kernels were fitted end to end, {found}", "bold red" if broken else "bold"
-    )
+    style = "bold red" if broken else "bold"
+    say(console, f"the law of parts: {effects} effects on kernels were fitted end to end, {verdict}", style)
     notes(console, [f"an effect lies within {LAW[0]:g} to {LAW[1]:g}, belongs to an engine, a kind of kernel and chips, names its "
                     "mechanism, and never belongs to a model or a family of models"])  # fmt: skip
 
@@ -55,13 +54,13 @@ def _show_files(console: Console, numbers: list[CensusEntry], law: Mapping[str, 
     by_file: dict[str, list[CensusEntry]] = {}
     for number in numbers:
         by_file.setdefault(number.file, []).append(number)
-    rows = [_file_cells(file, own, law) for file, own in by_file.items()]
+    rows = [_file_cells(file, entries, law) for file, entries in by_file.items()]
     show_table(console, ("file", *(f">{kind}" for kind in KINDS), ">chosen", ">all", ">breakers"), rows)
 
 
-def _file_cells(file: str, own: list[CensusEntry], law: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    broken = sum(number.where in law for number in own)
-    counts = totals(own)
+def _file_cells(file: str, entries: list[CensusEntry], law: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    broken = sum(number.where in law for number in entries)
+    counts = totals(entries)
     return (file, *(f"{count:,}" if count else "" for count in counts.values()), f"{sum(counts.values()):,}", str(broken or ""))
 
 

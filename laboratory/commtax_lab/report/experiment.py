@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
 from commtax_lab.shapes import Check, Degree, StudyDocument
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MetricLine = tuple[str, str, str, str]  # metric, degree, measured, predicted
 
@@ -188,7 +191,7 @@ def charts(boxes: Sequence[StudyDocument], folder: Path) -> list[str]:
     return names
 
 
-def _draw_batches(figure: Any, boxes: Sequence[StudyDocument]) -> None:
+def _draw_batches(figure: "Figure", boxes: Sequence[StudyDocument]) -> None:
     """Tokens a second and latency over the batch; predictions thin and dotted."""
     left, right = figure.subplots(1, 2)
     series = [(d, row) for d in boxes for row in d["degrees"] if row["batches"]]
@@ -210,7 +213,7 @@ def _draw_batches(figure: Any, boxes: Sequence[StudyDocument]) -> None:
     left.legend(fontsize=8)
 
 
-def _draw_latency(figure: Any, boxes: Sequence[StudyDocument]) -> None:
+def _draw_latency(figure: "Figure", boxes: Sequence[StudyDocument]) -> None:
     """Bars by degree: a token, a prompt, and the first token under load; black marks are predictions."""
     panels = figure.subplots(1, 3)
     bars = [(d, row) for d in boxes for row in d["degrees"]]

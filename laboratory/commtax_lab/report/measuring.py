@@ -67,8 +67,8 @@ def _show_times(console: Console, d: TpDocument) -> None:
             spread = "{:.3g} - {:.3g}".format(*t["spread_ms"])
             rate = f"{d['batch'] / t['ms_per_token'] * 1e3:,.1f}"
             error = (f"{guess:.3g}", f"{guess / t['own_ms'] - 1:+.0%}") if guess else ("", "")
-            own = (f"{t['waiting_ms']:.3g}", f"{t['own_ms']:.3g}", *error)
-            rows.append((name, f"{t['ms_per_token']:.3g}", spread, *own, f"{t['prefill_ms']:.3g}", rate))
+            steps = (f"{t['waiting_ms']:.3g}", f"{t['own_ms']:.3g}", *error)
+            rows.append((name, f"{t['ms_per_token']:.3g}", spread, *steps, f"{t['prefill_ms']:.3g}", rate))
     r = d.get("replicas")
     if r:
         rate = f"{r['tokens_per_s']:,.1f}"

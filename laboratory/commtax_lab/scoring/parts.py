@@ -85,7 +85,7 @@ class ShapeGroup:
 
 def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
     """All groups of some tables."""
-    found: dict[tuple[str, ...], list[Array]] = {}
+    errors_by_group: dict[tuple[str, ...], list[Array]] = {}
     for one in tables:
         for words, mask, charged in bill_seconds(one):
             assert one.chip
@@ -94,8 +94,8 @@ def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
             sizes = _size_classes(one.kind.tail, {name: x[mask] for name, x in one.sizes.items()})
             for size in dict.fromkeys(sizes):
                 key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _reason_unserved(one, words))
-                found.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
-    whole = {key: np.concatenate(errors) for key, errors in sorted(found.items())}
+                errors_by_group.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
+    whole = {key: np.concatenate(errors) for key, errors in sorted(errors_by_group.items())}
     return [ShapeGroup(*key[:5], errors=errors, why=key[5]) for key, errors in whole.items()]  # type: ignore[misc]
 
 

@@ -239,8 +239,8 @@ def _bound(stated: StatedBound, tested: Records) -> Bound:
 def _choice_words(key: str, wanted: Wanted) -> str:
     """What chooses rows, in words."""
     if key in ("ours", "versioned", "sound"):
-        said = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
-        return said.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
+        words = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
+        return words.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
     if key == "size" and isinstance(wanted, list):
         return f"size {wanted[0]:,.0f} to {wanted[1]:,.0f}"
     return f"{key} {' or '.join(map(str, wanted)) if isinstance(wanted, list) else wanted}"

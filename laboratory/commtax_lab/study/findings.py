@@ -46,12 +46,12 @@ class Prices:
         return self.unknown if self.cluster else "name the --cluster"
 
     def claim(self, tp: int) -> Claim:
-        own = {"engine": self.engine, "dtype": self.dtype, "eager": self.eager, "profile": self.profile or None}
-        return Claim(resolve_question(self.model, self.cluster, {"tp": tp, **own}))
+        settings = {"engine": self.engine, "dtype": self.dtype, "eager": self.eager, "profile": self.profile or None}
+        return Claim(resolve_question(self.model, self.cluster, {"tp": tp, **settings}))
 
     def step(self, phase: str, tp: int, batch: int, context: int) -> StepBill:
-        own = {"library": self.library} if self.library and tp > 1 else {}
-        return self.claim(tp).bill(phase, batch, context, **own)
+        changes = {"library": self.library} if self.library and tp > 1 else {}
+        return self.claim(tp).bill(phase, batch, context, **changes)
 
     def step_s(self, phase: str, tp: int, batch: int, context: int) -> float | None:
         """Seconds of a step, where times are known."""
@@ -105,9 +105,9 @@ def degree(tp: int, done: Sequence[Done], prices: Prices) -> shapes.Degree:
     if "throughput" in by_kind:
         x = by_kind["throughput"][0][1]
         row["offline"] = {"requests_per_s": x["requests_per_s"], "total_tokens_per_s": x["total_tokens_per_s"]}
-    said = [x["applied"] for _, x in done if x.get("applied")]  # by every run that could tell
-    bad, known = [t for t in said if t["ok"] is False], [t for t in said if t["ok"] is not None]
-    first = (bad or known or said or [shapes.Applied(ok=None, found="nothing tells")])[0]
+    reports = [x["applied"] for _, x in done if x.get("applied")]  # by every run that could tell
+    bad, known = [t for t in reports if t["ok"] is False], [t for t in reports if t["ok"] is not None]
+    first = (bad or known or reports or [shapes.Applied(ok=None, found="nothing tells")])[0]
     row["applied"] = {"ok": False if bad else True if known else None, "found": first["found"]}
     return row
 
@@ -314,8 +314,8 @@ def answers(study: shapes.StudyDocument) -> list[dict[str, str]]:
         ("How much of the link do the all-reduces use?", [*map(_link_answer, others), _counters_answer(study)]),
     )
     return [
-        {"question": question, "answer": " ".join(filter(None, said)) or "Not measured: it needs TP=1 and a larger degree."}
-        for question, said in asked
+        {"question": question, "answer": " ".join(filter(None, sentences)) or "Not measured: it needs TP=1 and a larger degree."}
+        for question, sentences in asked
     ]
 
 

@@ -292,8 +292,8 @@ def agreement(device: str) -> dict[str, float]:
         torch.manual_seed(0)
         weights, cache = OperandPool.make(1 << 23, "cpu", 0.02), OperandPool.make(1 << 24, "cpu", 1.0)
         there = OperandPool(weights.data.to(device, copy=True)), OperandPool(cache.data.to(device, copy=True))
-        own, other = (rank_steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
-        differences[f"{phase}-{batch}x{length}"] = float((own - other).norm() / own.norm())
+        plain, other = (rank_steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
+        differences[f"{phase}-{batch}x{length}"] = float((plain - other).norm() / plain.norm())
     return differences
 
 

@@ -92,13 +92,13 @@ class Vllm(Driver):
 
     def checks(self) -> list[Check]:
         ranks = max(self.asked.degrees)
-        found = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
+        checks = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
         if not self.on_cpu:
-            return [*found, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
+            return [*checks, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
         cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
         emulated = [check("bf16 instructions", False, f"{slow}; use --dtype fp32")] if slow else []
         text = f"{cores} cores, {self.share} per rank at every degree"
-        return [*found, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
+        return [*checks, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
 
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
@@ -254,10 +254,10 @@ class Vllm(Driver):
 
 def _read_applied(run: StudyRun, log: str) -> Applied:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
-    said = vllm_log.parse(log)
-    ranks, tp = max(len(said.ranks), said.world_size), said.tp
+    parsed = vllm_log.parse(log)
+    ranks, tp = max(len(parsed.ranks), parsed.world_size), parsed.tp
     ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
-    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.weights_bytes)} loading weights"
+    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(parsed.weights_bytes)} loading weights"
     return {"ok": ok, "found": f"the log says {shown}"}
 
 
@@ -271,9 +271,9 @@ def failure(what: str, code: int, log: str, dtype: str = "") -> FailedRunError:
     """A command that ended with ``code`` (negative: by that signal) after writing ``log``."""
     sign = _signal(code, log)
     if sign is None:
-        said = _last_words(log)
-        text, kind = f"{what} ended with exit code {code}: {said}", f"{code} {re.sub(r'[0-9]+', '#', said)}"
-        return FailedRunError(text, kind, unknown_option=_UNKNOWN_OPTION in said)
+        words = _last_words(log)
+        text, kind = f"{what} ended with exit code {code}: {words}", f"{code} {re.sub(r'[0-9]+', '#', words)}"
+        return FailedRunError(text, kind, unknown_option=_UNKNOWN_OPTION in words)
     reason = _LIKELY.get(sign, "")
     if sign == signal.SIGILL and machine.bf16_note(machine.facts(), dtype):
         reason += f"; {machine.bf16_note(machine.facts(), dtype)}: use --dtype fp32"

@@ -85,10 +85,10 @@ def _interpreter(program: str) -> str:
 def _name_package(program: str, out: Path) -> tuple[dict[str, str], str]:
     """Metadata under the name that the program asks for, on its path: the distribution that holds it has another."""
     words = [*_interpreter(program).split(), "-c", _PROVIDER]
-    said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S).stdout.split()
-    if len(said) != 2:
+    answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S).stdout.split()
+    if len(answer) != 2:
         raise Refusal(f"vllm '{program}': it does not run (no package metadata was found for vllm)", "vllm")
-    name, version = said
+    name, version = answer
     kind = name.removeprefix("vllm-")
     full = version if "+" in version else f"{version}+{kind}"  # as vLLM itself puts it where it looks for the CPU wheel
     folder = out.resolve() / "metadata"
@@ -127,8 +127,8 @@ def weights(name: str, model: Model, out: Path) -> VllmModel:
     made.mkdir(parents=True, exist_ok=True)
     for file, document in tokenizer(model.vocab).items():
         write_text(made / file, json.dumps(document), "out")
-    said = check("tokenizer", None, f"none in {folder.name}: one of {model.vocab:,} made-up words")
-    return VllmModel(full, args, ("--tokenizer", str(made)), (*checks, said))
+    note = check("tokenizer", None, f"none in {folder.name}: one of {model.vocab:,} made-up words")
+    return VllmModel(full, args, ("--tokenizer", str(made)), (*checks, note))
 
 
 def _has_any(folder: Path, patterns: tuple[str, ...]) -> bool:
@@ -157,12 +157,10 @@ def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnviron
     if by:
         return ChosenEnvironment(checks=(check("KV cache space", None, f"as {by} says"),))
     parts = held_tensors(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
-    free, own = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
-    gib = kv_gib(free, own, workers)
-    text = (
-        f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {format_bytes(free)} are free, weights take {format_bytes(own)}"
-    )
-    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - own, text),))
+    free, held = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
+    gib, room = kv_gib(free, held, workers), format_bytes(free)
+    text = f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {room} are free, weights take {format_bytes(held)}"
+    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - held, text),))
 
 
 def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:
