@@ -131,7 +131,8 @@ StatedBound = TypedDict("StatedBound", {
 WeightsChoice = TypedDict("WeightsChoice", {"model": str, "random": bool})
 JobOptions = TypedDict("JobOptions", {
     "tp": int, "layers": int, "batch": int, "input_len": int, "output_len": int, "dtype": str, "device": str, "impl": str,
-    "emulate_link": str, "slow_rank": str, "break_rank": int, "repeats": int, "reference": bool, "graphs": bool, "cluster": str, "profile": str, "trace": str}, total=False)
+    "emulate_link": str, "slow_rank": str, "break_rank": int, "repeats": int, "reference": bool, "graphs": bool,
+    "cluster": str, "profile": str, "trace": str}, total=False)
 ServerOptions = TypedDict("ServerOptions", {
     "tp": int, "layers": int, "seed": int, "dtype": str, "device": str, "impl": str}, total=False)
 StudyOptions = TypedDict("StudyOptions", {

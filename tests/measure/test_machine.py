@@ -100,9 +100,9 @@ def test_a_leash_ends_as_its_program_does(code):
 
 STARTER = """
 import subprocess, sys, time
-from commtax_lab.study.leash import leashed
+from commtax_lab.study.leash import leash_command
 program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
-subprocess.Popen(leashed([sys.executable, "-c", program]), start_new_session=True)
+subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
 time.sleep(600)
 """
 
