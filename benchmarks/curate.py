@@ -22,7 +22,7 @@ from commtax.spec import Engine
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published import open_loop
 from commtax_lab.published.collective_rows import mode
-from commtax_lab.published.inferencemax import by_inferencemax
+from commtax_lab.published.inferencemax import is_by_inferencemax
 from commtax_lab.published.rows import names
 from commtax_lab.published.serving_rows import is_fitted, may_draft, planning_rule, question
 from commtax_lab.published.sweep import load as read_own
@@ -85,21 +85,9 @@ def collectives(folder: Path) -> None:
     rest = [r for r in few if r not in across]
     chosen += spread_out(rest, lambda r: (r["source_id"], r["op"], r["library"], r["gpus"] == "2"), 2)
     columns = [
-        "source",
-        "system",
-        "gpu",
-        "hosts",
-        "gpus",
-        "links",
-        "library",
-        "version",
-        "collective",
-        "dtype",
-        "bytes",
-        "us",
-        "how",
+        "source", "system", "gpu", "hosts", "gpus", "links", "library", "version", "collective", "dtype", "bytes", "us", "how",
         "note",
-    ]
+    ]  # fmt: skip
     out = [
         {
             **r,
@@ -150,8 +138,8 @@ def serving(folder: Path) -> None:
         version = cast(Engine, asked["engine"]).version
         out.append(
             {
-                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if by_inferencemax(r) else "ai-dynamo/aiconfigurator",
-                "day": measured[1] if measured else "2026-04-01" if by_inferencemax(r) else "",
+                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if is_by_inferencemax(r) else "ai-dynamo/aiconfigurator",
+                "day": measured[1] if measured else "2026-04-01" if is_by_inferencemax(r) else "",
                 "engine": r["backend"],
                 "version": version or r["backend_version"],
                 "model": r["model_path"],
@@ -183,22 +171,9 @@ def inference(folder: Path) -> None:
     others = [r for r in others if not (r["metric"] == "decode_network_transfer_ms_per_token" and r["tp"] == "1")]
     chosen += spread_out(others, lambda r: (r["source_id"], r["model"], r["gpu"], r["metric"]), 1)
     columns = [
-        "source",
-        "engine",
-        "version",
-        "model",
-        "gpu",
-        "tp",
-        "weights",
-        "input",
-        "output",
-        "batch",
-        "how",
-        "metric",
-        "value",
-        "unit",
-        "note",
-    ]
+        "source", "engine", "version", "model", "gpu", "tp", "weights", "input", "output", "batch", "how", "metric", "value",
+        "unit", "note",
+    ]  # fmt: skip
     out = [
         {
             **r,

@@ -160,8 +160,8 @@ def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:
 def _network(place: str) -> Json:
     """The first network whose words are in a text, with the number of NICs where they say it; None where none is."""
     for network in names()["networks"]:
-        if found := re.search(network["pattern"], place):
-            return {**network, **{name: int(number) for name, number in found.groupdict().items()}}
+        if match := re.search(network["pattern"], place):
+            return {**network, **{name: int(number) for name, number in match.groupdict().items()}}
     return None
 
 

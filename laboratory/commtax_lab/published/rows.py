@@ -23,7 +23,6 @@ LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
-@lru_cache(maxsize=1)
 def names() -> Json:
     return lab_table("published/names.toml")
 
@@ -102,16 +101,16 @@ def publisher(row: Row) -> str:
     >>> publisher({"experiment": "mlperf/v6.0/AMD/94xMI355X", "source_group": "mlperf-v6.0"})
     'MLPerf AMD'
     """
-    said = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
-    return _publisher(said.strip())
+    source = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
+    return _publisher(source.strip())
 
 
 @lru_cache(maxsize=8192)
-def _publisher(said: str) -> str:
+def _publisher(source: str) -> str:
     for pattern, name in names()["patterns"]["publishers"]:
-        if found := re.search(pattern, said, re.IGNORECASE):
-            return found.expand(name)
-    return re.split(r"[ ,;@]", said)[0]
+        if match := re.search(pattern, source, re.IGNORECASE):
+            return match.expand(name)
+    return re.split(r"[ ,;@]", source)[0]
 
 
 def describe_row(row: Row, table: str) -> PublishedFigure:
