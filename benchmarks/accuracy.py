@@ -23,13 +23,26 @@ DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
 BEGIN, END = "<!-- figures: made by make figures -->", "<!-- end of figures -->"
 QUOTED = (
-    "all-reduce inside a host, NVLink, up to 1 MiB", "all-reduce inside a host, NVLink, above 1 MiB",
-    "all-reduce across hosts, 1 MiB - 1 GiB", "latent and sparse attention, engines' tables", "experts, engines' tables",
-    "whole decode steps, our H200 sweep", "whole prompts, our H200 sweep", "decode rates at batch 1, gpt-fast on A100",
-    "TPOT, dense", "TTFT, dense", "TPOT, mixtures of experts", "TTFT, mixtures of experts", "mean TPOT", "mean TTFT",
-    "99th percentile of TTFT", "Megatron, SC'21 Table 1", "Megatron with sequence parallelism, Korthikanti et al.", "torchtitan",
+    "all-reduce inside a host, NVLink, up to 1 MiB",
+    "all-reduce inside a host, NVLink, above 1 MiB",
+    "all-reduce across hosts, 1 MiB - 1 GiB",
+    "latent and sparse attention, engines' tables",
+    "experts, engines' tables",
+    "whole decode steps, our H200 sweep",
+    "whole prompts, our H200 sweep",
+    "decode rates at batch 1, gpt-fast on A100",
+    "TPOT, dense",
+    "TTFT, dense",
+    "TPOT, mixtures of experts",
+    "TTFT, mixtures of experts",
+    "mean TPOT",
+    "mean TTFT",
+    "99th percentile of TTFT",
+    "Megatron, SC'21 Table 1",
+    "Megatron with sequence parallelism, Korthikanti et al.",
+    "torchtitan",
     "llm-foundry",
-)  # fmt: skip
+)
 """Lines of the scoreboard that the README shows."""
 WIDTH = 100  # of prose
 LEAST_ROWS = 5  # of a line among errors by source

@@ -85,9 +85,21 @@ def collectives(folder: Path) -> None:
     rest = [r for r in few if r not in across]
     chosen += spread_out(rest, lambda r: (r["source_id"], r["op"], r["library"], r["gpus"] == "2"), 2)
     columns = [
-        "source", "system", "gpu", "hosts", "gpus", "links", "library", "version", "collective", "dtype", "bytes", "us", "how",
+        "source",
+        "system",
+        "gpu",
+        "hosts",
+        "gpus",
+        "links",
+        "library",
+        "version",
+        "collective",
+        "dtype",
+        "bytes",
+        "us",
+        "how",
         "note",
-    ]  # fmt: skip
+    ]
     out = [
         {
             **r,
@@ -171,9 +183,22 @@ def inference(folder: Path) -> None:
     others = [r for r in others if not (r["metric"] == "decode_network_transfer_ms_per_token" and r["tp"] == "1")]
     chosen += spread_out(others, lambda r: (r["source_id"], r["model"], r["gpu"], r["metric"]), 1)
     columns = [
-        "source", "engine", "version", "model", "gpu", "tp", "weights", "input", "output", "batch", "how", "metric", "value",
-        "unit", "note",
-    ]  # fmt: skip
+        "source",
+        "engine",
+        "version",
+        "model",
+        "gpu",
+        "tp",
+        "weights",
+        "input",
+        "output",
+        "batch",
+        "how",
+        "metric",
+        "value",
+        "unit",
+        "note",
+    ]
     out = [
         {
             **r,

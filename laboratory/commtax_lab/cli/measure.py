@@ -17,9 +17,9 @@ from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.files import check_writable, write_text
 from commtax.statement import Refusal
+from commtax_lab.cli.measure_options import JobOptions, ServerOptions, StudyOptions, WeightsChoice
 from commtax_lab.report import measuring
 from commtax_lab.report.live_requests import show_serving
-from commtax_lab.shapes import JobOptions, ServerOptions, StudyOptions, WeightsChoice
 
 DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""

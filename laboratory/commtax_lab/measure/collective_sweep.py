@@ -18,8 +18,8 @@ from commtax.cost.collectives import ring_factor
 from commtax.statement import Refusal
 from commtax_lab.measure import launch, machine
 from commtax_lab.measure.comm import CUDA_OK, Carrier, check_impl, wire
+from commtax_lab.measure.live_documents import CollectivesDocument, CollectiveTime, FittedCollective
 from commtax_lab.measure.worker import RankPlace, gather, meet, report
-from commtax_lab.shapes import CollectiveFit, CollectivesDocument, CollectiveTime
 
 TARGET = "commtax_lab.measure.collective_sweep:sweep"
 OPS = ("all-reduce", "all-gather")
@@ -104,12 +104,20 @@ def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, devi
         seconds, size = median(slowest), count * 4
         rows.append(
             {
-                "impl": impl, "ranks": ranks, "op": op, "type": "float", "size_bytes": size, "count": count,
-                "time_us": seconds * 1e6, "algbw_GBps": size / seconds / 1e9,
-                "busbw_GBps": size / seconds * float(ring_factor(op, ranks)) / 1e9, "min_us": min(slowest) * 1e6,
-                "max_us": max(slowest) * 1e6, "wrong": sum(gather(wrong)),
+                "impl": impl,
+                "ranks": ranks,
+                "op": op,
+                "type": "float",
+                "size_bytes": size,
+                "count": count,
+                "time_us": seconds * 1e6,
+                "algbw_GBps": size / seconds / 1e9,
+                "busbw_GBps": size / seconds * float(ring_factor(op, ranks)) / 1e9,
+                "min_us": min(slowest) * 1e6,
+                "max_us": max(slowest) * 1e6,
+                "wrong": sum(gather(wrong)),
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -145,16 +153,20 @@ def _time_batch(call: Callable[[], None], repeats: int, device: torch.device) ->
     return (time.perf_counter() - start) / repeats
 
 
-def fit(rows: list[CollectiveTime]) -> CollectiveFit:
+def fit(rows: list[CollectiveTime]) -> FittedCollective:
     """One implementation's group: time = alpha + size x beta with the least relative error; residuals are relative too."""
     sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
     alpha, beta = alpha_beta(sizes, times)
     residuals = (alpha + beta * sizes) / times - 1
     return {
-        "impl": rows[0]["impl"], "ranks": rows[0]["ranks"], "op": rows[0]["op"], "alpha_us": alpha * 1e6,
-        "bandwidth_GBps": 1 / beta / 1e9 if beta else None, "median_residual": float(np.median(np.abs(residuals))),
+        "impl": rows[0]["impl"],
+        "ranks": rows[0]["ranks"],
+        "op": rows[0]["op"],
+        "alpha_us": alpha * 1e6,
+        "bandwidth_GBps": 1 / beta / 1e9 if beta else None,
+        "median_residual": float(np.median(np.abs(residuals))),
         "max_residual": float(np.max(np.abs(residuals))),
-    }  # fmt: skip
+    }
 
 
 def alpha_beta(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from commtax.units import plural
 from commtax_lab.measure.comm import IssuedCollective
 from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.live_documents import LogitsCheck
 from commtax_lab.measure.worker import RankPlace, gather
-from commtax_lab.shapes import LogitsCheck
 
 
 @dataclass(slots=True)

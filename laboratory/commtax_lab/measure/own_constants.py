@@ -34,9 +34,9 @@ from commtax_lab.measure.comm import Carrier, RankGroup, check_impl, wire
 from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import GenerationRun, RunOfAllRanks, generate, lower_quartile, prompts
 from commtax_lab.measure.job import DTYPES
+from commtax_lab.measure.live_documents import MachineProfile, WirePath
 from commtax_lab.measure.weights import RandomWeights, load
 from commtax_lab.measure.worker import RankPlace, gather, report
-from commtax_lab.shapes import MachineProfile, WirePath
 
 TARGET = "commtax_lab.measure.own_constants:measure_box"
 DTYPES_HERE = ("fp32", "bf16")

@@ -12,8 +12,7 @@ from commtax.cost.tensors import held_tensors
 from commtax.question import Question, workload
 from commtax.verbs.billing import StepBill, price, question_traffic, with_link
 from commtax.verbs.settling import settle
-from commtax_lab import shapes
-from commtax_lab.measure import machine
+from commtax_lab.measure import live_documents, machine
 from commtax_lab.measure.comm import IssuedCollective
 from commtax_lab.measure.engine import OFF_CORE
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, RankResult, RunOfAllRanks, lower_quartile, turns
@@ -28,50 +27,76 @@ COMM, COMPUTE = "comm", "compute"
 WAIT = "wait"
 FOR_OTHERS: Line = (WAIT, "waiting for other ranks")
 FOR_A_CORE: Line = (WAIT, OFF_CORE)
-UNCOMPARED: shapes.LogitsCheck = {"max_logit_diff": None, "logits_equal": None}
+UNCOMPARED: live_documents.LogitsCheck = {"max_logit_diff": None, "logits_equal": None}
 
 
-def document(job: LiveJob, seen: MeasuredJob) -> shapes.TpDocument:
+def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
     """``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
     tensors = held_tensors(asked.model, asked.plan, asked.engine, 0, 1)
     rank_bytes = round(sum(float(h.bytes_per_rank) for h in tensors))
     whole_bytes = seen.tp1_bytes or round(sum(float(h.ideal_bytes) * job.tp for h in tensors))
-    tp: shapes.StepTimes = {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)}
-    alone: shapes.OneRankRuns = {"tp1": tp} if job.tp == 1 else {}
+    tp: live_documents.StepTimes = {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)}
+    alone: live_documents.OneRankRuns = {"tp1": tp} if job.tp == 1 else {}
     if seen.tp1:
         each = median(median(run.decode_s) for part in seen.ranks for run in part.replicas)  # with batches of their own
-        replicas: shapes.Replicas = {"replicas": job.tp, "ms_per_token": each * 1e3, "tokens_per_s": job.tp * job.batch / each}
+        replicas: live_documents.Replicas = {
+            "replicas": job.tp,
+            "ms_per_token": each * 1e3,
+            "tokens_per_s": job.tp * job.batch / each,
+        }
         tp1 = _times(seen.tp1, _measured_lines([RunOfAllRanks((run,)) for run in seen.tp1]))
         alone = {"tp1": tp1, "replicas": replicas}
     return {
-        "schema": "commtax.measure-tp/1", "model": asked.model.key, "weights_source": "random" if job.random else job.model,
-        "dtype": job.dtype, "device": seen.device, "torch": seen.torch, "load": list(seen.load), "impl": job.impl,
-        "emulated_link": job.emulate_link, "tp_size": job.tp, "batch": job.batch, "input_len": job.input_len,
-        "output_len": job.output_len, "repeats": job.repeats, "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
-        "weights": _weights(seen.ranks, rank_bytes, whole_bytes), "collectives": _collectives(job, asked, seen.ranks),
-        **(seen.logits or UNCOMPARED), "tp": tp, **alone, **_bill(job, asked, tp, "tp1" in alone, all_turns),
-    }  # fmt: skip
+        "schema": "commtax.measure-tp/1",
+        "model": asked.model.key,
+        "weights_source": "random" if job.random else job.model,
+        "dtype": job.dtype,
+        "device": seen.device,
+        "torch": seen.torch,
+        "load": list(seen.load),
+        "impl": job.impl,
+        "emulated_link": job.emulate_link,
+        "tp_size": job.tp,
+        "batch": job.batch,
+        "input_len": job.input_len,
+        "output_len": job.output_len,
+        "repeats": job.repeats,
+        "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
+        "weights": _weights(seen.ranks, rank_bytes, whole_bytes),
+        "collectives": _collectives(job, asked, seen.ranks),
+        **(seen.logits or UNCOMPARED),
+        "tp": tp,
+        **alone,
+        **_bill(job, asked, tp, "tp1" in alone, all_turns),
+    }
 
 
-def is_reconciled(answer: shapes.TpDocument) -> bool:
+def is_reconciled(answer: live_documents.TpDocument) -> bool:
     """Whether what must be equal is equal: counted collectives, weights, and logits where TP=1 was run."""
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
-def _rank(part: RankResult, asked: Question, weights_bytes: int) -> shapes.RankMemory:
+def _rank(part: RankResult, asked: Question, weights_bytes: int) -> live_documents.RankMemory:
     """One rank's memory, and what the inventory says it must be."""
     m, plan = asked.model, asked.plan
     a_token = float(kv_bytes_per_token(m, plan))
     return {
-        "rank": part.rank, "host": part.host, "cores": list(part.cores), "weights_bytes": part.weights_bytes,
-        "replicated": part.replicated, "kv_bytes": part.kv_bytes, "kv_blocks": part.kv_blocks, "block_size": part.block_size,
-        "predicted_weights_bytes": weights_bytes, "predicted_kv_bytes": round(a_token * part.kv_blocks * part.block_size),
-    }  # fmt: skip
+        "rank": part.rank,
+        "host": part.host,
+        "cores": list(part.cores),
+        "weights_bytes": part.weights_bytes,
+        "replicated": part.replicated,
+        "kv_bytes": part.kv_bytes,
+        "kv_blocks": part.kv_blocks,
+        "block_size": part.block_size,
+        "predicted_weights_bytes": weights_bytes,
+        "predicted_kv_bytes": round(a_token * part.kv_blocks * part.block_size),
+    }
 
 
-def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> shapes.WeightSums:
+def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> live_documents.WeightSums:
     """All ranks together hold the model once, and copies that are named."""
     copies = sum((Counter(part.replicated) for part in parts), Counter[str]())
     total = sum(part.weights_bytes for part in parts)
@@ -80,7 +105,7 @@ def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> 
     return {"sum_bytes": total, "copies": dict(copies), "sum_once_bytes": once, "tp1_bytes": whole_bytes, "equal": equal}
 
 
-def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> shapes.CollectiveCounts:
+def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> live_documents.CollectiveCounts:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
     predicted: dict[str, Counter[IssuedCollective]] = {}
     for phase in ("prefill", "decode"):
@@ -98,24 +123,27 @@ def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> 
     return {"measured": measured, "predicted": _rows(predicted), "equal": seen == [predicted]}
 
 
-def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[shapes.IssuedCount]:
+def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[live_documents.IssuedCount]:
     every = ((phase, one, n) for phase, of_phase in counted.items() for one, n in of_phase.items())
     return [{"phase": phase, "what": one.what, "op": one.op, "nbytes": one.nbytes, "count": n} for phase, one, n in every]
 
 
-def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> shapes.StepTimes:
+def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> live_documents.StepTimes:
     """The median step of each run; over runs their median, least and largest. What is no line's is waiting, which no price
     holds: for a core that others have, and for ranks that wait so."""
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
     spread, step_s = [min(decode) * 1e3, max(decode) * 1e3], median(decode)
     own_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
     return {
-        "ms_per_token": step_s * 1e3, "own_ms": own_s * 1e3, "waiting_ms": (step_s - own_s) * 1e3, "spread_ms": spread,
+        "ms_per_token": step_s * 1e3,
+        "own_ms": own_s * 1e3,
+        "waiting_ms": (step_s - own_s) * 1e3,
+        "spread_ms": spread,
         "prefill_ms": median(prefill) * 1e3,
-    }  # fmt: skip
+    }
 
 
-def _wire(all_turns: Sequence[RunOfAllRanks]) -> shapes.WireTimes:
+def _wire(all_turns: Sequence[RunOfAllRanks]) -> live_documents.WireTimes:
     """Inside a collective the least waiting rank shows the wire; what others wait longer is skew. CPU ranks only."""
     if not all_turns[0].inside_s.size:
         return {}
@@ -142,7 +170,9 @@ def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
     return wires
 
 
-def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_turns: Sequence[RunOfAllRanks]) -> shapes.LiveBill:
+def _bill(
+    job: LiveJob, asked: Question, tp: live_documents.StepTimes, alone: bool, all_turns: Sequence[RunOfAllRanks]
+) -> live_documents.LiveBill:
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
     priced = predicted_step(job, asked, job.tp)
@@ -159,7 +189,7 @@ def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_
         rows.append({**_row(line_kind, what, None, measured[line_kind, what]), "kind": WAIT if line_kind == WAIT else "unpriced"})
     here = machine.facts()
     machine_notes = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
-    predicted: shapes.PredictedStep = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
+    predicted: live_documents.PredictedStep = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
     if alone:
         predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
     return {
@@ -170,7 +200,7 @@ def _bill(job: LiveJob, asked: Question, tp: shapes.StepTimes, alone: bool, all_
     }
 
 
-def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | None) -> shapes.BillRow:
+def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | None) -> live_documents.BillRow:
     item = f"tp {what}" if kind == COMM else what
     return {"item": item, "kind": kind, "predicted_s": predicted_s, "measured_s": measured_s}
 
@@ -192,7 +222,7 @@ def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] 
     return {line: median(values) for line, values in lines.items()}
 
 
-def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> shapes.WeightRead:
+def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> live_documents.WeightRead:
     """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")

@@ -24,10 +24,10 @@ from commtax_lab.measure.comm import RankGroup
 from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, gather_results, generate, prompts
 from commtax_lab.measure.job import TOLERANCE, LiveJob
+from commtax_lab.measure.live_documents import LogitsCheck, TpDocument
 from commtax_lab.measure.reconcile import document, is_reconciled
 from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place, report
-from commtax_lab.shapes import LogitsCheck, TpDocument
 
 TARGET = "commtax_lab.measure.tp:measure_all"
 

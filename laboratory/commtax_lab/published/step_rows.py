@@ -63,11 +63,20 @@ def question(row: Row) -> MixedStep:
     batch = max(1, round(number(row, "avg_batch_size")))
     prompt, answer = _prompt(row), number(row, "avg_output_len")
     return MixedStep(
-        model=model, cluster=_cluster(row, gpus), engine=_engine(row), tp=sizes["tp"], dp=sizes["dp"], ep=sizes["ep"], batch=batch,
-        context=round(prompt + RUNNING * answer), dtype=dtype, kv_dtype=cache_dtype(row),
-        prompts=median_count(batch / sizes["dp"] / answer), prompt_len=prompt,
+        model=model,
+        cluster=_cluster(row, gpus),
+        engine=_engine(row),
+        tp=sizes["tp"],
+        dp=sizes["dp"],
+        ep=sizes["ep"],
+        batch=batch,
+        context=round(prompt + RUNNING * answer),
+        dtype=dtype,
+        kv_dtype=cache_dtype(row),
+        prompts=median_count(batch / sizes["dp"] / answer),
+        prompt_len=prompt,
         sampling="greedy" if model.key in names()["sampled_from_all"] else "top-p",
-    )  # fmt: skip
+    )
 
 
 def median_count(mean: float) -> int:

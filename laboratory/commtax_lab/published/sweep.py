@@ -37,11 +37,21 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
         kind = row["kind"]
         entry = PublishedFigure(
             kind=f"{row.get('phase')}-step" if kind == "step" else "gemm" if kind == "gemm" else f"{kind}-attention",
-            source=SOURCE, system=chip, library=row.get("backend") or row.get("engine") or ENGINE, version=row.get("version", ""),
-            mode=row.get("mode") or "graph", dtype=row.get("dtype", ""), where=catalog.chip(chip).family, tp=row.get("tp", 0),
-            what=", ".join(f"{name} {value}" for name in WHAT if (value := row.get(name)) is not None), row=index, size=_size(row),
-            fitted=is_fitted(row), measured=float(row["median_s"]), hint=_hint(row),
-        )  # fmt: skip
+            source=SOURCE,
+            system=chip,
+            library=row.get("backend") or row.get("engine") or ENGINE,
+            version=row.get("version", ""),
+            mode=row.get("mode") or "graph",
+            dtype=row.get("dtype", ""),
+            where=catalog.chip(chip).family,
+            tp=row.get("tp", 0),
+            what=", ".join(f"{name} {value}" for name in WHAT if (value := row.get(name)) is not None),
+            row=index,
+            size=_size(row),
+            fitted=is_fitted(row),
+            measured=float(row["median_s"]),
+            hint=_hint(row),
+        )
         asked.append(RowQuestion((entry,), row))
     return asked
 

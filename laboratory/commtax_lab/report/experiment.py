@@ -10,7 +10,7 @@ from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
-from commtax_lab.shapes import Check, Degree, StudyDocument
+from commtax_lab.study.study_documents import Check, Degree, StudyDocument
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_seconds
-from commtax_lab.shapes import ServedRun, ServingDocument
+from commtax_lab.study.study_documents import ServedRun, ServingDocument
 
 _SERVED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "queue": "queue"}
 _WHO = ("measured", "predicted")

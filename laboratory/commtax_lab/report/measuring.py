@@ -7,7 +7,7 @@ from commtax.report.drawing import Console
 from commtax.report.plots import picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
-from commtax_lab.shapes import CollectiveFit, CollectivesDocument, CollectiveTime, MachineProfile, TpDocument
+from commtax_lab.measure.live_documents import CollectivesDocument, CollectiveTime, FittedCollective, MachineProfile, TpDocument
 
 
 def show_tp(console: Console, d: TpDocument) -> None:
@@ -141,7 +141,7 @@ def show_collectives(console: Console, d: CollectivesDocument) -> None:
     notes(console, d["notes"])
 
 
-def _rows_of_fit(d: CollectivesDocument, fit: CollectiveFit) -> list[CollectiveTime]:
+def _rows_of_fit(d: CollectivesDocument, fit: FittedCollective) -> list[CollectiveTime]:
     return [r for r in d["rows"] if (r["impl"], r["ranks"]) == (fit["impl"], fit["ranks"])]
 
 

@@ -54,11 +54,27 @@ def answers(table: KernelTable, source: Array) -> Records:
         known = spread(kind, table.chip.family, words["dtype"])
         factor[mask] = known if known != UNMEASURED else unmeasured_half_widths(made, table.chip, constants)
     return records_of_columns(
-        table.count, kind=kind, source=source, system=table.system, chip=table.chip.key, library=table.column("kernel_source"),
-        version=table.column("version"), dtype=table.dtype, what=table.shapes(), size=table.bound(),
-        measured=table.sizes["seconds"], predicted=predicted, low=predicted / (1 + factor), high=predicted * (1 + factor),
-        floor=floor, fitted=table.fitted(), where=table.chip.family, skipped=skipped, sound=~untimed, hint=table.hints(),
-    )  # fmt: skip
+        table.count,
+        kind=kind,
+        source=source,
+        system=table.system,
+        chip=table.chip.key,
+        library=table.column("kernel_source"),
+        version=table.column("version"),
+        dtype=table.dtype,
+        what=table.shapes(),
+        size=table.bound(),
+        measured=table.sizes["seconds"],
+        predicted=predicted,
+        low=predicted / (1 + factor),
+        high=predicted * (1 + factor),
+        floor=floor,
+        fitted=table.fitted(),
+        where=table.chip.family,
+        skipped=skipped,
+        sound=~untimed,
+        hint=table.hints(),
+    )
 
 
 def price_kernels(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Array, Array]:

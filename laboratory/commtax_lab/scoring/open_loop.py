@@ -22,7 +22,7 @@ FEW = 4  # runs that are not worth starting processes for
 
 
 @dataclass(frozen=True, slots=True)
-class RunWithRows:
+class ScoringJob:
     """A run and all that rows ask of it."""
 
     run: OpenLoopRun
@@ -40,7 +40,7 @@ def score_table(table: Table) -> Records:
     for one in asked:
         if one.question is not None:
             wanted.setdefault(one.question, set()).update(entry.kind for entry in one.entries)
-    jobs = [RunWithRows(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
+    jobs = [ScoringJob(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
     scores = dict(zip(wanted, score_runs(jobs), strict=True))
 
     def predict(run: OpenLoopRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
@@ -58,7 +58,7 @@ def _with_reason(one: RowQuestion[OpenLoopRun], scores: Mapping[OpenLoopRun, Sco
     return RowQuestion(tuple(replace(entry, skipped=entry.skipped or reason) for entry in one.entries), None)
 
 
-def score_runs(jobs: Sequence[RunWithRows]) -> list[Scores | str]:
+def score_runs(jobs: Sequence[ScoringJob]) -> list[Scores | str]:
     """What each run gives, or why it gives nothing; longer runs first, so that no core is left with one of them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(jobs) <= FEW or cores == 1 or current_process().daemon:  # which may have no children
@@ -71,7 +71,7 @@ def score_runs(jobs: Sequence[RunWithRows]) -> list[Scores | str]:
     return results
 
 
-def score(job: RunWithRows) -> Scores | str:
+def score(job: ScoringJob) -> Scores | str:
     """A run's figures and verdicts; the refusal where there is none."""
     run = job.run
     try:

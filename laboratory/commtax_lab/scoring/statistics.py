@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.sweep import SOURCE
 from commtax_lab.scoring.prediction_columns import Array, Records
-from commtax_lab.shapes import StatedBound
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10
@@ -155,6 +155,16 @@ def reason(records: Records, i: int) -> str:
     if records.measured[i] < records.floor[i]:
         causes.append("measured faster than the hardware allows: warm caches, or not all was timed")
     return ", ".join(dict.fromkeys(causes)) or "no reason known"
+
+
+class StatedBound(TypedDict):
+    """A row of ``bounds.toml``."""
+
+    name: str
+    figure: str
+    limit: float | list[float]
+    by_tp: NotRequired[bool]
+    rows: dict[str, bool | float | str | list[bool | float | str]]
 
 
 @dataclass(frozen=True, slots=True)

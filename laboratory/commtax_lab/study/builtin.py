@@ -18,10 +18,10 @@ from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import document, wire_seconds
 from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, report
-from commtax_lab.shapes import AllReduces, Check, RunRecord
 from commtax_lab.study.driving import ALL_REDUCE, Done, Driver, StudyOrder, allreduces, check, serving_record
 from commtax_lab.study.recipe import Recipe, StudyRun, arrivals, lengths
 from commtax_lab.study.small_engine_serving import BatchingEngine, requests, result, serve
+from commtax_lab.study.study_documents import AllReduces, Check, RunRecord
 
 TARGET = "commtax_lab.study.builtin:measure_runs"
 SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "profile")

@@ -11,8 +11,8 @@ from commtax.spec import Model
 from commtax.traces.meeting import meet
 from commtax.traces.trace import Trace
 from commtax_lab.measure.launch import LOST_S
-from commtax_lab.shapes import AllReduces, Check, RunRecord
 from commtax_lab.study.recipe import StudyRun
+from commtax_lab.study.study_documents import AllReduces, Check, RunRecord
 
 ALL_REDUCE = "all-reduce"
 Done = Callable[[StudyRun, RunRecord], None]
@@ -98,7 +98,12 @@ def serving_record(b: BenchmarkRun) -> RunRecord:
     """A serving benchmark, whichever engine ran it."""
     stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
     return {
-        "stats_s": stats, "requests": b.requests, "failed": b.failed, "duration_s": b.duration_s,
-        "requests_per_s": b.requests_per_s, "output_tokens_per_s": b.output_tokens_per_s, "input_len": b.input_len,
+        "stats_s": stats,
+        "requests": b.requests,
+        "failed": b.failed,
+        "duration_s": b.duration_s,
+        "requests_per_s": b.requests_per_s,
+        "output_tokens_per_s": b.output_tokens_per_s,
+        "input_len": b.input_len,
         "output_len": b.output_len,
-    }  # fmt: skip
+    }

@@ -21,10 +21,10 @@ from commtax.files import Json
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask
 from commtax_lab.measure.machine import tool_output
-from commtax_lab.shapes import Check, CounterRate, RunRecord, StudyDocument, StudyFacts
 from commtax_lab.study.driving import Driver, StudyOrder, check
 from commtax_lab.study.findings import Prices, analyse
 from commtax_lab.study.recipe import StudyRun, dataset_lengths, recipe, runs
+from commtax_lab.study.study_documents import Check, CounterRate, RunRecord, StudyDocument, StudyFacts
 
 ENGINES = {"builtin": "Builtin", "vllm": "Vllm"}  # each a file of its name, and its driver there
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
@@ -58,11 +58,21 @@ def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> St
         _run(todo, kept, driver, progress)
     done = [(run, record) for run, file in kept.items() if (record := _read_kept(file)) is not None]
     facts: StudyFacts = {
-        "recipe": asked.recipe, "quick": asked.quick, "engine": asked.engine, "version": driver.version, "model": driver.model.key,
-        "dtype": driver.dtype, "device": driver.device, "box": asked.name or driver.device, "cluster": where,
-        "profile": Path(profile).name, "serving_lengths": Path(asked.dataset).name or "synthetic", "checks": checks,
-        "link_counters": _counters(done), "missing": [run.name for run in kept if run not in {r for r, _ in done}],
-    }  # fmt: skip
+        "recipe": asked.recipe,
+        "quick": asked.quick,
+        "engine": asked.engine,
+        "version": driver.version,
+        "model": driver.model.key,
+        "dtype": driver.dtype,
+        "device": driver.device,
+        "box": asked.name or driver.device,
+        "cluster": where,
+        "profile": Path(profile).name,
+        "serving_lengths": Path(asked.dataset).name or "synthetic",
+        "checks": checks,
+        "link_counters": _counters(done),
+        "missing": [run.name for run in kept if run not in {r for r, _ in done}],
+    }
     study = analyse(facts, done, prices)
     write(asked.out / "experiment.json", study)
     return study

@@ -13,7 +13,7 @@ from commtax.units import format_bytes, format_rate, format_seconds
 from commtax.verbs.billing import StepBill, question_traffic
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.settling import resolve_question, settle
-from commtax_lab import shapes
+from commtax_lab.study import study_documents
 from commtax_lab.study.driving import ALL_REDUCE
 from commtax_lab.study.recipe import SPREAD, StudyRun
 
@@ -22,7 +22,7 @@ COUNT, LEVEL = thresholds("results.bench_audit")
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 NEAR = 0.97  # of the ideal gain, or of no gain: nearer than this is the same
 QUEUED = 3.0  # times a prompt alone and a step: a first token that takes longer waited for other requests
-Done = tuple[StudyRun, shapes.RunRecord]  # a run and its record
+Done = tuple[StudyRun, study_documents.RunRecord]  # a run and its record
 ByKind = Mapping[str, Sequence[Done]]
 
 
@@ -76,24 +76,29 @@ def to_ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def analyse(facts: shapes.StudyFacts, done: Sequence[Done], prices: Prices) -> shapes.StudyDocument:
+def analyse(facts: study_documents.StudyFacts, done: Sequence[Done], prices: Prices) -> study_documents.StudyDocument:
     """The whole document of one machine."""
     good = [(run, record) for run, record in done if "error" not in record]
     degrees = sorted({run.tp for run, _ in good})
     rows = [degree(tp, [(r, x) for r, x in good if r.tp == tp], prices) for tp in degrees]
     sources = () if prices.why_none else prices.step("decode", max(degrees, default=1), 1, 128).sources
-    study: shapes.StudyDocument = {
-        "schema": "commtax.experiment/1", **facts, "predicted_from": list(sources), "no_prediction": prices.why_none,
-        "degrees": rows, "crossover": [crossover(rows[0], row) for row in rows[1:] if rows[0]["tp"] == 1],
-        "failed": [{"run": run.name, "why": record["error"]} for run, record in done if "error" in record], "flags": [],
+    study: study_documents.StudyDocument = {
+        "schema": "commtax.experiment/1",
+        **facts,
+        "predicted_from": list(sources),
+        "no_prediction": prices.why_none,
+        "degrees": rows,
+        "crossover": [crossover(rows[0], row) for row in rows[1:] if rows[0]["tp"] == 1],
+        "failed": [{"run": run.name, "why": record["error"]} for run, record in done if "error" in record],
+        "flags": [],
         "answers": [],
-    }  # fmt: skip
+    }
     study["flags"] = [{"what": what, "why": why} for what, why in flags(study, good, prices)]
     study["answers"] = answers(study)
     return study
 
 
-def degree(tp: int, done: Sequence[Done], prices: Prices) -> shapes.Degree:
+def degree(tp: int, done: Sequence[Done], prices: Prices) -> study_documents.Degree:
     """Everything at one degree."""
     by_kind = {kind: [(r, x) for r, x in done if r.kind == kind] for kind in {r.kind for r, _ in done}}
     row = _latencies(tp, by_kind, prices)
@@ -107,7 +112,7 @@ def degree(tp: int, done: Sequence[Done], prices: Prices) -> shapes.Degree:
         row["offline"] = {"requests_per_s": x["requests_per_s"], "total_tokens_per_s": x["total_tokens_per_s"]}
     reports = [x["applied"] for _, x in done if x.get("applied")]  # by every run that could tell
     bad, known = [t for t in reports if t["ok"] is False], [t for t in reports if t["ok"] is not None]
-    first = (bad or known or reports or [shapes.Applied(ok=None, found="nothing tells")])[0]
+    first = (bad or known or reports or [study_documents.Applied(ok=None, found="nothing tells")])[0]
     row["applied"] = {"ok": False if bad else True if known else None, "found": first["found"]}
     return row
 
@@ -122,10 +127,10 @@ def spread(values: Sequence[float]) -> float:
     return (kept[-1] - kept[0]) / 2 / median(values)
 
 
-def _latencies(tp: int, by_kind: ByKind, prices: Prices) -> shapes.Degree:
+def _latencies(tp: int, by_kind: ByKind, prices: Prices) -> study_documents.Degree:
     """Batch 1: whole requests, and a token and a prompt apart: as the engine timed them, else by the run with one output token."""
     first = {run.input_len: median(x["latency_s"]) for run, x in by_kind.get("first", [])}
-    row: shapes.Degree = {"tp": tp, "latency": [], "prefill": [], "decode_ms": None, "decode_predicted_ms": None}
+    row: study_documents.Degree = {"tp": tp, "latency": [], "prefill": [], "decode_ms": None, "decode_predicted_ms": None}
     for run, x in by_kind.get("latency", []):
         whole_s, tokens = float(median(x["latency_s"])), run.output_len - 1
         around, guess = spread(x["latency_s"]), to_ms(prices.latency_s(run))
@@ -148,7 +153,7 @@ def _latencies(tp: int, by_kind: ByKind, prices: Prices) -> shapes.Degree:
     return row
 
 
-def _batches(by_kind: ByKind, prices: Prices) -> list[shapes.BatchTime]:
+def _batches(by_kind: ByKind, prices: Prices) -> list[study_documents.BatchTime]:
     """Whole batches of one shape; the first latency run is its batch of 1 where the shape is the same."""
     shape = next(((r.input_len, r.output_len) for r, _ in by_kind.get("batch", [])), None)
     same = [(r, x) for r, x in by_kind.get("latency", []) if (r.input_len, r.output_len) == shape]
@@ -156,15 +161,19 @@ def _batches(by_kind: ByKind, prices: Prices) -> list[shapes.BatchTime]:
     for run, x in sorted([*same, *by_kind.get("batch", [])], key=lambda done: done[0].batch):
         whole, tokens, predicted = median(x["latency_s"]), run.batch * run.output_len, prices.latency_s(run)
         rows.append(
-            shapes.BatchTime(
-                batch=run.batch, latency_ms=whole * 1e3, spread=spread(x["latency_s"]), tokens_per_s=tokens / whole,
-                predicted_latency_ms=to_ms(predicted), predicted_tokens_per_s=tokens / predicted if predicted else None,
+            study_documents.BatchTime(
+                batch=run.batch,
+                latency_ms=whole * 1e3,
+                spread=spread(x["latency_s"]),
+                tokens_per_s=tokens / whole,
+                predicted_latency_ms=to_ms(predicted),
+                predicted_tokens_per_s=tokens / predicted if predicted else None,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
-def _profile(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.AllReduces:
+def _profile(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> study_documents.AllReduces:
     """All-reduces of a decode step beside what the plan must send, and the link they use."""
     counted = x["profile"].copy()
     if not prices.cluster:
@@ -184,7 +193,7 @@ def _profile(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.AllRe
     return counted
 
 
-def _link(counted: shapes.AllReduces, tp: int, priced: StepBill) -> shapes.LinkUse | None:
+def _link(counted: study_documents.AllReduces, tp: int, priced: StepBill) -> study_documents.LinkUse | None:
     """What a rank sends, inside an all-reduce and over the whole step, against the link's own rate."""
     link = (priced.question.cluster.as_pairs if tp == 2 else priced.question.cluster).intra
     nbytes = counted["allreduce_bytes"] or counted["predicted_bytes"]
@@ -192,11 +201,16 @@ def _link(counted: shapes.AllReduces, tp: int, priced: StepBill) -> shapes.LinkU
         return None
     wire, peak = float(ring_factor(ALL_REDUCE, tp)) * nbytes, link.bandwidth_Bps
     inside, step = wire / counted["allreduce_s"], wire * counted["allreduces"] / counted["step_s"]
-    shares: shapes.LinkShares = {"inside_Bps": inside, "step_Bps": step, "inside_share": inside / peak, "step_share": step / peak}
+    shares: study_documents.LinkShares = {
+        "inside_Bps": inside,
+        "step_Bps": step,
+        "inside_share": inside / peak,
+        "step_share": step / peak,
+    }
     return {"name": link.key, "peak_Bps": peak, **shares}
 
 
-def _serving(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.ServedFigures:
+def _serving(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> study_documents.ServedFigures:
     """TTFT, gaps between tokens and rates; predicted for as many requests at once as Little's law says there were."""
     stats = x["stats_s"]
     whole = stats.get("e2el", {}).get("mean")
@@ -204,18 +218,28 @@ def _serving(run: StudyRun, x: shapes.RunRecord, prices: Prices) -> shapes.Serve
         whole = stats["ttft"]["mean"] + (x["output_len"] - 1) * stats["tpot"]["mean"]
     shown = (("ttft", "median"), ("ttft", "p99"), ("itl", "median"), ("tpot", "median"))
     ttft, late, gap, tpot = (to_ms(stats.get(metric, {}).get(statistic)) for metric, statistic in shown)
-    served: shapes.ServedFigures = {
-        "asked_per_s": run.rate_per_s, "concurrency": (x["requests_per_s"] or 0.0) * (whole or 0.0), "ttft_p50_ms": ttft,
-        "ttft_p99_ms": late, "itl_p50_ms": gap, "tpot_p50_ms": tpot, "requests": x["requests"], "failed": x["failed"],
-        "requests_per_s": x["requests_per_s"], "output_tokens_per_s": x["output_tokens_per_s"], "input_len": x["input_len"],
+    served: study_documents.ServedFigures = {
+        "asked_per_s": run.rate_per_s,
+        "concurrency": (x["requests_per_s"] or 0.0) * (whole or 0.0),
+        "ttft_p50_ms": ttft,
+        "ttft_p99_ms": late,
+        "itl_p50_ms": gap,
+        "tpot_p50_ms": tpot,
+        "requests": x["requests"],
+        "failed": x["failed"],
+        "requests_per_s": x["requests_per_s"],
+        "output_tokens_per_s": x["output_tokens_per_s"],
+        "input_len": x["input_len"],
         "output_len": x["output_len"],
-    }  # fmt: skip
+    }
     if prices.why_none or not x["input_len"] or not x["output_len"]:
         return served
     return {**served, **_served_prediction(run, served["concurrency"], round(x["input_len"]), round(x["output_len"]), prices)}
 
 
-def _served_prediction(run: StudyRun, concurrency: float, inputs: int, outputs: int, prices: Prices) -> shapes.ServedPrediction:
+def _served_prediction(
+    run: StudyRun, concurrency: float, inputs: int, outputs: int, prices: Prices
+) -> study_documents.ServedPrediction:
     """A closed loop of that many clients; with a machine's own profile the decode step of that batch and a prompt alone."""
     clients = max(1, round(concurrency))
     if prices.profile:
@@ -228,19 +252,21 @@ def _served_prediction(run: StudyRun, concurrency: float, inputs: int, outputs: 
     return {"predicted_tpot_ms": to_ms(tpot_s), "predicted_ttft_ms": to_ms(ttft_s), "predicted_how": how}
 
 
-def crossover(one: shapes.Degree, many: shapes.Degree) -> shapes.Crossover:
+def crossover(one: study_documents.Degree, many: study_documents.Degree) -> study_documents.Crossover:
     """The smallest batch at which TP=n gives more tokens a second than TP=1, beyond the spread of the runs."""
     rows = []
     for a, b in ((a, b) for b in many["batches"] for a in one["batches"] if a["batch"] == b["batch"]):
         ratio, noise = b["tokens_per_s"] / a["tokens_per_s"], max(LEVEL.same, b["spread"], a["spread"])
         guess, base = b["predicted_tokens_per_s"], a["predicted_tokens_per_s"]
-        rows.append(shapes.Gain(batch=b["batch"], ratio=ratio, noise=noise, predicted=guess / base if guess and base else None))
+        rows.append(
+            study_documents.Gain(batch=b["batch"], ratio=ratio, noise=noise, predicted=guess / base if guess and base else None)
+        )
     batch = next((r["batch"] for r in rows if r["ratio"] > 1 + r["noise"]), None)
     foreseen = next((r["batch"] for r in rows if r["predicted"] and r["predicted"] > 1), None)
     return {"tp": many["tp"], "batch": batch, "predicted_batch": foreseen, "ratios": rows}
 
 
-def flags(study: shapes.StudyDocument, good: Sequence[Done], prices: Prices) -> Iterator[tuple[str, str]]:
+def flags(study: study_documents.StudyDocument, good: Sequence[Done], prices: Prices) -> Iterator[tuple[str, str]]:
     """What a sound study does not show, with the likely reason."""
     for row in study["degrees"]:
         if row["applied"]["ok"] is False:
@@ -256,7 +282,9 @@ def flags(study: shapes.StudyDocument, good: Sequence[Done], prices: Prices) -> 
         yield f"{failure['run']}: failed", failure["why"]
 
 
-def _flag_same(cross: shapes.Crossover, one: shapes.Degree, many: shapes.Degree) -> Iterator[tuple[str, str]]:
+def _flag_same(
+    cross: study_documents.Crossover, one: study_documents.Degree, many: study_documents.Degree
+) -> Iterator[tuple[str, str]]:
     """TP=n equal to TP=1 at every batch: the degree was left out, unless something proves otherwise."""
     rows = cross["ratios"]
     if not rows or any(abs(r["ratio"] - 1) > r["noise"] for r in rows):
@@ -273,7 +301,7 @@ def _flag_same(cross: shapes.Crossover, one: shapes.Degree, many: shapes.Degree)
     yield f"TP={many['tp']}: TP was probably not applied", f"equal to TP=1 within noise at every batch: {listed}{serving}"
 
 
-def _flag_impossible(row: shapes.Degree, prices: Prices) -> Iterator[tuple[str, str]]:
+def _flag_impossible(row: study_documents.Degree, prices: Prices) -> Iterator[tuple[str, str]]:
     """A first token that takes a whole request, steps below the weight-read floor, miscounted all-reduces, a growing queue."""
     s = row.get("serve")
     if s:
@@ -291,7 +319,9 @@ def _flag_impossible(row: shapes.Degree, prices: Prices) -> Iterator[tuple[str, 
         yield f"TP={row['tp']}: all-reduces a decode step", f"{why}: kernels under another name, or another degree"
 
 
-def _served_flags(tp: int, s: shapes.ServedFigures, alone: Sequence[shapes.PromptTime]) -> Iterator[tuple[str, str]]:
+def _served_flags(
+    tp: int, s: study_documents.ServedFigures, alone: Sequence[study_documents.PromptTime]
+) -> Iterator[tuple[str, str]]:
     if s["failed"]:
         yield f"TP={tp}: {s['failed']} requests failed", "what failed is not in the statistics"
     ttft, gap, outputs = s["ttft_p50_ms"], s["itl_p50_ms"], s["output_len"]
@@ -303,7 +333,7 @@ def _served_flags(tp: int, s: shapes.ServedFigures, alone: Sequence[shapes.Promp
         yield f"TP={tp}: TTFT holds waiting in a queue", why
 
 
-def answers(study: shapes.StudyDocument) -> list[dict[str, str]]:
+def answers(study: study_documents.StudyDocument) -> list[dict[str, str]]:
     """Question and answer, four times."""
     one = next((r for r in study["degrees"] if r["tp"] == 1), None)
     others = [r for r in study["degrees"] if r["tp"] > 1]
@@ -319,7 +349,7 @@ def answers(study: shapes.StudyDocument) -> list[dict[str, str]]:
     ]
 
 
-def _divides_answer(one: shapes.Degree | None, many: shapes.Degree) -> str:
+def _divides_answer(one: study_documents.Degree | None, many: study_documents.Degree) -> str:
     tp = many["tp"]
     if not many["decode_ms"]:
         return f"TP={tp} has no decode latency."
@@ -342,7 +372,7 @@ def _divides_answer(one: shapes.Degree | None, many: shapes.Degree) -> str:
     return text
 
 
-def _share_answer(row: shapes.Degree) -> str:
+def _share_answer(row: study_documents.Degree) -> str:
     p = row.get("profile")
     if not p:
         return f"TP={row['tp']}: no profile."
@@ -358,7 +388,7 @@ def _share_answer(row: shapes.Degree) -> str:
     return f"{text} ({p['how']})."
 
 
-def _beats_answer(cross: shapes.Crossover) -> str:
+def _beats_answer(cross: study_documents.Crossover) -> str:
     rows, tp = cross["ratios"], cross["tp"]
     if not rows:
         return ""
@@ -372,7 +402,7 @@ def _beats_answer(cross: shapes.Crossover) -> str:
     return f"{head} ({listed}).{predicted}{fair}: TP={tp} reaches {max(r['ratio'] for r in rows):.2f}x at most."
 
 
-def _link_answer(row: shapes.Degree) -> str:
+def _link_answer(row: study_documents.Degree) -> str:
     p = row.get("profile")
     link = p.get("link") if p else None
     if not p or not link:
@@ -383,7 +413,7 @@ def _link_answer(row: shapes.Degree) -> str:
     return f"TP={row['tp']}: an all-reduce of {size} runs at {inside} {whole}. Small messages cost latency, not bandwidth."
 
 
-def _counters_answer(study: shapes.StudyDocument) -> str:
+def _counters_answer(study: study_documents.StudyDocument) -> str:
     top = sorted(study.get("link_counters", []), key=lambda c: -c["bytes"])[:4]
     listed = ", ".join(f"{c['counter']} {format_bytes(c['bytes'])} ({format_rate(c['bytes_per_s'])})" for c in top)
     return f"Counters over the {top[0]['run']} run: {listed}." if top else "The machine has no link counters that moved."

@@ -12,8 +12,8 @@ from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Workers
 from commtax.sim.serving.running import run as simulated
 from commtax_lab.measure import machine
-from commtax_lab.shapes import ServedRun, ServingDocument
 from commtax_lab.study.live import Array, LiveMeasurements, ServedRequests, Service
+from commtax_lab.study.study_documents import ServedRun, ServingDocument
 from commtax_lab.study.surface import Timings, join_timings, peak_rate, surface, sweep_spread
 
 STATISTICS = ("mean", "median", "p90", "p99")
@@ -41,15 +41,22 @@ def serving_document(service: Service, seen: LiveMeasurements) -> ServingDocumen
     job, tables = service.job, [surface(join_timings(seen.sweeps[i : i + 2])) for i in range(len(seen.runs))]
     whole = join_timings(seen.sweeps)
     return {
-        "schema": "commtax.live-serving/1", "model": job.model, "dtype": job.dtype, "impl": job.impl, "seed": job.seed,
-        "tp_size": job.tp, "weights_source": "random" if job.random else "checkpoint",
+        "schema": "commtax.live-serving/1",
+        "model": job.model,
+        "dtype": job.dtype,
+        "impl": job.impl,
+        "seed": job.seed,
+        "tp_size": job.tp,
+        "weights_source": "random" if job.random else "checkpoint",
         "device": machine.core_words(machine.cores_per_rank(job.tp)) if job.device == "cpu" else _gpu(),
         "max_num_seqs": service.slots,
         "most_requests_per_s": peak_rate(surface(whole), service.inputs.mean, service.outputs.mean, service.slots),
-        "load": list(seen.load), "sweeps_apart": sweep_spread(seen.sweeps), "steps": _steps(whole),
+        "load": list(seen.load),
+        "sweeps_apart": sweep_spread(seen.sweeps),
+        "steps": _steps(whole),
         "runs": [_run(service, seen, i, table) for i, table in enumerate(tables)],
         "notes": ["every prediction is made of steps timed just before and just after its run, and of nothing that was served"],
-    }  # fmt: skip
+    }
 
 
 def _gpu() -> str:
@@ -73,10 +80,14 @@ def _run(service: Service, seen: LiveMeasurements, index: int, table: Surface) -
     measured = figures(rate, run)
     foreseen, paced = (figures(rate, simulate_run(service, steps, run)) for steps in (table, table.scaled(pace)))
     return {
-        "request_rate": rate, "sweeps_apart": sweep_spread(seen.sweeps[index : index + 2]), "steps_over_timed": pace,
-        "measured": {"source": "measured", **measured}, "predicted": {"source": "predicted", **foreseen},
-        "errors": _errors(foreseen, measured), "errors_at_its_pace": _errors(paced, measured),
-    }  # fmt: skip
+        "request_rate": rate,
+        "sweeps_apart": sweep_spread(seen.sweeps[index : index + 2]),
+        "steps_over_timed": pace,
+        "measured": {"source": "measured", **measured},
+        "predicted": {"source": "predicted", **foreseen},
+        "errors": _errors(foreseen, measured),
+        "errors_at_its_pace": _errors(paced, measured),
+    }
 
 
 def _errors(foreseen: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
@@ -109,12 +120,18 @@ def figures(rate_per_s: float, run: ServedRequests) -> dict[str, float]:
         "queue": run.begun_s - stream.arrival_s,
     }
     return {
-        "request_rate": rate_per_s, "num_prompts": len(stream), "completed": len(stream), "duration": duration_s,
-        "total_input_tokens": inputs, "total_output_tokens": outputs, "request_throughput": len(stream) / duration_s,
-        "output_throughput": outputs / duration_s, "total_token_throughput": (inputs + outputs) / duration_s,
+        "request_rate": rate_per_s,
+        "num_prompts": len(stream),
+        "completed": len(stream),
+        "duration": duration_s,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(stream) / duration_s,
+        "output_throughput": outputs / duration_s,
+        "total_token_throughput": (inputs + outputs) / duration_s,
         "max_concurrent_requests": _peak_concurrency(stream.arrival_s, run.last_s),
         **{key: value for metric in METRICS for key, value in _statistics(metric, times[metric]).items()},
-    }  # fmt: skip
+    }
 
 
 def _statistics(metric: str, times_s: Array) -> dict[str, float]:

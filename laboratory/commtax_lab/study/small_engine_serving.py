@@ -178,7 +178,16 @@ def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) 
     }
     inputs, outputs = sum(int(r.prompt.shape[1]) for r in queue), sum(len(r.times_s) for r in queue)
     return BenchmarkRun(
-        tool="commtax", kind="serve", duration_s=duration_s, requests=len(queue), input_tokens=inputs, output_tokens=outputs,
-        requests_per_s=len(queue) / duration_s, output_tokens_per_s=outputs / duration_s,
-        total_tokens_per_s=(inputs + outputs) / duration_s, request_rate=rate_per_s, stats=stats, tp=tp,
-    )  # fmt: skip
+        tool="commtax",
+        kind="serve",
+        duration_s=duration_s,
+        requests=len(queue),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        requests_per_s=len(queue) / duration_s,
+        output_tokens_per_s=outputs / duration_s,
+        total_tokens_per_s=(inputs + outputs) / duration_s,
+        request_rate=rate_per_s,
+        stats=stats,
+        tp=tp,
+    )

@@ -86,10 +86,19 @@ def surface(timings: Timings) -> Surface:
     by_rows = np.interp(rows, prompts, prompt_s)
     decode = np.stack([short * 0, short * 0, long - short, (long - short) * (1 + further)], axis=-1)
     return Surface(
-        alone=short.tolist(), samples=[1, 2], mixed=np.array([by_rows, by_rows]), contexts=contexts, decode=decode, new=[0.0, 1.0],
-        past=[0.0, 1.0], prompt=[[0.0, 0.0], [0.0, 0.0]], among=[[0.0, 0.0], [0.0, 0.0]], prompt_fixed_s=0.0,
-        alone_comm=seqs * 0.0, mixed_comm=rows * 0.0,
-    )  # fmt: skip
+        alone=short.tolist(),
+        samples=[1, 2],
+        mixed=np.array([by_rows, by_rows]),
+        contexts=contexts,
+        decode=decode,
+        new=[0.0, 1.0],
+        past=[0.0, 1.0],
+        prompt=[[0.0, 0.0], [0.0, 0.0]],
+        among=[[0.0, 0.0], [0.0, 0.0]],
+        prompt_fixed_s=0.0,
+        alone_comm=seqs * 0.0,
+        mixed_comm=rows * 0.0,
+    )
 
 
 def _sizes(steps: Iterable[SurfacePoint]) -> tuple[list[int], list[int], list[int]]:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from commtax import catalog
 from commtax_lab import lab_table
-from commtax_lab.shapes import SizeGrid, SweepGrid, SweepPoint
 from commtax_lab.study import fused, rank_steps
 from commtax_lab.study.rank_steps import Shard, shard
+from commtax_lab.study.study_documents import SizeGrid, SweepGrid, SweepPoint
 from commtax_lab.study.timing import Card, OperandPool, OperationTimer
 
 GRIDS = lab_table("study/sweeps.toml")

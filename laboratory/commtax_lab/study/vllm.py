@@ -27,11 +27,11 @@ from commtax.results.bench_record import BenchmarkRun
 from commtax.traces.profilers import kineto
 from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
-from commtax_lab.shapes import Applied, Check, RunRecord
 from commtax_lab.study import vllm_setup
 from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, serving_record
 from commtax_lab.study.leash import leash_command
 from commtax_lab.study.recipe import LONGEST, SPREAD, Recipe, StudyRun
+from commtax_lab.study.study_documents import Applied, Check, RunRecord
 
 START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0

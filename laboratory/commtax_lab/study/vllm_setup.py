@@ -21,8 +21,8 @@ from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax_lab import lab_table
 from commtax_lab.measure import machine
-from commtax_lab.shapes import Check
 from commtax_lab.study.driving import check
+from commtax_lab.study.study_documents import Check
 
 GiB = 2**30
 KV_SHARE = 0.5  # of what is free beside the weights; engines, their clients and everybody else have the rest
