@@ -1,8 +1,7 @@
 """Requests served for real, measured beside predicted."""
 
-from rich.console import Console
-
 from commtax.files import Document
+from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_seconds
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
+from commtax.records import record_from
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
@@ -126,7 +127,7 @@ def rank_own_plan(
 
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
     """
-    copies = Plan(**dict[str, Any](sizes), replicas=replicas)
+    copies = record_from(Plan, {**sizes, "replicas": replicas})
     name = describe_layout(copies)
     if prompts:
         name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))

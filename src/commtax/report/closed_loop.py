@@ -1,6 +1,7 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -19,6 +20,8 @@ from commtax.verbs.settling import describe_gpus, describe_layout
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 """What TTFT is made of."""
+Run = dict[str, float | None]
+"""All figures at one concurrency; null where there is none."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -63,14 +66,18 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     notes(console, (*s.notes, host_times(s)))
 
 
-def _run_cells(run: Record) -> tuple[str, ...]:
+def _run_cells(run: Run) -> tuple[str, ...]:
     """Without a second token there is no time between tokens."""
-    mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
-    between = ("–", "–") if mean is None else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
-    first = (format_seconds(run["ttft_s"]), f"{format_seconds(run['ttft_low_s'])}-{format_seconds(run['ttft_high_s'])}")
-    mixed = "–" if run["mixed_share"] is None else f"{run['mixed_share']:.0%}"
-    rates = (format_seconds(run["e2e_s"]), f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
-    return (f"{run['concurrency']:,}", format_mean(run["running"]), *between, *first, *rates)
+
+    def told(name: str, words: Callable[[float], str] = format_seconds) -> str:
+        return "–" if (value := run[name]) is None else words(value)
+
+    between, first = (
+        (told(f"{name}_s"), "–" if run[f"{name}_s"] is None else f"{told(f'{name}_low_s')}-{told(f'{name}_high_s')}")
+        for name in ("tpot", "ttft")
+    )
+    rates = (told("tokens_per_s", "{:,.0f}".format), told("requests_per_s", "{:,.2f}".format), told("mixed_share", "{:.0%}".format))
+    return (told("concurrency", "{:,}".format), told("running", format_mean), *between, *first, told("e2e_s"), *rates)
 
 
 def _head(console: Console, s: ClosedLoop) -> None:
@@ -144,7 +151,7 @@ def _unseen_words(levels: tuple[str, ...]) -> str:
     return f", none of which had {said}: ranges are as wide as the errors on runs left out of the fit"
 
 
-def simulation_runs(s: ClosedLoop) -> list[Record]:
+def simulation_runs(s: ClosedLoop) -> list[Run]:
     """One flat record for each concurrency; without a second token there is no time between tokens, and its fields are null."""
     ends: Record = {}
     for name in ("tpot", "ttft"):
@@ -153,8 +160,13 @@ def simulation_runs(s: ClosedLoop) -> list[Record]:
     if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
-    wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
-    return [to_json({name: value[i] for name, value in wide.items()}) for i in range(size)]
+    wide = {name: np.broadcast_to(np.asarray(value), (size,)) for name, value in columns.items()}
+    return [{name: _number(value[i]) for name, value in wide.items()} for i in range(size)]
+
+
+def _number(value: object) -> float | None:
+    told = to_json(value)
+    return told if isinstance(told, int | float) else None
 
 
 def simulation_document(s: ClosedLoop) -> Record:
