@@ -51,7 +51,9 @@ class Checkpoint:
             header, start = safetensors_header(shard)
             with shard.open("rb") as file:
                 self._files[shard.name] = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start)
-            self._entries |= {name: (shard.name, entry) for name, entry in header.items() if name != "__metadata__"}
+            self._entries |= {
+                name: (shard.name, files.object_of(entry)) for name, entry in header.items() if name != "__metadata__"
+            }
         self._check_index()
 
     def _check_index(self) -> None:

@@ -43,11 +43,7 @@ class Guard:
             await self.app({**scope, "method": "GET"}, receive, guarded)
 
     def _refused(self, scope: Message) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
-        headers, method, query = (
-            {name.lower(): value for name, value in _headers(scope)},
-            str(scope["method"]),
-            scope.get("query_string"),
-        )
+        headers, method = {name.lower(): value for name, value in _headers(scope)}, str(scope["method"])
         if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
             text, rule = "host: the page was requested under another name", "loopback names, or the --host given"
             return 400, problem(text, "host", rule), []
@@ -55,7 +51,7 @@ class Guard:
             return 405, problem(f"method {method[:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
         if headers.get(b"content-length", b"0").strip() not in (b"0", b"") or b"transfer-encoding" in headers:
             return 413, problem("body: questions have none", "body", "no body"), [(b"connection", b"close")]
-        if isinstance(query, bytes) and len(query) > MAX_QUERY:
+        if isinstance(query := scope.get("query_string"), bytes) and len(query) > MAX_QUERY:
             return 414, problem(f"query: longer than {MAX_QUERY:,} bytes", "query"), []
         return None
 
