@@ -2,59 +2,40 @@
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Any
 
-from commtax.files import JsonObject, JsonValue, object_of, text_of
+from commtax.files import JsonObject, JsonValue
 from commtax.files import table as kept
 
-
-class HubFamily(TypedDict):
-    """What rows of one table share."""
-
-    architecture: str
-    fields: list[str]
-    rest: dict[str, JsonValue]
-    section: NotRequired[str]
-    assumed_length: NotRequired[list[str]]
-
-
-class HubRow(NamedTuple):
-    """A row, and the table that it stands in."""
-
-    family: HubFamily
-    key: str
-    name: str  # its id
-    counts: JsonValue  # parameters as published: one count, or a list of two
-    values: list[JsonValue]
-    others: list[str]  # ids whose configs say the same
-
-
+Table = dict[str, Any]
+Row = tuple[Table, str, str, JsonValue, list[JsonValue], list[str]]
+"""The table that a row stands in, and the row: key, id, parameters as published, values, other ids."""
 UNITS = {"B": 1e9, "M": 1e6}
 
 
-def rows(path: str) -> dict[str, HubRow]:
+def rows(path: str) -> dict[str, Row]:
     """All rows by their keys."""
-    return {row[0]: HubRow(family, *row) for family in kept(path)["family"] for row in family["rows"]}
+    return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in kept(path)["family"] for r in family["rows"]}
 
 
-def expand_row(row: HubRow) -> JsonObject:
+def expand_row(row: Row) -> JsonObject:
     """A row as a model's own file would say it."""
-    url = f"https://huggingface.co/{row.name}"
-    title = f"config.json of {row.name} on the Hugging Face Hub"
+    family, key, name, counts, values, others = row
+    url, title = f"https://huggingface.co/{name}", f"config.json of {name} on the Hugging Face Hub"
     return {
-        "key": row.key,
-        "aliases": [row.name, *row.others],
-        "config": _config(row.family, row.values),
+        "key": key,
+        "aliases": [name, *others],
+        "config": _config(family, values),
         "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
-        "published": [*_published_totals(row.counts, url)],
-        "assumed_length": row.key in row.family.get("assumed_length", ()),
+        "published": [*_published_totals(counts, url)],
+        "assumed_length": key in family.get("assumed_length", ()),
     }
 
 
-def _config(family: HubFamily, values: list[JsonValue]) -> JsonObject:
+def _config(family: Table, values: list[JsonValue]) -> JsonObject:
     rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
     section = family.get("section", "")
-    sizes: JsonObject = {section: {**object_of(rest[section]), **own}} if section else own
+    sizes: JsonObject = {section: {**rest[section], **own}} if section else own
     return {"architectures": [family["architecture"]], **rest, **sizes}
 
 
@@ -63,7 +44,7 @@ def _published_totals(counts: JsonValue, url: str) -> Iterator[JsonObject]:
     for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
         exact = isinstance(count, int)
         title = "tensor total of the checkpoint on the Hugging Face Hub" if exact else "as the model's card prints it"
-        params, digits = (count, 0) if isinstance(count, int) else parse_printed_count(text_of(count))
+        params, digits = (count, 0) if isinstance(count, int) else parse_printed_count(str(count))
         source: JsonObject = {"title": title, "url": url, "date": ""}
         yield {"params": params, "kind": kind, "digits": digits, "beyond": 0, "includes": "", "source": source}
 

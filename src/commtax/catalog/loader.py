@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from commtax.catalog.hub_rows import HubRow, expand_row, rows
+from commtax.catalog.hub_rows import Row, expand_row, rows
 from commtax.files import table as kept
 from commtax.spec import Citation
 from commtax.statement import Refusal
@@ -17,7 +17,6 @@ from commtax.statement import Refusal
 Table = dict[str, Any]
 """A file of ours, whose keys its kind knows."""
 Facts = Mapping[str, object]
-"""Values by name that are checked, or taken over as they are."""
 T = TypeVar("T")
 FACTS = Path(__file__).parent
 
@@ -85,7 +84,7 @@ def stems(kind: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _rows() -> dict[str, HubRow]:
+def _rows() -> dict[str, Row]:
     return rows(str(FACTS / "hub_models.toml"))
 
 

@@ -31,17 +31,13 @@ ALGORITHMS: Mapping[str, Quant] = {
 MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
 
 
-class FamilySpelling(TypedDict, total=False):
-    """How a family's checkpoints name modules, and what they leave as it is."""
-
-    names: list[tuple[str, str]]  # our fragments and theirs, replaced one after the other
-    plain: list[str]  # modules that stay as they are
-    expert_dtype: str  # of experts where a config does not say it
+Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[str], "expert_dtype": str}, total=False)  # noqa: UP013
 
 
 @lru_cache(maxsize=1)
-def _spellings() -> dict[str, FamilySpelling]:
-    """By architecture, where it is not as our inventory has it."""
+def _spellings() -> dict[str, Spelling]:
+    """By architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one after the other,
+    ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it."""
     return {name: one for one in table("catalog/spellings.toml")["family"] for name in one["architectures"]}
 
 
@@ -91,12 +87,12 @@ def _check_patterns(quant: Quant, key: str) -> Quant:
     return quant
 
 
-def _complete_format(quant: Quant, config: Config, family: FamilySpelling) -> Quant:
+def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
     """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
     counted = tuple({**stand_for, **dict(quant.counted)}.items())
-    ignored, spelled = (*quant.ignored, *family.get("plain", ())), tuple((*pair,) for pair in family.get("names", ()))
+    ignored, spelled = (*quant.ignored, *family.get("plain", ())), tuple((ours, theirs) for ours, theirs in family.get("names", ()))
     parts = tuple(replace(p, method=quant.method, counted=(*counted, *p.counted), spelled=spelled) for p in quant.parts)
     return replace(quant, ignored=ignored, counted=counted, spelled=spelled, parts=parts, kv_dtype=_kv_dtype(config))
 

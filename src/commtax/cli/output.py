@@ -6,19 +6,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, NoReturn, TypeVar, TypeVarTuple
+from typing import NoReturn, TypeVar, TypeVarTuple
 
 import click
 
 from commtax.files import write_text
 from commtax.records import dataclass
+from commtax.report.drawing import Console, Pipe
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
-
-if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-
-    from commtax.report.drawing import Console
 
 EMITTED = {"launch": "launch", "benchmark": "check the prediction", "collective": "check the collective that costs most"}
 """Titles of the commands that stand below an answer, to be copied."""
@@ -38,7 +34,7 @@ class Output:
     def answer(
         self,
         document: Callable[[*Parts], object],
-        show: "Callable[[Console, *Parts], None]",
+        show: Callable[[Console, *Parts], None],
         *parts: *Parts,
         code: int = 0,
         rows: Callable[[*Parts], Sequence[Mapping[str, object]]] | None = None,
@@ -98,29 +94,27 @@ COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS
 """What makes Rich take a pipe for a terminal."""
 
 
-def terminal() -> "Console":
+def terminal() -> Console:
     """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
     columns = os.environ.get("COLUMNS", "160")
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()
-    from commtax.report.drawing import Pipe
-
     return Pipe(max(100, int(columns)), _rich)
 
 
-def _rich() -> "RichConsole":
-    from rich.console import Console, ConsoleOptions, RenderableType
+def _rich(width: int = 0) -> Console:
+    from rich import console as rich
     from rich.segment import Segment
 
-    class Terminal(Console):
+    class Terminal(rich.Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
 
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        def render(self, renderable: rich.RenderableType, options: rich.ConsoleOptions | None = None) -> Iterator[Segment]:
             for piece in super().render(renderable, options):
                 yield piece if piece.control else Segment(escape_controls(piece.text), piece.style)
 
     console = Terminal(highlight=False, markup=False, emoji=False)  # names and files hold brackets and colons of their own
     piped = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = 160 if piped else max(100, console.width)
+    console.width = width or (160 if piped else max(100, console.width))
     return console

@@ -1,14 +1,13 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
-from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
 
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
-from commtax.report.documents import LEFT_OUT, Record, document, facts, record, to_json
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import SIZES
@@ -20,8 +19,8 @@ from commtax.verbs.settling import describe_gpus, describe_layout
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 """What TTFT is made of."""
-Run = dict[str, float | None]
-"""All figures at one concurrency; null where there is none."""
+Run = dict[str, float]
+"""All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -68,16 +67,12 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
 
 def _run_cells(run: Run) -> tuple[str, ...]:
     """Without a second token there is no time between tokens."""
-
-    def told(name: str, words: Callable[[float], str] = format_seconds) -> str:
-        return "–" if (value := run[name]) is None else words(value)
-
-    between, first = (
-        (told(f"{name}_s"), "–" if run[f"{name}_s"] is None else f"{told(f'{name}_low_s')}-{told(f'{name}_high_s')}")
-        for name in ("tpot", "ttft")
-    )
-    rates = (told("tokens_per_s", "{:,.0f}".format), told("requests_per_s", "{:,.2f}".format), told("mixed_share", "{:.0%}".format))
-    return (told("concurrency", "{:,}".format), told("running", format_mean), *between, *first, told("e2e_s"), *rates)
+    mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
+    between = ("–", "–") if not math.isfinite(mean) else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
+    first = (format_seconds(run["ttft_s"]), f"{format_seconds(run['ttft_low_s'])}-{format_seconds(run['ttft_high_s'])}")
+    mixed = "–" if not math.isfinite(run["mixed_share"]) else f"{run['mixed_share']:.0%}"
+    rates = (format_seconds(run["e2e_s"]), f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
+    return (f"{run['concurrency']:,.0f}", format_mean(run["running"]), *between, *first, *rates)
 
 
 def _head(console: Console, s: ClosedLoop) -> None:
@@ -160,13 +155,8 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
     if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
-    wide = {name: np.broadcast_to(np.asarray(value), (size,)) for name, value in columns.items()}
-    return [{name: _number(value[i]) for name, value in wide.items()} for i in range(size)]
-
-
-def _number(value: object) -> float | None:
-    told = to_json(value)
-    return told if isinstance(told, int | float) else None
+    wide = {name: np.broadcast_to(np.asarray(value, dtype=float), (size,)) for name, value in columns.items()}
+    return [{name: float(value[i]) for name, value in wide.items()} for i in range(size)]
 
 
 def simulation_document(s: ClosedLoop) -> Record:

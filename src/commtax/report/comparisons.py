@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from commtax.records import dataclass
+from commtax.report import plots
 from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console, Text
 from commtax.report.plots import no_formula, picture, style
@@ -14,10 +14,6 @@ from commtax.units import format_rate, format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
 from commtax.verbs.fitting import fits
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12
@@ -98,7 +94,7 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     x_axis = next((a for a in compared.axes if a != "link"), compared.axes[0])
     series = next((a for a in compared.axes if a != x_axis), "")
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "plots.Figure") -> None:
         top, bottom = figure.subplots(2, 1, sharex=True)
         for index, value in enumerate(compared.values(series) if series else [None]):
             rows = [r for r in compared.rows if not series or r.at[compared.axes.index(series)] == value]
@@ -117,7 +113,7 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     picture(path, draw, (8, 8))
 
 
-def _label_axes(top: "Axes", bottom: "Axes", x_axis: str, compared: Comparison) -> None:
+def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
     from matplotlib import ticker
 
     top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
@@ -265,7 +261,7 @@ def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
     """The heat maps as a picture: colour, and the figure in every cell."""
     maps = _maps(compared) or [HeatMap("plan x batch", "batch", compared.values("batch"))]
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "plots.Figure") -> None:
         import numpy as np
 
         panels = figure.subplots(1, len(maps), squeeze=False)[0]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 from commtax.records import dataclass
 
 if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
@@ -98,15 +97,13 @@ class DrawnTable:
 class Pipe:
     """A console that leads into a file or another program; ``rich`` makes the one that draws what is not simple."""
 
-    def __init__(self, width: int, rich: "Callable[[], RichConsole]") -> None:
+    def __init__(self, width: int, rich: Callable[[int], Console]) -> None:
         self.width, self._rich = width, rich
 
     def print(self, *objects: object, soft_wrap: bool | None = None) -> None:
         lines = self._lines(objects, bool(soft_wrap))
         if lines is None:
-            console = self._rich()
-            console.width = self.width
-            console.print(*objects, soft_wrap=soft_wrap)
+            self._rich(self.width).print(*objects, soft_wrap=soft_wrap)
         else:
             try:
                 sys.stdout.write("".join(f"{line}\n" for line in lines))

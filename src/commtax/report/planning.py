@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import SAID, dtype_words, missed_times, odds
 from commtax.planner.training_search import BUDGET
 from commtax.question import EVEN, Question
+from commtax.report import plots
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console, Text
@@ -35,9 +36,6 @@ from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -357,7 +355,7 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
 def plot_front(a: ServingPlans, path: Path) -> None:
     """The Pareto front as a picture."""
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "plots.Figure") -> None:
         axes = figure.subplots()
         for index, tp in enumerate(np.unique(a.front.tp)):
             own = a.front.take(np.flatnonzero(a.front.tp == tp))

@@ -9,7 +9,8 @@ from commtax.spelling import escape_controls
 from commtax.statement import Refusal
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -19,13 +20,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
-class LineStyle(TypedDict, total=False):
-    """How a line is drawn, and what it is called."""
-
-    color: str
-    marker: str
-    linestyle: str
-    label: str
+LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
 
 
 def style(index: int, **changed: Unpack[LineStyle]) -> LineStyle:

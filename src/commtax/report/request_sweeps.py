@@ -2,10 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from commtax.report import plots
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
@@ -14,10 +14,6 @@ from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.sweeping import RequestSweep, Slo
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TITLES = {"request_rate": "requests/s", "concurrency": "clients"}
 
@@ -56,7 +52,7 @@ def _cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
 def plot_sweep(s: RequestSweep, path: Path) -> None:
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "plots.Figure") -> None:
         first = s.outcomes[0].question
         figure.suptitle(no_formula(f"{first.model.key} on {first.cluster.key}: {fleet_words(s.outcomes[0])}"), fontsize=11)
         panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
@@ -68,7 +64,7 @@ def plot_sweep(s: RequestSweep, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _line(axes: "Axes", s: RequestSweep, name: str, index: int) -> None:
+def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
     metric, which = name.split("_")
     values = [o.statistic(name) for o in s.outcomes]
     ends = np.array([o.range_of(name) for o in s.outcomes])
@@ -79,7 +75,7 @@ def _line(axes: "Axes", s: RequestSweep, name: str, index: int) -> None:
         axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
 
 
-def _frame(axes: "Axes", s: RequestSweep, what: str) -> None:
+def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
     axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
@@ -93,7 +89,7 @@ def _frame(axes: "Axes", s: RequestSweep, what: str) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _format_time_axis(axes: "Axes", which: str) -> None:
+def _format_time_axis(axes: "plots.Axes", which: str) -> None:
     """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -107,7 +103,7 @@ def _format_time_axis(axes: "Axes", which: str) -> None:
 def plot_outcome(o: RequestsInTime, path: Path) -> None:
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "plots.Figure") -> None:
         left, right = figure.subplots(1, 2)
         title = f"{o.question.model.key} on {o.question.cluster.key}: {fleet_words(o)}, {rate_words(o.requests_per_s)}"
         figure.suptitle(no_formula(title), fontsize=11)
@@ -117,7 +113,7 @@ def plot_outcome(o: RequestsInTime, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _histogram(axes: "Axes", o: RequestsInTime) -> None:
+def _histogram(axes: "plots.Axes", o: RequestsInTime) -> None:
     times, counts = o.gaps
     if counts.sum():
         ms = times * 1e3
@@ -132,7 +128,7 @@ def _histogram(axes: "Axes", o: RequestsInTime) -> None:
     axes.grid(alpha=0.25)
 
 
-def _distribution(axes: "Axes", o: RequestsInTime) -> None:
+def _distribution(axes: "plots.Axes", o: RequestsInTime) -> None:
     seen = slice(o.question.offered.warmup, None)
     for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
         values = np.sort(o.columns[name][seen])
