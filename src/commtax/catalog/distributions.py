@@ -23,8 +23,6 @@ POINTS = 65  # quantiles of a data set that ships
 FILE_POINTS = 1025  # … of a user's file, at most
 _NUMBER = r"[0-9.][0-9.,_]*(?:[eE][-+]?[0-9]+)?[kKmMgG]?"
 _ROOMIEST = 2.2729  # exp(1.2816^2 / 2): a lognormal's p90 is at most that many means
-
-
 PublishedLengths = TypedDict("PublishedLengths", {"mean": float, "quantiles": list[float]})  # noqa: UP013
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from commtax.catalog.hub_rows import Row, expand_row, rows
@@ -18,12 +17,11 @@ Table = dict[str, Any]
 """A file of ours, whose keys its kind knows."""
 Facts = Mapping[str, object]
 T = TypeVar("T")
+NOTHING: Mapping[str, type] = {}
 FACTS = Path(__file__).parent
 
 
-def record(
-    cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = MappingProxyType({}), given: Facts = MappingProxyType({})
-) -> T:
+def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = NOTHING, given: Facts = NOTHING) -> T:
     """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own.
 
     ``given`` are values that the file does not hold, or only names.

@@ -22,20 +22,8 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.table_view import TableView
 from commtax.files import expand_home, read_json
 from commtax.records import record_from, with_fields
-from commtax.spec import (
-    DTYPE_BYTES,
-    Algorithm,
-    Chip,
-    ChipFacts,
-    Cluster,
-    Engine,
-    Fabric,
-    KernelConstants,
-    Link,
-    Path,
-    Profile,
-    Spread,
-)
+from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Link
+from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Path, Profile, Spread
 from commtax.statement import Note, Refusal, Source
 
 VERSION = 1

@@ -29,8 +29,6 @@ ALGORITHMS: Mapping[str, Quant] = {
 }
 """Formats by the names that TensorRT Model Optimizer has for them."""
 MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
-
-
 Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[str], "expert_dtype": str}, total=False)  # noqa: UP013
 
 

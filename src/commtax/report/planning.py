@@ -9,18 +9,9 @@ from typing import TypeVar
 import numpy as np
 
 from commtax.planner import choosing
+from commtax.planner import columns as planned
 from commtax.planner.choosing import margin
-from commtax.planner.columns import (
-    ColumnTable,
-    OperatingPoint,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    StandingPlan,
-    TrainColumns,
-    TrainPlans,
-    request_s,
-)
+from commtax.planner.columns import ColumnTable, Rejected, ServingColumns, ServingPlans, StandingPlan, TrainColumns, TrainPlans
 from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import SAID, dtype_words, missed_times, odds
 from commtax.planner.training_search import BUDGET
@@ -74,7 +65,7 @@ def recommended_words(a: Plans) -> str:
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
-def place_words(a: ServingPlans, place: OperatingPoint) -> str:
+def place_words(a: ServingPlans, place: planned.OperatingPoint) -> str:
     """A place to run at, in a line."""
     rows, i = place.plans, place.recommended
     times = f"TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}"
@@ -88,7 +79,7 @@ SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
     ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
     ">TPOT": lambda a, rows, i: _tpot(a, rows, i),
     ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
-    ">request": lambda a, rows, i: format_seconds(request_s(a.question, rows)[i]),
+    ">request": lambda a, rows, i: format_seconds(planned.request_s(a.question, rows)[i]),
     ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
     ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
     ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",

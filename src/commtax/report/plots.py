@@ -18,8 +18,6 @@ MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-
-
 LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
 
 

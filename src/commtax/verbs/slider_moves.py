@@ -7,13 +7,14 @@ that is legal is the move. Training keeps a full cluster full, and its global ba
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from commtax.cost.legality import codes
 from commtax.options import page_keys
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, with_fields
 from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths
@@ -65,7 +66,7 @@ def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
     """Which of these sizes break no rule, all judged at once."""
     names = (*SIZES, "microbatches")
     columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
-    return np.asarray(codes(q.model, q.cluster, q.but(**columns).plan, q.engine) == 0)
+    return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
 
 
 def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
@@ -73,11 +74,11 @@ def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
     sharded, whole = {"sequence_parallel": 1}, {"zero": min(1, sizes["zero"])}
     for way in [{}, sharded, whole, sharded | whole] if q.trains else [{}]:
         settled = {**sizes, **way}
-        asked = q.but(**{**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
+        plan = with_fields(q.plan, {**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
         try:
-            check_kinds(asked.plan, q.engine, q.cluster.chip)
+            check_kinds(plan, q.engine, q.cluster.chip)
             if q.trains:
-                check_lengths(asked)
+                check_lengths(replace(q, plan=plan))
         except Refusal:
             continue
         return settled
