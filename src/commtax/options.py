@@ -117,5 +117,4 @@ def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, obje
 
 def page_keys() -> Mapping[str, Entry]:
     """Keys of the page's links, in their order."""
-    keys: Mapping[str, Entry] = _tables()["page"]
-    return keys
+    return dict(_tables()["page"])
