@@ -214,7 +214,7 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
         if length > min(size, MAX_HEADER_BYTES):
             raise Refusal(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
         try:
-            table = parse_json(file.read(length), str(shard))
+            table = _object(parse_json(file.read(length), str(shard)), str(shard))
             spans = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
             if not all(isinstance(x, int) and x >= 0 for start, end in spans for x in (start, end, end - start)):
                 raise TypeError("offsets")
@@ -223,7 +223,6 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
             raise Refusal(f"{shard}: its safetensors header cannot be read") from None
     if size < 8 + length + max(ends, default=0):
         raise Refusal(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")
-    assert isinstance(table, dict)
     return table, 8 + length
 
 

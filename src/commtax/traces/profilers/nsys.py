@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from commtax.evidence.thresholds import levels
-from commtax.files import Document, FileStream, Json
+from commtax.files import FileStream, JsonObject
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.kineto import assemble
@@ -164,7 +164,7 @@ class _Export:
             return None
         calls = self._nccl(place)
         known = nccl_ranges.place(calls)
-        head: Document = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
+        head: JsonObject = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
         if known:
             head["distributedInfo"] = {"rank": known[0], "world_size": known[1]}
         elif len(self.places) > 1:
@@ -185,7 +185,7 @@ class _Export:
         row = self._database.first(SYSTEM, "value", "name", where="name = 'Hostname'")
         return str(row[0]) if row else ""
 
-    def _gpus(self, place: GpuProcess) -> Iterator[Json]:
+    def _gpus(self, place: GpuProcess) -> Iterator[JsonObject]:
         """The GPUs as the PyTorch profiler describes them, the process's own under its own number."""
         table, own = "TARGET_INFO_GPU", self._gpu(place)
         if not self._database.has(table, "id", "name"):
@@ -195,7 +195,7 @@ class _Export:
             shown = place.device if number == own else f"gpu {number}"
             yield {"id": shown, "name": name, "totalGlobalMem": nbytes, "numSms": sms or 0}
 
-    def _on_device(self, place: GpuProcess) -> Iterator[Json]:
+    def _on_device(self, place: GpuProcess) -> Iterator[JsonObject]:
         """Kernels, graphs that were traced whole as one kernel each, and copies."""
         for start, end, stream, correlation, *names in self._timed(KERNEL, place, *NAMES):
             name = next((self._text[n] for n in names if n in self._text), "kernel without a name")
@@ -225,7 +225,7 @@ class _Export:
         where = "" if place.process < 0 else f" WHERE {self._process(table)} = {place.process}"
         return filter(_is_timed, self._database.rows(asked + where))
 
-    def _launches(self, place: GpuProcess) -> Iterator[Json]:
+    def _launches(self, place: GpuProcess) -> Iterator[JsonObject]:
         """Calls of runtime and driver; where none were traced, a kernel or graph is taken for launched when it began."""
         called = False
         for table in CALLS:
@@ -252,7 +252,7 @@ class _Export:
             if name := plain or self._text.get(registered, ""):
                 yield str(name), start, end, thread, raw
 
-    def _ranges(self, place: GpuProcess) -> Iterator[Json]:
+    def _ranges(self, place: GpuProcess) -> Iterator[JsonObject]:
         """Annotations, and operators where torch was told to name them."""
         for name, start, end, thread, _ in self._named(place):
             if operator := _OPERATOR.match(name):
