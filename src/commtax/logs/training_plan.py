@@ -89,13 +89,11 @@ def _by_arguments(log: TrainingLog) -> LoggedPlan:
     if not arguments:
         return LoggedPlan(engine)
     known = flags_of("megatron").flags
-    words = [
-        f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
-    ]
+    given = [(name, value) for name, value in arguments.items() if name in known]
+    words = [f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in given]
     world = arguments.get("world-size", "")
-    inner = math.prod(
-        _count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in ("tensor-model", "pipeline-model", "context")
-    )
+    axes = "tensor-model", "pipeline-model", "context"
+    inner = math.prod(_count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in axes)
     gpus = _count(world) or inner * _count(arguments.get("data-parallel-size", ""), 1)
     try:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")

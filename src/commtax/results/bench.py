@@ -88,9 +88,8 @@ def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
     """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
-        found = list(
-            islice((one for d in documents if isinstance(d, dict) for one in _results_of_document(d)), COUNT.most_results + 1)
-        )
+        every = (one for d in documents if isinstance(d, dict) for one in _results_of_document(d))
+        found = list(islice(every, COUNT.most_results + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
     first = next((d for d in documents if isinstance(d, dict)), {})

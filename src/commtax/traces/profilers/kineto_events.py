@@ -19,22 +19,8 @@ import numpy as np
 from commtax.evidence.thresholds import counts
 from commtax.files import JsonValue, need_object
 from commtax.timeline import Column
-from commtax.traces.profilers.columns import (
-    ANNOTATION,
-    COPY,
-    EARLIEST_NS,
-    LARGE_US,
-    LATEST_NS,
-    LAUNCH,
-    LONGEST_NS,
-    OPERATOR,
-    OTHER,
-    UNTOLD,
-    WRONG,
-    Columns,
-    all_ns,
-    ns,
-)
+from commtax.traces.profilers import columns as limits
+from commtax.traces.profilers.columns import ANNOTATION, COPY, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns, all_ns, ns
 from commtax.traces.profilers.json_pieces import repair_json
 from commtax.traces.profilers.kineto_facts import KEYS
 
@@ -119,9 +105,9 @@ class Decoder:
         if not self.exact:
             events = _decode_events(text, False)
             largest = max(map(_TIME, events), default=0.0)
-            if largest < LARGE_US:
+            if largest < limits.LARGE_US:
                 return events
-            self.exact = largest >= LARGE_US  # not where it is no number
+            self.exact = largest >= limits.LARGE_US  # not where it is no number
         return _decode_events(text, True)
 
 
@@ -186,8 +172,8 @@ def _earliest(events: Sequence[SomeEvent]) -> int | None:
     exact, told = isinstance(events[0], ExactEvent), list(map(_TIME, events))
     times = list(map(_number, told)) if exact else told
     low = min(times)
-    if not EARLIEST_NS < low * 1000 < LATEST_NS:  # nor is anything less than what is no number
-        sound = [e for e, at in zip(events, times, strict=True) if EARLIEST_NS < at * 1000 < LATEST_NS]
+    if not limits.EARLIEST_NS < low * 1000 < limits.LATEST_NS:  # nor is anything less than what is no number
+        sound = [e for e, at in zip(events, times, strict=True) if limits.EARLIEST_NS < at * 1000 < limits.LATEST_NS]
         return _earliest(sound) if sound else None
     return min(ns(bytes(raw).decode()) for raw, at in zip(told, times, strict=True) if at <= low) if exact else ns(low)
 
@@ -205,9 +191,8 @@ class _EventColumns(NamedTuple):
 
 def _place(columns: Columns, known: CollectiveNumber, kind: int, events: Sequence[SomeEvent]) -> None:
     """All at once, or one by one where the arguments of some do not fit their types."""
-    kept, starts, ends = _with_times(
-        columns, _EventColumns(*zip(*map(_FIELDS, events), strict=True)), isinstance(events[0], ExactEvent)
-    )
+    found = _EventColumns(*zip(*map(_FIELDS, events), strict=True))
+    kept, starts, ends = _with_times(columns, found, isinstance(events[0], ExactEvent))
     if not len(starts):
         return
     try:
@@ -233,7 +218,9 @@ def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_Ev
     lasting = np.array(kept.lasting)
     times = np.array(list(map(_number, kept.times)) if exact else kept.times)
     with np.errstate(invalid="ignore", over="ignore"):
-        sound = (times * 1000 > EARLIEST_NS) & (times * 1000 < LATEST_NS) & (np.abs(lasting) * 1000 < LONGEST_NS)
+        sound = (
+            (times * 1000 > limits.EARLIEST_NS) & (times * 1000 < limits.LATEST_NS) & (np.abs(lasting) * 1000 < limits.LONGEST_NS)
+        )
     if None in kept.names:
         sound &= np.array([name is not None for name in kept.names])
     if not sound.all():

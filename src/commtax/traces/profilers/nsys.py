@@ -140,9 +140,8 @@ class _Export:
     @cached_property
     def places(self) -> list[GpuProcess]:
         """All that ran something, by GPU and process."""
-        asked = [
-            f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)
-        ]
+        tables = [table for table in (KERNEL, GRAPH) if self._database.has(table)]
+        asked = [f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in tables]
         rows = self._database.rows(" UNION ".join(asked))
         pairs = {GpuProcess(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
         real = {p for p in pairs if p.device < 2**31 - 1}  # a graph that begins on the host names no GPU
@@ -203,9 +202,8 @@ class _Export:
         for start, end, stream, correlation, number in self._timed(GRAPH, place, "graphId"):
             yield device_event("kernel", f"CUDA graph {number}", (start, end), place.device, stream, correlation)
         for start, end, stream, correlation, kind in self._timed(COPY, place, "copyKind"):
-            yield device_event(
-                "gpu_memcpy", f"Memcpy {self._copies.get(kind, kind)}", (start, end), place.device, stream, correlation
-            )
+            name = f"Memcpy {self._copies.get(kind, kind)}"
+            yield device_event("gpu_memcpy", name, (start, end), place.device, stream, correlation)
         for start, end, stream, correlation in self._timed(SET, place):
             yield device_event("gpu_memset", "Memset", (start, end), place.device, stream, correlation)
 
