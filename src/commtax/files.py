@@ -225,6 +225,33 @@ def text_of(value: JsonValue) -> str:
     return value if isinstance(value, str) else ""
 
 
+def need_object(value: JsonValue) -> JsonObject:
+    """What is an object; anything else is a ``TypeError``, for whoever reads a document as a whole or not at all."""
+    if not isinstance(value, dict):
+        raise TypeError(f"'{type(value).__name__}' object has no keys")
+    return value
+
+
+def need_list(value: JsonValue) -> list[JsonValue]:
+    if not isinstance(value, list):
+        raise TypeError(f"'{type(value).__name__}' object is not iterable")
+    return value
+
+
+def need_number(value: JsonValue) -> float:
+    """What is a number, or the text of one."""
+    if value is None or isinstance(value, dict | list):
+        raise TypeError(f"float() argument must be a string or a real number, not '{type(value).__name__}'")
+    return float(value)
+
+
+def need_whole(value: JsonValue) -> int:
+    """What is a whole number, or the text of one; of any other number its whole part."""
+    if value is None or isinstance(value, dict | list):
+        raise TypeError(f"int() argument must be a string, a bytes-like object or a real number, not '{type(value).__name__}'")
+    return int(value)
+
+
 def memory_of(text: bytes | str) -> int:
     """The most bytes that a JSON text can take as objects: its signs count lists, objects, keys and values.
 

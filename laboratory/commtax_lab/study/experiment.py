@@ -174,10 +174,10 @@ def _settings(asked: StudyOrder, driver: Driver) -> Document:
 def _kept(file: Path) -> Document | None:
     """A kept document, where it is there and whole."""
     try:
-        document: Document = files.read_json(file)
+        document = files.read_json(file)
     except ValueError:
         return None
-    return document
+    return document if isinstance(document, dict) else None
 
 
 def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, progress: Progress) -> None:
