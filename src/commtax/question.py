@@ -186,7 +186,7 @@ def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -
     return Workload(batch, batch * context, prefill_seqs=1, prefill_tokens=context, rows_per_seq=rows)
 
 
-Changes = Mapping[str, Any]
+Changes = Mapping[str, object]
 """Fields of a question, and what they become."""
 
 

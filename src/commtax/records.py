@@ -138,3 +138,8 @@ def record_from(record: type[T], values: Mapping[str, object]) -> T:
     """A record with those of the values that are its fields; the others keep what the record has for them."""
     names = [f.name for f in dataclasses.fields(cast(Any, record))]
     return record(**{name: values[name] for name in names if name in values})
+
+
+def with_fields(record: T, values: Mapping[str, object]) -> T:
+    """The same record with some of its fields, by name, otherwise."""
+    return record_from(type(record), {**{f.name: getattr(record, f.name) for f in _fields(type(record))}, **values})

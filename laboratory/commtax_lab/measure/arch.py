@@ -31,11 +31,11 @@ def arch(name: str, layers: int = 0) -> Arch:
     """An architecture by catalogue name or folder, cut to its first ``layers`` if given; unknown ones are refused by name."""
     config = dict(catalog.config(name))
     if layers:
-        if layers < 1 or layers > int(config["num_hidden_layers"]):
+        if layers < 1 or layers > int(str(config["num_hidden_layers"])):
             raise Refusal(f"layers={layers}: {name} has {config['num_hidden_layers']}")
         config["num_hidden_layers"] = layers
-        if isinstance(config.get("layer_types"), list):
-            config["layer_types"] = config["layer_types"][:layers]
+        if isinstance(kinds := config.get("layer_types"), list):
+            config["layer_types"] = kinds[:layers]
     key = catalog.model(name).key + (f"-{layers}-layers" if layers else "")
     return arch_of_config(config, key)
 

@@ -51,7 +51,9 @@ class Checkpoint:
             header, start = safetensors_header(shard)
             with shard.open("rb") as file:
                 self._files[shard.name] = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start)
-            self._entries |= {name: (shard.name, entry) for name, entry in header.items() if name != "__metadata__"}
+            self._entries |= {
+                name: (shard.name, files.object_of(entry)) for name, entry in header.items() if name != "__metadata__"
+            }
         self._check_index()
 
     def _check_index(self) -> None:
@@ -60,7 +62,8 @@ class Checkpoint:
         if not index.is_file():
             return
         try:
-            wanted = set(files.read_json(index, "index")["weight_map"].values())
+            told = files.need_object(files.read_json(index, "index"))
+            wanted = set(map(str, files.need_object(told["weight_map"]).values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refusal(f"{index}: not a safetensors index") from None
         missing = sorted(wanted - self._files.keys())

@@ -1,7 +1,6 @@
 """Requests served for real, measured beside predicted."""
 
-from rich.console import Console
-
+from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_seconds
 from commtax_lab.study.study_documents import ServedRun, ServingDocument

@@ -179,9 +179,10 @@ def _check_settings(asked: StudyOrder, driver: Driver) -> None:
 def _read_kept(file: Path) -> Json:
     """A kept document, where it is there and whole; else None."""
     try:
-        return files.read_json(file)
+        document = files.read_json(file)
     except ValueError:
         return None
+    return document if isinstance(document, dict) else None
 
 
 def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, progress: Progress) -> None:

@@ -5,7 +5,7 @@ Files are recognised by what is inside. Inside parts come first (collectives in 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as File
 
@@ -17,7 +17,6 @@ from commtax.calibrate.measurement_files import read
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
 from commtax.catalog.profile import VERSION, parse
-from commtax.files import Document
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
@@ -82,10 +81,10 @@ def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
         raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None
 
 
-def _document(profile: Profile) -> Document:
+def _document(profile: Profile) -> Mapping[str, object]:
     """The profile as it is written, without its empty parts."""
     libraries = [{"name": name, "paths": document(paths)} for name, paths in profile.libraries.items()]
-    parts: Document = {
+    parts: dict[str, object] = {
         "chip": dict(profile.chip),
         "engine": profile.engine,
         "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},

@@ -10,13 +10,12 @@ from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.measurements import EngineBenchmark, MeasuredMachine, MeasurementFiles, SweptKernel, TimedCollective
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
-from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
+from commtax.files import OUTPUT_BYTES, JsonObject, JsonValue, parse_documents, read_text
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
 
-Row = dict[str, Json]
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
@@ -59,14 +58,15 @@ def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, place: MeasuredMachine)
 
 def _json(text: str, name: str, place: MeasuredMachine) -> MeasurementFiles:
     """A document, a list of them, or one a line; lines of several kinds may be mixed."""
-    rows = parse_documents(text, f"'{name}'")
-    if not rows or not all(isinstance(row, dict) for row in rows):
+    documents = parse_documents(text, f"'{name}'")
+    rows = [document for document in documents if isinstance(document, dict)]
+    if not rows or len(rows) < len(documents):
         raise Refusal(f"'{name}': JSON without measurements")
     ours = MeasurementFiles()
     others = []
     for number, row in enumerate(rows, 1):
-        if isinstance(row.get("rows"), list):  # measure collectives --json
-            ours += _json("\n".join(json.dumps(r) for r in row["rows"]), name, place)
+        if isinstance(held := row.get("rows"), list):  # measure collectives --json
+            ours += _json("\n".join(json.dumps(r) for r in held), name, place)
         elif "time_us" in row and "size_bytes" in row:
             ours += _collective(row, f"{name}: row {number}")
         elif row.get("kind") in (*SHAPES, *UNUSED):
@@ -84,7 +84,7 @@ def _results(results: Sequence[BenchmarkRun], name: str, place: MeasuredMachine)
     return sum((_engine_benchmark(result, label, place) for result, label in zip(results, labels, strict=True)), MeasurementFiles())
 
 
-def _collective(row: Row, label: str) -> MeasurementFiles:
+def _collective(row: JsonObject, label: str) -> MeasurementFiles:
     """A line of ``measure collectives --output``."""
     op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
     if op not in OPS:
@@ -96,9 +96,9 @@ def _collective(row: Row, label: str) -> MeasurementFiles:
     return MeasurementFiles((TimedCollective(key, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
 
 
-def _kernel(row: Row, label: str) -> MeasurementFiles:
+def _kernel(row: JsonObject, label: str) -> MeasurementFiles:
     """A line of ``python -m commtax_lab.study.kernels``."""
-    kind = row["kind"]
+    kind = str(row["kind"])
     if kind in UNUSED:
         return MeasurementFiles()
     shape = " x ".join(str(row[k]) for k in ("m", "n", "k", "batch", "length", "heads", "rows", "width") if k in row)
@@ -138,14 +138,14 @@ def _engine_benchmark(result: BenchmarkRun, label: str, place: MeasuredMachine) 
     return MeasurementFiles(refused=(f"{label}: {reason or 'no mean time a token'}",))
 
 
-def _count(row: Row, key: str, label: str) -> int:
+def _count(row: JsonObject, key: str, label: str) -> int:
     value = row.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
         raise Refusal(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
     return value
 
 
-def _time(value: Json, label: str, unit: float = 1.0) -> float:
+def _time(value: JsonValue, label: str, unit: float = 1.0) -> float:
     if not isinstance(value, (int, float)) or not SHORTEST_S / unit <= value < LONGEST_S / unit:  # any whole number compares
         raise Refusal(f"'{label}': a time of {repr(value)[:40]} is no measurement")
     return float(value) * unit

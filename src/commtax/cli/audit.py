@@ -1,7 +1,7 @@
 """``commtax audit``."""
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -33,7 +33,7 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 @click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path))
 @add_verb_options("audit", tolerance={"help": TOLERANCES})
-def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
+def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content.
 
     With --model also whether it should have: every count, size and time against the prediction.

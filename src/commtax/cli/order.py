@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -62,7 +62,7 @@ def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], N
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
-        def run(model: str | None = None, **options: Any) -> None:
+        def run(model: str | None = None, **options: object) -> None:
             body(read(model or "", GivenOptions(options), verb, about))
 
         return click.argument("model", required=False)(add_verb_options(verb)(run))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from commtax.catalog.programs import program
-from commtax.files import parse_json
+from commtax.files import need_object, need_whole, parse_json
 from commtax.launch.flags import FlagReading, Value, command_of
 from commtax.records import dataclass
 from commtax.statement import Note, Refusal
@@ -144,8 +144,9 @@ def _settle_redundant_experts(reading: FlagReading) -> None:
     """Copies of popular experts, where a table of settings tells them."""
     text = reading.text("eplb_config")
     try:
-        reading.values["redundant_experts"] = int(parse_json(text, "eplb_config").get("num_redundant_experts", 0))
-    except (ValueError, AttributeError, TypeError, OverflowError):
+        said = need_object(parse_json(text, "eplb_config"))
+        reading.values["redundant_experts"] = need_whole(said.get("num_redundant_experts", 0))
+    except (ValueError, TypeError, OverflowError):
         reading.unread.append(f"--eplb-config {text}")
 
 

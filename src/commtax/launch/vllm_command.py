@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.files import parse_json
+from commtax.files import need_object, need_whole, parse_json, text_of
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
 from commtax.launch.launch_record import AUTO_EP
@@ -34,8 +34,8 @@ def _role(reading: FlagReading, does: str) -> str:
     """Prompts or decoding, where a server does one of them: as its connector says, or else what stands around it."""
     text = reading.text("kv_transfer")
     try:
-        config = parse_json(text, "kv_transfer")
-        kind, role = config["kv_connector"], FLAGS.names["role"].get(config["kv_role"], "") or does
+        config = need_object(parse_json(text, "kv_transfer"))
+        kind, role = config["kv_connector"], FLAGS.names["role"].get(text_of(config["kv_role"]), "") or does
     except (ValueError, KeyError, TypeError):
         kind, role = "", does
     if kind != "NixlConnector" or not role:
@@ -47,7 +47,7 @@ def _read_draft(reading: FlagReading) -> None:
     text = str(reading.values["draft"])
     reading.values.pop("speculative", None)
     try:
-        reading.values["speculative"] = int(parse_json(text, "draft")["num_speculative_tokens"])
+        reading.values["speculative"] = need_whole(need_object(parse_json(text, "draft"))["num_speculative_tokens"])
     except (ValueError, KeyError, TypeError, OverflowError):
         reading.unread.append(f"--speculative-config {text}")
 

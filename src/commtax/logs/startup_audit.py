@@ -62,10 +62,8 @@ def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
     """Findings with what the log tells by itself."""
-    words, found = (
-        (*before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes),
-        tuple(startup_facts.causes(log, claim)),
-    )
+    words = *before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes
+    found = tuple(startup_facts.causes(log, claim))
     return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))
 
 
@@ -80,11 +78,8 @@ def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis in ("tp", "pp", "dp"):
-        name, wanted, measured = (
-            startup_facts.AXES[axis],
-            int(getattr(claim.plan, axis)),
-            getattr(log, axis) or startup_facts.axis_size(log, axis),
-        )
+        name, wanted = startup_facts.AXES[axis], int(getattr(claim.plan, axis))
+        measured = getattr(log, axis) or startup_facts.axis_size(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else WORDS["silent"]
             yield Finding(name, wanted, measured or None, reason=reason).judged()

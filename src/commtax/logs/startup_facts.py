@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 from commtax.catalog.models import bundled_model
 from commtax.catalog.programs import programs
@@ -195,13 +194,13 @@ def _overclaim_causes(log: StartupLog) -> Iterator[Cause]:
             yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
 
 
-def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:
+def _cost(claim: Claim | None, **changes: str | int) -> tuple[float, float] | None:
     """Seconds that a decode step costs more with a change, and those of the step without it; None where nothing can be said."""
     if claim is None:
         return None
     batch, context = claim.batch or 1, claim.context or 1024
-    plain = float(claim.bill(batch=batch, context=context).step_s)
-    return float(claim.bill(batch=batch, context=context, **changes).step_s) - plain, plain
+    plain = float(claim.bill("decode", batch, context).step_s)
+    return float(claim.bill("decode", batch, context, **changes).step_s) - plain, plain
 
 
 def _priced_cause(code: str, said: str, cost: tuple[float, float] | None, claim: Claim | None, change: str) -> Cause:

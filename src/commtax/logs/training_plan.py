@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip, model_key
@@ -28,7 +27,7 @@ class LoggedPlan:
     """``options`` are those of a training question; "", 0 and None where the log does not say."""
 
     engine: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     model: Model | None = None
     chip: str = ""
     gpus: int = 0
@@ -52,7 +51,7 @@ def logged_plan(log: TrainingLog) -> LoggedPlan:
 def _by_mesh(log: TrainingLog) -> LoggedPlan:
     """torchtitan says its mesh, its batches, its model's name and its device."""
     facts, sizes = log.facts, mesh(log.facts)
-    options: dict[str, Any] = dict(sizes)
+    options: dict[str, object] = dict(sizes)
     if batch := facts.get("batch"):
         local, over_all, length = map(int, batch)
         options |= {"global_batch": over_all, "context": length, "micro_batch": local}
@@ -90,19 +89,17 @@ def _by_arguments(log: TrainingLog) -> LoggedPlan:
     if not arguments:
         return LoggedPlan(engine)
     known = flags_of("megatron").flags
-    words = [
-        f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
-    ]
+    given = [(name, value) for name, value in arguments.items() if name in known]
+    words = [f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in given]
     world = arguments.get("world-size", "")
-    inner = math.prod(
-        _count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in ("tensor-model", "pipeline-model", "context")
-    )
+    axes = "tensor-model", "pipeline-model", "context"
+    inner = math.prod(_count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in axes)
     gpus = _count(world) or inner * _count(arguments.get("data-parallel-size", ""), 1)
     try:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
     except Refusal as refusal:
         return LoggedPlan(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
-    options: dict[str, Any] = dict(launch.options)
+    options: dict[str, object] = dict(launch.options)
     if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
         options["chunks"] = chunks
     options["async_axes"] = tuple(axis for axis in str(options.get("async_axes", "")).split(",") if axis)

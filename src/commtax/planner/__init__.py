@@ -6,27 +6,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from commtax.options import check_taken
-from commtax.planner import serving_search, training_search
-from commtax.planner.columns import (
-    SERVED,
-    ServingColumns,
-    ServingPlans,
-    StandingPlan,
-    TrainPlans,
-    describe_kind,
-    objective_value,
-    order,
-)
+from commtax.planner import columns, serving_search, training_search
+from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, StandingPlan, TrainPlans, describe_kind
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
+from commtax.records import record_from
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
@@ -126,7 +118,7 @@ def rank_own_plan(
 
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
     """
-    copies = Plan(**dict[str, Any](sizes), replicas=replicas)
+    copies = record_from(Plan, {**sizes, "replicas": replicas})
     name = describe_layout(copies)
     if prompts:
         name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
@@ -152,11 +144,11 @@ def rank_own_plan(
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
     if not len(good):
         return StandingPlan(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
-    theirs, own = (order(q, rows) for rows in (answer.plans, good))
+    theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
-    gain = float(objective_value(q, answer.plans)[0] / objective_value(q, good)[0]) if len(answer.plans) else 1.0
+    gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
     return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
 
 

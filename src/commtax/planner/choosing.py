@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from commtax.files import Json, table
+from commtax.files import table
 from commtax.planner.columns import Array, ServingColumns, TrainColumns
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
@@ -36,17 +36,17 @@ TRAINED = (
 UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
-@lru_cache(maxsize=1)
-def _figures() -> Json:
-    return table("planner/margin.toml")
-
-
 def margin(q: Question) -> float:
     """The share by which the best may be better than the recommended plan: as asked, else the range of the ratio of two plans."""
     if q.goal.margin is not None:
         return q.goal.margin
-    known = _figures()
-    usual = known["training" if q.trains else "ratio"]["dense" if q.model.experts is None else "mixtures"]
+    return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures")
+
+
+@lru_cache(maxsize=4)
+def _usual_margin(ratio: str, model: str) -> float:
+    known = table("planner/margin.toml")
+    usual = known[ratio][model]
     return float(min(known["most"], max(known["least"], usual)))
 
 

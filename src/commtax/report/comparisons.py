@@ -1,10 +1,10 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from commtax.records import dataclass
+from commtax.report import plots
 from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console, Text
 from commtax.report.plots import no_formula, picture, style
@@ -94,7 +94,7 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     x_axis = next((a for a in compared.axes if a != "link"), compared.axes[0])
     series = next((a for a in compared.axes if a != x_axis), "")
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         top, bottom = figure.subplots(2, 1, sharex=True)
         for index, value in enumerate(compared.values(series) if series else [None]):
             rows = [r for r in compared.rows if not series or r.at[compared.axes.index(series)] == value]
@@ -103,8 +103,8 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
             top.plot(xs, [float(b.comm_fraction) for _, b in points], **drawn)
             bottom.plot(xs, [float(b.step_s) * 1e3 for _, b in points], **drawn)
         if x_axis == "tp" and not series and points:  # what the first point's time would become if it divided perfectly
-            first, base = xs[0], float(points[0][1].step_s) * 1e3
-            bottom.plot(xs, [base * first / x for x in xs], color="grey", linestyle=":", label="ideal")
+            sizes, base = [int(x) for x in xs], float(points[0][1].step_s) * 1e3
+            bottom.plot(sizes, [base * sizes[0] / x for x in sizes], color="grey", linestyle=":", label="ideal")
         top.set_title(no_formula(title), loc="left", fontsize=11)
         _label_axes(top, bottom, x_axis, compared)
         if series or x_axis == "tp":
@@ -113,7 +113,7 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     picture(path, draw, (8, 8))
 
 
-def _label_axes(top: Any, bottom: Any, x_axis: str, compared: Comparison) -> None:
+def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
     from matplotlib import ticker
 
     top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
@@ -210,10 +210,10 @@ class HeatMap:
 
     title: str
     axis: str
-    columns: list[Any]
-    fixed: tuple[str, Any] | None = None
+    columns: Sequence[int | str]
+    fixed: tuple[str, int | str] | None = None
 
-    def cells(self, compared: PlanTable, column: Any) -> dict[str, PlanRow]:
+    def cells(self, compared: PlanTable, column: int | str) -> dict[str, PlanRow]:
         """The rows of a column by plan; where links are the plans' own, whatever each has."""
         rows = [r for r in compared.rows if getattr(r, self.axis) == column]
         return {r.plan: r for r in reversed(rows) if self.fixed is None or getattr(r, self.fixed[0]) == self.fixed[1]}
@@ -233,11 +233,11 @@ def _maps(compared: PlanTable) -> list[HeatMap]:
 
 def _heat_maps(console: Console, compared: PlanTable) -> None:
     """Tokens a second against the best of each column: the fuller the block, the nearer."""
-    maps = _maps(compared)
+    maps, plans = _maps(compared), [str(name) for name in compared.values("plan")]
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
         best = {c: max((r.rate for r in cells[c].values()), default=0.0) for c in drawn.columns}
-        rows = [(name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)) for name in compared.values("plan")]
+        rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
         say(console, f"{rate_name(compared)}; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
@@ -261,11 +261,11 @@ def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
     """The heat maps as a picture: colour, and the figure in every cell."""
     maps = _maps(compared) or [HeatMap("plan x batch", "batch", compared.values("batch"))]
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         import numpy as np
 
         panels = figure.subplots(1, len(maps), squeeze=False)[0]
-        names = compared.values("plan")
+        names = [str(name) for name in compared.values("plan")]
         for panel, drawn in zip(panels, maps, strict=True):
             cells = [[drawn.cells(compared, c).get(p) for c in drawn.columns] for p in names]
             rates = np.array([[r.rate if r and r.bill is not None else np.nan for r in row] for row in cells])

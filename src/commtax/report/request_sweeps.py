@@ -2,10 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from commtax.report import plots
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
@@ -52,7 +52,7 @@ def _cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
 def plot_sweep(s: RequestSweep, path: Path) -> None:
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         first = s.outcomes[0].question
         figure.suptitle(no_formula(f"{first.model.key} on {first.cluster.key}: {fleet_words(s.outcomes[0])}"), fontsize=11)
         panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
@@ -64,18 +64,18 @@ def plot_sweep(s: RequestSweep, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _line(axes: Any, s: RequestSweep, name: str, index: int) -> None:
+def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
     metric, which = name.split("_")
     values = [o.statistic(name) for o in s.outcomes]
     ends = np.array([o.range_of(name) for o in s.outcomes])
     label = f"{metric.upper()} {which}"
-    axes.plot(s.values, values, label=label, markersize=4, **style(index))
+    axes.plot(s.values, values, **style(index, label=label), markersize=4)
     axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
     if s.knee is not None:
         axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
 
 
-def _frame(axes: Any, s: RequestSweep, what: str) -> None:
+def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
     axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
@@ -89,7 +89,7 @@ def _frame(axes: Any, s: RequestSweep, what: str) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _format_time_axis(axes: Any, which: str) -> None:
+def _format_time_axis(axes: "plots.Axes", which: str) -> None:
     """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -103,7 +103,7 @@ def _format_time_axis(axes: Any, which: str) -> None:
 def plot_outcome(o: RequestsInTime, path: Path) -> None:
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         left, right = figure.subplots(1, 2)
         title = f"{o.question.model.key} on {o.question.cluster.key}: {fleet_words(o)}, {rate_words(o.requests_per_s)}"
         figure.suptitle(no_formula(title), fontsize=11)
@@ -113,12 +113,12 @@ def plot_outcome(o: RequestsInTime, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _histogram(axes: Any, o: RequestsInTime) -> None:
+def _histogram(axes: "plots.Axes", o: RequestsInTime) -> None:
     times, counts = o.gaps
     if counts.sum():
         ms = times * 1e3
         ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
-        bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80)
+        bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80).tolist()
         axes.hist(ms, weights=counts / counts.sum(), bins=bins, color=COLOURS[0], alpha=0.85)
         for index, which in enumerate(("mean", "p50", "p99")):
             value = o.statistic(f"itl_{which}") * 1e3
@@ -128,7 +128,7 @@ def _histogram(axes: Any, o: RequestsInTime) -> None:
     axes.grid(alpha=0.25)
 
 
-def _distribution(axes: Any, o: RequestsInTime) -> None:
+def _distribution(axes: "plots.Axes", o: RequestsInTime) -> None:
     seen = slice(o.question.offered.warmup, None)
     for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
         values = np.sort(o.columns[name][seen])

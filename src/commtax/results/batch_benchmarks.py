@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
-from commtax.files import Json
+from commtax.files import JsonObject
 from commtax.results.bench_record import BenchmarkRun, number, result
 
 COUNT = counts(__name__)
@@ -90,12 +90,12 @@ def _batch(parts: dict[str, tuple[float, float]]) -> Iterator[BenchmarkRun]:
     yield result("sglang", "latency", {}, stats, batch=batch, requests=batch, lengths=lengths)
 
 
-def is_batch(d: Json) -> bool:
+def is_batch(d: JsonObject) -> bool:
     """Whether a document is a line of ``sglang.bench_one_batch`` or ``bench_one_batch_server``."""
     return all(number(d.get(key)) for key in _BATCH_KEYS) and any(key in d for key in _BATCH_TIMES)
 
 
-def from_batch(d: Json) -> BenchmarkRun:
+def from_batch(d: JsonObject) -> BenchmarkRun:
     batch, prompt, answer = (int(number(d[key]) or 0) for key in _BATCH_KEYS)
     whole, first = (_first_number(d, *keys) for keys in (("total_latency", "latency"), ("prefill_latency", "last_ttft")))
     step, rate = _first_number(d, "median_decode_latency"), number(d.get("output_throughput"))
@@ -107,5 +107,5 @@ def from_batch(d: Json) -> BenchmarkRun:
     return result("sglang", "latency", d, stats, output_tokens_per_s=rate, **said)
 
 
-def _first_number(d: Json, *keys: str) -> float | None:
+def _first_number(d: JsonObject, *keys: str) -> float | None:
     return next((n for key in keys if (n := number(d.get(key)))), None)

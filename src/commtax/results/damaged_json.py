@@ -3,14 +3,14 @@
 import json
 
 from commtax.evidence.thresholds import counts
-from commtax.files import Json
+from commtax.files import JsonObject, JsonValue
 
 COUNT = counts(__name__)
 _DECODER = json.JSONDecoder()
 _SPACE = " \n\r\t"
 
 
-def read_damaged(text: str) -> tuple[Json, str]:
+def read_damaged(text: str) -> tuple[JsonValue, str]:
     """The value of a text as far as it goes, and the last key before the end; None where nothing is readable.
 
     >>> read_damaged('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
@@ -22,7 +22,7 @@ def read_damaged(text: str) -> tuple[Json, str]:
     return value, last[0]
 
 
-def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
+def _value(text: str, at: int, last: list[str], depth: int) -> tuple[JsonValue, int]:
     """A value and where it ends; -1 where it does not."""
     try:
         value, end = _DECODER.raw_decode(text, at)
@@ -36,8 +36,8 @@ def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
     return value, end
 
 
-def _object(text: str, at: int, last: list[str], depth: int) -> dict[str, Json]:
-    held: dict[str, Json] = {}
+def _object(text: str, at: int, last: list[str], depth: int) -> JsonObject:
+    held: JsonObject = {}
     while at > 0:
         key, at = _value(text, _skip_space(text, at), last, 0)
         colon = _skip_space(text, at)
@@ -52,8 +52,8 @@ def _object(text: str, at: int, last: list[str], depth: int) -> dict[str, Json]:
     return held
 
 
-def _list(text: str, at: int, last: list[str], depth: int) -> list[Json]:
-    held: list[Json] = []
+def _list(text: str, at: int, last: list[str], depth: int) -> list[JsonValue]:
+    held: list[JsonValue] = []
     while at > 0:
         value, at = _value(text, _skip_space(text, at), last, depth)
         if at > 0 or value:

@@ -3,7 +3,7 @@
 Its clients draw lengths evenly between 0.8 and 1 times the ones it names (``--random-range-ratio 0.8``), so their mean is 0.9.
 """
 
-from commtax.files import Json
+from commtax.files import JsonObject
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result
 from commtax.statement import Note
 
@@ -13,13 +13,13 @@ UNDRAFTED = ("", "none", "false", "off", "0")
 _ENGINES = {"trt": "trtllm", "tensorrt": "trtllm", "sglang": "sglang", "vllm": "vllm"}
 
 
-def is_document(d: Json) -> bool:
+def is_document(d: JsonObject) -> bool:
     """Whether a document is such a summary, or a row of its database, which keeps the figures apart."""
     held = d.get("metrics")
     return any(key in part for part in (d, held) if isinstance(part, dict) for key in KEYS)
 
 
-def from_document(d: Json) -> BenchmarkRun:
+def from_document(d: JsonObject) -> BenchmarkRun:
     held = d.get("metrics")
     d = {**d, **held} if isinstance(held, dict) else d
     stats = _stats(d)
@@ -36,7 +36,7 @@ def from_document(d: Json) -> BenchmarkRun:
     return result("inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, **more)
 
 
-def _stats(d: Json) -> dict[str, dict[str, float]]:
+def _stats(d: JsonObject) -> dict[str, dict[str, float]]:
     """``mean_ttft``, ``p99.9_tpot`` …, in seconds."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
@@ -46,7 +46,7 @@ def _stats(d: Json) -> dict[str, dict[str, float]]:
     return stats
 
 
-def _gpus(d: Json) -> tuple[float, float]:
+def _gpus(d: JsonObject) -> tuple[float, float]:
     """GPUs that all tokens are divided by, and those that output is; 0 where they are not told."""
     prefill, decode = (number(d.get(f"num_{part}_gpu")) or 0.0 for part in ("prefill", "decode"))
     apart = str(d.get("disagg", "")).lower() == "true" or d.get("is_multinode") is True
@@ -61,7 +61,7 @@ def _chunk(stats: dict[str, dict[str, float]]) -> float:
     return max(1.0, gap / token) if token else 1.0
 
 
-def _facts(d: Json) -> dict[str, str]:
+def _facts(d: JsonObject) -> dict[str, str]:
     """Chips, engine, number format and how the parts lie."""
     framework = str(d.get("framework") or "").lower()
     engine = next((name for word, name in _ENGINES.items() if word in framework), framework)

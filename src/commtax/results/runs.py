@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
-from commtax.files import Json
+from commtax.files import JsonObject, JsonValue
 from commtax.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, result, spread_of
 from commtax.results.labels import LABELS, UNITS, LabelMeaning, figures, meaning, printed_whole
 from commtax.statement import Note
@@ -183,7 +183,7 @@ def are_labels(head: bytes) -> bool:
     return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
 
 
-def of_document(d: Json) -> Iterator[BenchmarkRun]:
+def of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
     """The result of a document that has at least two times or rates."""
     run = PrintedRun(dialect_of(" ".join(map(str, d))), 0)
     for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):
@@ -194,7 +194,7 @@ def of_document(d: Json) -> Iterator[BenchmarkRun]:
         yield make_benchmark(run, {})
 
 
-def _leaves(value: Json, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Json]]:
+def _leaves(value: JsonValue, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
     if isinstance(value, dict) and depth:
         for key, held in value.items():
             yield from _leaves(held, (*path, str(key)[:60]), depth - 1)

@@ -22,7 +22,7 @@ from math import nan
 
 import numpy as np
 
-from commtax.files import LOG_BYTES, Json, Named, parse_json, read_text, replace_when_written
+from commtax.files import LOG_BYTES, JsonObject, JsonValue, Named, list_of, parse_json, read_text, replace_when_written
 from commtax.records import dataclass
 from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, RequestStream
 from commtax.statement import Note, Refusal
@@ -36,7 +36,7 @@ HASH_BLOCK = 512  # tokens of one of Mooncake's ids
 MOST_SECONDS = 1e9  # a trace of thirty years
 MOST_ID = 2**63
 _IDS = re.compile(r"hash_ids(?:_([1-9]\d{0,5}))?")
-Convert = Callable[[Json], float]
+Convert = Callable[[JsonValue], float]
 NOTHING: Mapping[str, Array] = {}
 
 
@@ -47,9 +47,9 @@ class _RequestTable:
     name: str  # of the file, for refusals
     places: Sequence[str]  # where each row stands: line 7
     columns: tuple[str, str, str]  # what the file calls arrival, input and output
-    rows: Sequence[tuple[Json, Json, Json]]
+    rows: Sequence[tuple[JsonValue, JsonValue, JsonValue]]
     seconds: Convert
-    ids: Sequence[Json] | None = None
+    ids: Sequence[JsonValue] | None = None
     block: int = HASH_BLOCK
     from_first: bool = False  # whether the clock starts anywhere
 
@@ -103,7 +103,7 @@ def _from_csv(text: str, name: str) -> _RequestTable:
         wanted,
         [(cells[arrival], cells[prompt], cells[answer]) for cells in rows],
         _moment if wanted is AZURE else _number,
-        None if ids is None else [cells[ids].split() for cells in rows],
+        None if ids is None else [list[JsonValue](cells[ids].split()) for cells in rows],
         block,
         from_first=wanted is AZURE,
     )
@@ -121,24 +121,25 @@ def _from_json(text: str, name: str) -> _RequestTable:
     places, documents = _documents(text, name)
     first = documents[0] if documents else None
     if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
-        return _from_bench(documents, name)
+        return _from_bench(first, len(documents), name)
     strays = (
         place for place, row in zip(places, documents, strict=True) if not isinstance(row, dict) or not set(MOONCAKE) <= set(row)
     )
     if not documents or (stray := next(strays, "")):
         where = f"{stray}: " if documents else ""
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
-    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in documents]
-    ids = [row.get("hash_ids") or [] for row in documents] if any("hash_ids" in row for row in documents) else None
+    told = [row for row in documents if isinstance(row, dict)]
+    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in told]
+    ids = [row.get("hash_ids") or [] for row in told] if any("hash_ids" in row for row in told) else None
     return _RequestTable(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
 
 
-def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
+def _documents(text: str, name: str) -> tuple[list[str], list[JsonValue]]:
     """Documents with their places: one, a list of them, or one a line (all lines as one list first, which is much quicker)."""
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     places = [place for place, _ in lines]
     try:
-        rows = parse_json(f"[{','.join(line for _, line in lines)}]", name)
+        rows = list_of(parse_json(f"[{','.join(line for _, line in lines)}]", name))
         if len(rows) == len(lines) > 1:
             return places, rows
     except Refusal:
@@ -151,34 +152,33 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     return [f"item {number}" for number in range(1, len(rows) + 1)], rows
 
 
-def _from_bench(documents: Sequence[Json], name: str) -> _RequestTable:
+def _from_bench(run: JsonObject, runs: int, name: str) -> _RequestTable:
     """Requests of one run, as they were sent."""
-    if len(documents) > 1:
-        raise Refusal(f"{name}: holds {len(documents)} runs, and a trace is one; keep one line", "trace")
-    run = documents[0]
+    if runs > 1:
+        raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
     if not run.get(BENCH[0]):
         raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
-    columns = [run[key] for key in BENCH]
-    if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
+    arrival, prompt, answer = (list_of(run[key]) for key in BENCH)
+    if not all(isinstance(run[key], list) for key in BENCH) or len({len(arrival), len(prompt), len(answer)}) > 1:
         raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
-    places = [f"request {number}" for number in range(1, len(columns[0]) + 1)]
-    return _RequestTable(name, places, BENCH, list(zip(*columns, strict=True)), _number, from_first=True)
+    places = [f"request {number}" for number in range(1, len(arrival) + 1)]
+    return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
 
 
-def _number(value: Json) -> float:
+def _number(value: JsonValue) -> float:
     """A number of a cell or of JSON; what is none is NaN."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, (bool, list, dict)):
         return nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return nan
 
 
-def _moment(text: Json) -> float:
+def _moment(text: JsonValue) -> float:
     """Seconds of a date with its time, as ISO 8601 writes it; without a zone it is UTC."""
     try:
-        moment = datetime.fromisoformat(text.strip())
+        moment = datetime.fromisoformat(str(text).strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return nan
@@ -223,12 +223,13 @@ def _prefixes(table: _RequestTable, prompt: Array) -> tuple[tuple[int, ...], ...
     return tuple(prefixes)
 
 
-def _whole_ids(ids: Json) -> tuple[int, ...] | None:
+def _whole_ids(ids: JsonValue) -> tuple[int, ...] | None:
     """Ids as whole numbers of 64 bits; None where they are something else."""
-    if not isinstance(ids, list) or not all(type(i) in (int, str) for i in ids):
+    told = [i for i in list_of(ids) if type(i) is int or type(i) is str]
+    if not isinstance(ids, list) or len(told) < len(ids):
         return None
     try:
-        whole = tuple(map(int, ids))
+        whole = tuple(map(int, told))
     except ValueError:
         return None
     return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None

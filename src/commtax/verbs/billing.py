@@ -118,7 +118,7 @@ class StepBill(Bill):
         return flops / (self.step_s * self.num_gpus * self.peak_flops_per_s)
 
     @property
-    def _causal(self) -> Any:
+    def _causal(self) -> np.bool_ | np.ndarray:
         """Whether causal pairs alone are counted: as was asked, and where all pairs would be above what the chip can do."""
         return np.asarray(self._utilization(self.model_flops())) > 1 if self.question.what_if.flops == "full" else np.True_
 
@@ -268,7 +268,7 @@ def _untaken(plain: Bill, q: Question) -> list[Note]:
     return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
 
 
-def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
+def with_collectives(priced: StepBill, **changes: object) -> StepBill:
     """The same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
 
     Without graphs the host waits for collectives too, and everything is priced again.

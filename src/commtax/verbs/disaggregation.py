@@ -1,7 +1,5 @@
 """Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
 
-from typing import Any
-
 import numpy as np
 
 from commtax.arrays import cache_answers, pick
@@ -53,7 +51,7 @@ def prompter(asked: Question) -> Question:
     return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
 
 
-def where_prompts_run(asked: Question, **sizes: Any) -> Question:
+def where_prompts_run(asked: Question, **sizes: object) -> Question:
     """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
     backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
     asked = asked.plain() if isinstance(asked, Settled) else asked

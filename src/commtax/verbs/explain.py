@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
@@ -203,7 +202,7 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
 
 
-def _try(code: str, what: str, note: str = "", **changes: Any) -> Counterfactual:
+def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfactual:
     return Counterfactual(code, what, changes, note)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import field, fields, replace
 from functools import cache, reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -426,10 +426,10 @@ def fit_of_bill(priced: StepBill) -> Fit:
     return judge(replace(plain, limits=limits_of(plain)))
 
 
-def fits(priced: StepBill) -> Any:
+def fits(priced: StepBill) -> bool:
     """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
     q = priced.question
     if q.trains:
-        return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
+        return bool(priced.memory.total <= USABLE * q.cluster.chip.visible_bytes)
     judged = fit_of_bill(priced)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -87,12 +87,12 @@ def _field(name: str, value: object) -> tuple[str, object]:
 class Settled(Question):
     """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
 
-    def but(self, **changes: Any) -> Settled:
+    def but(self, **changes: object) -> Settled:
         """The same one with something changed, settled anew unless no rule asks about what changes."""
         changed = self.vary(**changes)
         return changed if UNRULED.issuperset(changes) else settle(changed)
 
-    def vary(self, **changes: Any) -> Settled:
+    def vary(self, **changes: object) -> Settled:
         """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
         return cast(Settled, Question.but(self, **changes))
 
@@ -138,7 +138,7 @@ def settle(put: Question) -> Settled:
     return Settled(**{f.name: getattr(q, f.name) for f in fields(q)})
 
 
-def replan(put: Question, **changes: Any) -> Question:
+def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):

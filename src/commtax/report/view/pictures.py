@@ -19,8 +19,7 @@ def serving_front(a: ServingPlans) -> Record:
     """What a user gets against what a GPU gives."""
     rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thin_front(rows, best)]
-    document = plans_document(a, TOP)
-    why = list(document["why"])
+    why = list(a.why)
     none = f"no plan is {percent(a.question.goal.confidence)} likely to meet the limits; it would take {', or '.join(a.would_take)}"
     none = none if len(a.near) else "no plan fits in memory"
     sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
@@ -29,7 +28,7 @@ def serving_front(a: ServingPlans) -> Record:
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
         why = [*why, *(place_words(a, place) for place in a.places), usd, lengths_note(a.question.requests.spread)]
     titles = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
-    return {**document, "front": points, "why": why, "sentence": sentence, **titles}
+    return {**plans_document(a, TOP), "front": points, "why": why, "sentence": sentence, **titles}
 
 
 def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:

@@ -39,7 +39,7 @@ SHOWN = ("decode", "prefill", "train")
 class RefusedError(Refusal):
     """A question that cannot be asked, under the page's own key; ``malformed`` where it cannot even be read."""
 
-    def __init__(self, rule: str, argument: str = "", nearest: Sequence[int | str] = (), malformed: bool = True) -> None:
+    def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), malformed: bool = True) -> None:
         super().__init__(rule, argument, nearest)
         self.malformed = malformed
 
@@ -73,7 +73,7 @@ class Key:
             raise RefusedError(f"{self.name}: {kind} is needed, not '{_printable(text)}'", self.name)
         value = int(text) if whole else float(text)
         if not self.low <= value <= self.high:
-            near: Any = min(max(value, self.low), self.high)
+            near = min(max(value, self.low), self.high)
             raise RefusedError(f"{self.name}={value:g}: from {self.low:g} to {self.high:g}", self.name, [near])
         return value
 
