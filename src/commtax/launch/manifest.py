@@ -198,8 +198,7 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
-    deploy = node.get("deploy")
-    counted += [_number(deploy, "replicas")] if isinstance(deploy, dict) and "replicas" in deploy else []
+    counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
     return replace(
         around,
         name=_name(node, key) or around.name,

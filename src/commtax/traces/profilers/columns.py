@@ -191,7 +191,7 @@ class Columns:
 
     def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, told: JsonValue) -> None:
         """An event whose arguments are told as JSON has them."""
-        args = need_object(told or {})
+        args = told if isinstance(told, dict) else need_object(told or {})
         if kind in (ANNOTATION, OPERATOR):
             self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
         elif kind == LAUNCH:
@@ -260,7 +260,7 @@ def correlation_of(told: JsonValue) -> int:
     """The number that links a device's event to its launch."""
     if told is None:
         return UNTOLD
-    number = need_whole(told)
+    number = told if isinstance(told, int) else need_whole(told)
     if not UNTOLD < number < -UNTOLD:
         raise ValueError("a correlation beyond eight bytes")
     return number
