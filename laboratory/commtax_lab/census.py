@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 import commtax
 from commtax.catalog.effects import mechanism
-from commtax.files import Document
+from commtax.catalog.loader import Table
 from commtax.records import dataclass
 from commtax_lab import lab_table
 
@@ -102,7 +102,7 @@ def unclassified_numbers(root: Path = PACKAGE) -> list[str]:
     return unknown
 
 
-def earlier_counts() -> Document:
+def earlier_counts() -> Table:
     """How many stood before: the commit, and numbers by kind."""
     return dict(RULES["stood"])
 
@@ -111,7 +111,7 @@ def _files(root: Path, pattern: str) -> list[Path]:
     return sorted(root.glob(pattern))
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path) -> Table:
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -130,7 +130,7 @@ def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owne
     return CensusEntry(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
 
 
-def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
+def _kernel_numbers(file: str, layer: Table) -> Iterator[CensusEntry]:
     rules, key = RULES["kernels"], layer["key"]
     if key in rules["definition"]:
         return
@@ -149,7 +149,7 @@ def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
                 yield CensusEntry(file, group, name, value, kind, told, Owner(engine, key, form))
 
 
-def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
+def _kernel_tables(layer: Table) -> Iterator[tuple[str, str, str, Table]]:
     """(engine, name in the file, form, constants) of every table of constants."""
     owners = [("", "", layer), ("", "fallback.", layer.get("fallback", {}))]
     owners += [(who, f"{kind}.{who}.", tables) for kind in ("engine", "timed") for who, tables in layer.get(kind, {}).items()]
@@ -161,7 +161,7 @@ def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
                         yield engine, f"{prefix}{form}.{dtype}", form, constants
 
 
-def _library_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
+def _library_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
     rules, sources = RULES["libraries"], facts.get("sources", {})
     kinds = dict.fromkeys(rules["fitted"], "collective") | dict.fromkeys(rules["ranges"], "range")
     for group, row in _library_tables(facts):
@@ -178,7 +178,7 @@ def _library_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
         yield CensusEntry(file, "eager_floor_s", chips, value, "host", "collectives launched one by one", owner)
 
 
-def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
+def _library_tables(facts: Table) -> Iterator[tuple[str, Table]]:
     """Tables of a library's file that hold numbers, by name."""
     yield "", {name: value for name, value in facts.items() if _is_number(value)}
     for row in facts.get("path", ()):
@@ -193,7 +193,7 @@ def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
             yield f"{name} {protocol['name']}", protocol
 
 
-def _link_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
+def _link_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
     rules = RULES["links"]
     for group, name, value, source in _sourced_numbers(facts, ""):
         if name in rules["keys"] and source in rules["sources"]:
@@ -201,7 +201,7 @@ def _link_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
             yield CensusEntry(file, group, name, value, "collective", facts["sources"][source]["title"], owner)
 
 
-def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
+def _engine_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
     rules = RULES["engines"]
     counted, measured = (rules[which].get(facts["key"], ()) for which in ("counted", "measured"))
     for group, name, value, source in _sourced_numbers(facts, ""):
@@ -213,7 +213,7 @@ def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
             yield replace(number, kind="kernel") if source in measured else number
 
 
-def _fitted_chips(facts: Document, version: str, source: str) -> str:
+def _fitted_chips(facts: Table, version: str, source: str) -> str:
     """Those that a number's source names, else those whose runs its version or engine was fitted on."""
     of_version = facts.get("versions", {}).get(version, {})
     told = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
@@ -284,7 +284,7 @@ def totals(numbers: list[CensusEntry]) -> dict[str, int]:
     return fitted | {"chosen": sum(not n.fitted_on for n in numbers)}
 
 
-READERS: Mapping[str, Callable[[str, Document], Iterator[CensusEntry]]] = {
+READERS: Mapping[str, Callable[[str, Table], Iterator[CensusEntry]]] = {
     "kernels": _kernel_numbers,
     "libraries": _library_numbers,
     "exchanges": _library_numbers,

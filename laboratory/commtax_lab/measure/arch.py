@@ -8,7 +8,7 @@ from torch import Tensor
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.files import Document
+from commtax.catalog.loader import Table
 from commtax.spec import Model
 from commtax.statement import Refusal
 
@@ -40,7 +40,7 @@ def arch(name: str, layers: int = 0) -> Arch:
     return arch_of_config(config, key)
 
 
-def arch_of_config(config: Document, key: str) -> Arch:
+def arch_of_config(config: Table, key: str) -> Arch:
     """An architecture from its ``config.json``."""
     model = from_config(config, key)
     if model.architecture not in FAMILIES:

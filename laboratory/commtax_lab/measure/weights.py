@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, tuple[mmap.mmap, int]] = {}
-        self._entries: dict[str, tuple[str, files.Document]] = {}
+        self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
         shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if not shards:
             raise Refusal(f"model '{folder}': no folder with safetensors files (for random weights: --random)", "model")

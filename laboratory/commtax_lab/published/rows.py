@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from commtax.files import Json
 from commtax.records import record_from
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
@@ -23,7 +22,7 @@ LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
-def names() -> Json:
+def names() -> Any:
     return lab_table("published/names.toml")
 
 

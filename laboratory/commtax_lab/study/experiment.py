@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from commtax import files
 from commtax.catalog import profile as overlay
-from commtax.files import Json
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask
 from commtax_lab.measure.machine import tool_output
@@ -176,7 +175,7 @@ def _check_settings(asked: StudyOrder, driver: Driver) -> None:
     write(file, settings)
 
 
-def _read_kept(file: Path) -> Json:
+def _read_kept(file: Path) -> Any:
     """A kept document, where it is there and whole; else None."""
     try:
         document = files.read_json(file)

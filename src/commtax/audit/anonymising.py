@@ -15,7 +15,7 @@ from pathlib import Path
 
 from commtax.evidence.collective_names import UNNAMED
 from commtax.evidence.thresholds import counts
-from commtax.files import JsonObject, JsonValue, check_writable, replace_when_written, table
+from commtax.files import Json, JsonObject, check_writable, replace_when_written, table
 from commtax.statement import Refusal
 from commtax.traces.profilers.columns import WAIT_KERNELS
 from commtax.traces.trace import Collective, Trace, TraceStep
@@ -106,7 +106,7 @@ class _Rank:
 
     def document(self) -> JsonObject:
         trace = self.trace
-        events: list[JsonValue] = [*self._steps(), *self._intervals()]
+        events: list[Json] = [*self._steps(), *self._intervals()]
         if trace.training and not any(s.phase == "train" for s in self.window.steps):
             events.append(self._event("cpu_op", TRAINING, self.before_s, self.before_s, 2))
         job: JsonObject = (

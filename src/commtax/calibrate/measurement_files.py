@@ -10,7 +10,7 @@ from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.measurements import EngineBenchmark, MeasuredMachine, MeasurementFiles, SweptKernel, TimedCollective
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
-from commtax.files import OUTPUT_BYTES, JsonObject, JsonValue, parse_documents, read_text
+from commtax.files import OUTPUT_BYTES, Json, JsonObject, parse_documents, read_text
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
@@ -145,7 +145,7 @@ def _count(row: JsonObject, key: str, label: str) -> int:
     return value
 
 
-def _time(value: JsonValue, label: str, unit: float = 1.0) -> float:
+def _time(value: Json, label: str, unit: float = 1.0) -> float:
     if not isinstance(value, (int, float)) or not SHORTEST_S / unit <= value < LONGEST_S / unit:  # any whole number compares
         raise Refusal(f"'{label}': a time of {repr(value)[:40]} is no measurement")
     return float(value) * unit

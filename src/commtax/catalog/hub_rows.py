@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from commtax.files import JsonObject, JsonValue
+from commtax.files import Json, JsonObject
 from commtax.files import table as kept
 
 Table = dict[str, Any]
-Row = tuple[Table, str, str, JsonValue, list[JsonValue], list[str]]
+Row = tuple[Table, str, str, Json, list[Json], list[str]]
 """The table that a row stands in, and the row: key, id, parameters as published, values, other ids."""
 UNITS = {"B": 1e9, "M": 1e6}
 
@@ -32,14 +32,14 @@ def expand_row(row: Row) -> JsonObject:
     }
 
 
-def _config(family: Table, values: list[JsonValue]) -> JsonObject:
+def _config(family: Table, values: list[Json]) -> JsonObject:
     rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
     section = family.get("section", "")
     sizes: JsonObject = {section: {**rest[section], **own}} if section else own
     return {"architectures": [family["architecture"]], **rest, **sizes}
 
 
-def _published_totals(counts: JsonValue, url: str) -> Iterator[JsonObject]:
+def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
     """Totals of tensors are whole numbers; cards print them rounded. A second one is of those that a token uses."""
     for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
         exact = isinstance(count, int)

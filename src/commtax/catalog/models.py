@@ -11,7 +11,7 @@ from pathlib import Path
 from commtax.catalog.checkpoints import KnownModel, StorageRule, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, plain_record, table
-from commtax.files import JsonObject, JsonValue, expand_home, parse_json, read_json
+from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
 from commtax.statement import Note, Refusal
@@ -168,7 +168,7 @@ def _read_json(file: Path) -> Config:
     return _object(read_json(file, "model"), str(file))
 
 
-def _object(table: JsonValue, name: str) -> Config:
+def _object(table: Json, name: str) -> Config:
     if not isinstance(table, dict):
         raise Refusal(f"model '{name}': not a JSON object", "model")
     return table
@@ -223,7 +223,7 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
     return table, 8 + length
 
 
-def span_of(entry: JsonValue) -> tuple[int, int]:
+def span_of(entry: Json) -> tuple[int, int]:
     """Where the bytes of a tensor begin and end among the data, as the header's entry tells."""
     match entry:
         case {"data_offsets": [int(start), int(end)]} if 0 <= start <= end:

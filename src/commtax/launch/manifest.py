@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from commtax.catalog.programs import programs
-from commtax.files import JsonObject, JsonValue, list_of, object_of, table, text_of
+from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
 from commtax.launch.flags import flags_of
 from commtax.launch.shell import assignments, script_of, split, substitute_variables
 from commtax.records import dataclass
@@ -77,7 +77,7 @@ def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str],
     return served, files, len(looked)
 
 
-def _load_documents(text: str, source: str) -> list[JsonValue]:
+def _load_documents(text: str, source: str) -> list[Json]:
     """All documents as their authors wrote them, with text for keys: numbers are text too."""
     import yaml  # only for those who hand over YAML
 
@@ -106,7 +106,7 @@ def _judge_depth(events: Iterator[object], source: str) -> None:
             raise Refusal(f"from{source}: YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server", "from")
 
 
-def _merge_tree(node: JsonValue, seen: list[int], depth: int) -> JsonValue:
+def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
     """The tree with what ``<<`` merges merged, and documents that stand in it as text read."""
     seen[0] += 1
     if seen[0] > MAX_NODES or depth > MAX_DEPTH:
@@ -124,7 +124,7 @@ def _merge_tree(node: JsonValue, seen: list[int], depth: int) -> JsonValue:
     return own
 
 
-def _walk(node: JsonValue, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
+def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
     """The servers at and below a place."""
     if isinstance(node, list):
         for part in node:
@@ -332,7 +332,7 @@ def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str])
     return {name: value for name, value in told.items() if name in own.written}
 
 
-def _number(node: JsonValue, name: str) -> int:
+def _number(node: Json, name: str) -> int:
     """A whole number under a key; 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0

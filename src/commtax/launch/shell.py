@@ -7,7 +7,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 
-from commtax.files import JsonValue
+from commtax.files import Json
 from commtax.statement import Refusal
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
@@ -98,7 +98,7 @@ def _value(node: ast.AST) -> int:
     raise ValueError
 
 
-def assignments(part: JsonValue) -> dict[str, str]:
+def assignments(part: Json) -> dict[str, str]:
     """Variables as a list of names and values, a list of ``A=1``, or a mapping; those from elsewhere are not known.
 
     >>> assignments([{"name": "A", "value": "1"}, "B=2"]), assignments({"C": "3"})

@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.thresholds import counts
-from commtax.files import OUTPUT_BYTES, FileStream, JsonValue, decode_text, parse_json
+from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json
 from commtax.logs import safe_pickle
 from commtax.statement import Note, Refusal
 
@@ -80,12 +80,12 @@ def read(stream: FileStream) -> Dump:
     return parse(document, rank_of(stream.path), name, partial)
 
 
-def _json(raw: bytes, name: str) -> tuple[JsonValue, str]:
+def _json(raw: bytes, name: str) -> tuple[Json, str]:
     """What a JSON file holds, and why it was not read to its end; of one that breaks off the entries before."""
     try:
         return parse_json(raw, name), ""
     except Refusal as refusal:
-        text, rows = decode_text(raw), list[JsonValue]()
+        text, rows = decode_text(raw), list[Json]()
         begins = _ENTRIES.search(text)
         at, decoder = begins.end() if begins else len(text), json.JSONDecoder()
         while at < len(text) and text[at] in "{, \n\r\t" and len(rows) < COUNT.most_entries:

@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
-from commtax.files import JSON_MEMORY_BYTES, JsonObject, JsonValue, memory_of, need_list, need_number, need_object, parse_documents
+from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_among, thirds_of
@@ -108,14 +108,14 @@ def _check_results(found: list[BenchmarkRun], name: str, nothing: str) -> tuple[
     return tuple(found)
 
 
-def _documents(text: str, name: str) -> tuple[list[JsonValue], Note | None]:
+def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
     """The documents of a text, and from where on it is missing where it is cut off."""
     try:
         return parse_documents(text, name), None
     except Refusal:
         if memory_of(text) > JSON_MEMORY_BYTES:
             raise
-        whole: list[JsonValue] = []
+        whole: list[Json] = []
         for line in (line for line in split_lines(text) if line.strip()):
             try:
                 whole += parse_documents(line, name)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import split_lines
-from commtax.files import JsonObject, JsonValue, need_list, need_number, need_object, need_whole
+from commtax.files import Json, JsonObject, need_list, need_number, need_object, need_whole
 from commtax.results.nccl_tests import OPS
 from commtax.statement import Refusal
 
@@ -33,7 +33,7 @@ def text_of_json(text: str, name: str) -> str:
 def _objects(text: str) -> Iterator[JsonObject]:
     """The objects of a text: itself, those of a list, or one of each line; one that is cut off ends it."""
     try:
-        whole: JsonValue = json.loads(text)
+        whole: Json = json.loads(text)
         yield from map(need_object, whole if isinstance(whole, list) else [whole])
     except json.JSONDecodeError:
         for line in split_lines(text):

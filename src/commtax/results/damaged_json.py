@@ -3,14 +3,14 @@
 import json
 
 from commtax.evidence.thresholds import counts
-from commtax.files import JsonObject, JsonValue
+from commtax.files import Json, JsonObject
 
 COUNT = counts(__name__)
 _DECODER = json.JSONDecoder()
 _SPACE = " \n\r\t"
 
 
-def read_damaged(text: str) -> tuple[JsonValue, str]:
+def read_damaged(text: str) -> tuple[Json, str]:
     """The value of a text as far as it goes, and the last key before the end; None where nothing is readable.
 
     >>> read_damaged('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
@@ -22,7 +22,7 @@ def read_damaged(text: str) -> tuple[JsonValue, str]:
     return value, last[0]
 
 
-def _value(text: str, at: int, last: list[str], depth: int) -> tuple[JsonValue, int]:
+def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
     """A value and where it ends; -1 where it does not."""
     try:
         value, end = _DECODER.raw_decode(text, at)
@@ -52,8 +52,8 @@ def _object(text: str, at: int, last: list[str], depth: int) -> JsonObject:
     return held
 
 
-def _list(text: str, at: int, last: list[str], depth: int) -> list[JsonValue]:
-    held: list[JsonValue] = []
+def _list(text: str, at: int, last: list[str], depth: int) -> list[Json]:
+    held: list[Json] = []
     while at > 0:
         value, at = _value(text, _skip_space(text, at), last, depth)
         if at > 0 or value:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
-from commtax.files import JsonObject, JsonValue
+from commtax.files import Json, JsonObject
 from commtax.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, result, spread_of
 from commtax.results.labels import LABELS, UNITS, LabelMeaning, figures, meaning, printed_whole
 from commtax.statement import Note
@@ -194,7 +194,7 @@ def of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
         yield make_benchmark(run, {})
 
 
-def _leaves(value: JsonValue, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+def _leaves(value: Json, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Json]]:
     if isinstance(value, dict) and depth:
         for key, held in value.items():
             yield from _leaves(held, (*path, str(key)[:60]), depth - 1)

@@ -22,7 +22,7 @@ from math import nan
 
 import numpy as np
 
-from commtax.files import LOG_BYTES, JsonObject, JsonValue, Named, list_of, parse_json, read_text, replace_when_written
+from commtax.files import LOG_BYTES, Json, JsonObject, Named, list_of, parse_json, read_text, replace_when_written
 from commtax.records import dataclass
 from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, RequestStream
 from commtax.statement import Note, Refusal
@@ -36,7 +36,7 @@ HASH_BLOCK = 512  # tokens of one of Mooncake's ids
 MOST_SECONDS = 1e9  # a trace of thirty years
 MOST_ID = 2**63
 _IDS = re.compile(r"hash_ids(?:_([1-9]\d{0,5}))?")
-Convert = Callable[[JsonValue], float]
+Convert = Callable[[Json], float]
 NOTHING: Mapping[str, Array] = {}
 
 
@@ -47,9 +47,9 @@ class _RequestTable:
     name: str  # of the file, for refusals
     places: Sequence[str]  # where each row stands: line 7
     columns: tuple[str, str, str]  # what the file calls arrival, input and output
-    rows: Sequence[tuple[JsonValue, JsonValue, JsonValue]]
+    rows: Sequence[tuple[Json, Json, Json]]
     seconds: Convert
-    ids: Sequence[JsonValue] | None = None
+    ids: Sequence[Json] | None = None
     block: int = HASH_BLOCK
     from_first: bool = False  # whether the clock starts anywhere
 
@@ -103,7 +103,7 @@ def _from_csv(text: str, name: str) -> _RequestTable:
         wanted,
         [(cells[arrival], cells[prompt], cells[answer]) for cells in rows],
         _moment if wanted is AZURE else _number,
-        None if ids is None else [list[JsonValue](cells[ids].split()) for cells in rows],
+        None if ids is None else [list[Json](cells[ids].split()) for cells in rows],
         block,
         from_first=wanted is AZURE,
     )
@@ -134,7 +134,7 @@ def _from_json(text: str, name: str) -> _RequestTable:
     return _RequestTable(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
 
 
-def _documents(text: str, name: str) -> tuple[list[str], list[JsonValue]]:
+def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     """Documents with their places: one, a list of them, or one a line (all lines as one list first, which is much quicker)."""
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     places = [place for place, _ in lines]
@@ -165,7 +165,7 @@ def _from_bench(run: JsonObject, runs: int, name: str) -> _RequestTable:
     return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
 
 
-def _number(value: JsonValue) -> float:
+def _number(value: Json) -> float:
     """A number of a cell or of JSON; what is none is NaN."""
     if value is None or isinstance(value, (bool, list, dict)):
         return nan
@@ -175,7 +175,7 @@ def _number(value: JsonValue) -> float:
         return nan
 
 
-def _moment(text: JsonValue) -> float:
+def _moment(text: Json) -> float:
     """Seconds of a date with its time, as ISO 8601 writes it; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(str(text).strip())
@@ -223,7 +223,7 @@ def _prefixes(table: _RequestTable, prompt: Array) -> tuple[tuple[int, ...], ...
     return tuple(prefixes)
 
 
-def _whole_ids(ids: JsonValue) -> tuple[int, ...] | None:
+def _whole_ids(ids: Json) -> tuple[int, ...] | None:
     """Ids as whole numbers of 64 bits; None where they are something else."""
     told = [i for i in list_of(ids) if type(i) is int or type(i) is str]
     if not isinstance(ids, list) or len(told) < len(ids):

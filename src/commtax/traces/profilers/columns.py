@@ -16,7 +16,7 @@ import numpy as np
 
 from commtax.evidence.collective_names import is_call, operator_op, shared_memory_op
 from commtax.evidence.thresholds import counts
-from commtax.files import JsonObject, JsonValue, MiB, need_object, need_whole
+from commtax.files import Json, JsonObject, MiB, need_object, need_whole
 from commtax.statement import Refusal
 from commtax.timeline import Column
 from commtax.traces import trace
@@ -170,7 +170,7 @@ class Columns:
         if start is not None:
             self.origin_ns = start if self.origin_ns is None else min(start, self.origin_ns)
 
-    def take(self, event: JsonValue) -> None:
+    def take(self, event: Json) -> None:
         """An event as JSON has it: what is no complete event is passed over, what has the wrong form is counted."""
         if not isinstance(event, dict) or event.get("ph", "X" if event.get("dur") else "") != "X":
             return
@@ -189,7 +189,7 @@ class Columns:
         else:
             self.begun(start)
 
-    def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, told: JsonValue) -> None:
+    def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, told: Json) -> None:
         """An event whose arguments are told as JSON has them."""
         args = told if isinstance(told, dict) else need_object(told or {})
         if kind in (ANNOTATION, OPERATOR):
@@ -256,7 +256,7 @@ class Columns:
             raise Refusal(f"trace '{self.file}': {told}, which is more than is kept; profile fewer steps", "trace")
 
 
-def correlation_of(told: JsonValue) -> int:
+def correlation_of(told: Json) -> int:
     """The number that links a device's event to its launch."""
     if told is None:
         return UNTOLD

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from commtax.evidence.thresholds import counts
-from commtax.files import TRACE_BYTES, FileStream, JsonObject, JsonValue, list_of, need_number, need_whole, object_of, open_stream
+from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject, list_of, need_number, need_whole, object_of, open_stream
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers.columns import CALL, WRONG, Columns
 from commtax.traces.profilers.json_pieces import ListedObjects
@@ -70,7 +70,7 @@ def traces_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Tra
     return _traces(listed.around, columns, name, partial)
 
 
-def assemble(head: JsonObject, events: Iterable[JsonValue], name: str) -> Trace:
+def assemble(head: JsonObject, events: Iterable[Json], name: str) -> Trace:
     """A trace from its head (``distributedInfo``, ``deviceProperties``, ``baseTimeNanoseconds``) and events as Kineto has them."""
     columns = Columns(name)
     for number, event in enumerate(events):
@@ -80,7 +80,7 @@ def assemble(head: JsonObject, events: Iterable[JsonValue], name: str) -> Trace:
     return _traces(head, columns, name, "")[0]
 
 
-def parse(document: JsonValue, name: str = "trace") -> Trace:
+def parse(document: Json, name: str = "trace") -> Trace:
     """A trace from its JSON."""
     head = object_of(document)
     listed = head.get("traceEvents") if head else document
@@ -133,7 +133,7 @@ def _trace(
     )
 
 
-def _whole_number(told: JsonValue) -> int:
+def _whole_number(told: Json) -> int:
     """A whole number of a trace's head; 0 where there is none."""
     try:
         number = need_whole(told or 0)

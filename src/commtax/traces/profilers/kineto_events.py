@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from commtax.evidence.thresholds import counts
-from commtax.files import JsonValue, need_object
+from commtax.files import Json, need_object
 from commtax.timeline import Column
 from commtax.traces.profilers import columns as limits
 from commtax.traces.profilers.columns import ANNOTATION, COPY, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns, all_ns, ns
@@ -59,7 +59,7 @@ class OddEvent:
     __slots__ = ("event", "ph")
     cat, ts, dur, name = "", -math.inf, 0.0, None
 
-    def __init__(self, event: JsonValue) -> None:
+    def __init__(self, event: Json) -> None:
         self.event, self.ph = event, "odd" if isinstance(event, dict) and "ph" in event else ""
 
 
@@ -290,7 +290,7 @@ def _one(raw: msgspec.Raw, exact: bool) -> SomeEvent:
         return OddEvent(_loads(raw))
 
 
-def _loads(raw: msgspec.Raw) -> JsonValue:
+def _loads(raw: msgspec.Raw) -> Json:
     """JSON in which fractions are text; nothing where there is no text."""
-    told: JsonValue = json.loads(bytes(raw).decode(errors="replace"), parse_float=str, strict=False) if raw else {}
+    told: Json = json.loads(bytes(raw).decode(errors="replace"), parse_float=str, strict=False) if raw else {}
     return told

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from commtax.evidence.collective_names import call_op, operator_op
 from commtax.evidence.thresholds import counts
-from commtax.files import JsonObject, JsonValue, list_of, need_list, need_number, need_whole, table
+from commtax.files import Json, JsonObject, list_of, need_list, need_number, need_whole, table
 
 TABLE = table("traces/profilers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}
@@ -112,7 +112,7 @@ def _size(dtype: str) -> int | None:
     return 1 if name.startswith("float8") else _SIZES.get(name)
 
 
-def _elements(dims: JsonValue) -> int:
+def _elements(dims: Json) -> int:
     """Elements of a tensor by its shape, or of a list of tensors."""
     shape = need_list(dims)
     if shape and isinstance(shape[0], list):

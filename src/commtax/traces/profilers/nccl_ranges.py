@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.thresholds import counts
-from commtax.files import JsonObject, JsonValue
+from commtax.files import Json, JsonObject
 from commtax.traces.profilers.kineto_shape import host_event
 from commtax.traces.profilers.nsys_database import Database
 
@@ -33,7 +33,7 @@ class NcclCall:
     name: str
     start_ns: int
     end_ns: int
-    thread: JsonValue
+    thread: Json
     payload: Payload = field(default_factory=dict)
     alone: bool = True  # no other call is in its group
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from commtax import files
 from commtax.evidence.thresholds import counts
-from commtax.files import LOG_BYTES, FileStream, JsonObject, JsonValue, decode_text, need_object, need_whole, parse_json
+from commtax.files import LOG_BYTES, FileStream, Json, JsonObject, decode_text, need_object, need_whole, parse_json
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.columns import WRONG
@@ -107,7 +107,7 @@ def read(stream: FileStream) -> list[Trace]:
     return found
 
 
-def _read_or_mend(stream: FileStream) -> tuple[JsonValue, str]:
+def _read_or_mend(stream: FileStream) -> tuple[Json, str]:
     """A document, and what is missing of it where it was cut off: all records before the last whole one are read."""
     said, raw = f"trace '{stream.path.name}'", stream.whole(LOG_BYTES)
     try:
@@ -129,7 +129,7 @@ def _read_or_mend(stream: FileStream) -> tuple[JsonValue, str]:
         return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
 
 
-_GpuEvent = tuple[str, str, tuple[int, int], JsonValue, JsonValue]
+_GpuEvent = tuple[str, str, tuple[int, int], Json, Json]
 """What a GPU ran: its category (a kernel, or a copy), name, beginning and end, stream and correlation."""
 
 
@@ -147,7 +147,7 @@ class _RocmProcess:
     def add(self, agent: object, *ran: *_GpuEvent) -> None:
         self.ran.setdefault(str(agent).removeprefix("Agent ").removeprefix("GPU "), []).append(ran)
 
-    def call(self, domain: str, function: str, thread: JsonValue, correlation: JsonValue, span_ns: tuple[int, int]) -> None:
+    def call(self, domain: str, function: str, thread: Json, correlation: Json, span_ns: tuple[int, int]) -> None:
         """A call of the host, by the library that it is of; marks (that last no time) and HSA's own calls are left out."""
         if domain.startswith("HIP_"):
             self.launches.append(host_event("hip_runtime", function, span_ns, thread, correlation=correlation))
@@ -193,7 +193,7 @@ class _RocmProcess:
         records, strings = need_object(process["buffer_records"]), need_object(process.get("strings") or {})
         kinds = _objects(strings.get("buffer_records"))
         symbols: dict[object, JsonObject] = {s["kernel_id"]: s for s in _objects(process.get("kernel_symbols"))}
-        messages: dict[object, JsonValue] = {m["key"]: m["value"] for m in _objects(strings.get("marker_api"))}
+        messages: dict[object, Json] = {m["key"]: m["value"] for m in _objects(strings.get("marker_api"))}
         self._agents(_objects(process.get("agents")))
         for record in _objects(records.get("kernel_dispatch")):
             info, stream = need_object(record["dispatch_info"]), _handle(record.get("stream_id"))
@@ -260,11 +260,11 @@ def _lines(table: FileStream) -> Iterator[str]:
         yield decode_text(rest)
 
 
-def _handle(held: JsonValue) -> JsonValue:
+def _handle(held: Json) -> Json:
     return held.get("handle") if isinstance(held, dict) else held
 
 
-def _correlation(record: JsonObject) -> JsonValue:
+def _correlation(record: JsonObject) -> Json:
     held = record.get("correlation_id")
     return held.get("internal") if isinstance(held, dict) else held
 
@@ -273,11 +273,11 @@ def _span(record: JsonObject) -> tuple[int, int]:
     return need_whole(record["start_timestamp"]), need_whole(record["end_timestamp"])
 
 
-def _operation(record: JsonObject, kinds: Sequence[JsonObject]) -> JsonValue:
+def _operation(record: JsonObject, kinds: Sequence[JsonObject]) -> Json:
     return files.need_list(kinds[need_whole(record["kind"])]["operations"])[need_whole(record["operation"])]
 
 
-def _objects(held: JsonValue) -> list[JsonObject]:
+def _objects(held: Json) -> list[JsonObject]:
     """Those of a list, which may be missing."""
     return [need_object(each) for each in files.need_list(held or [])]
 
