@@ -17,10 +17,10 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
     values = reading.values
     if reading.on("expert_parallel"):
-        values["ep"] = AUTO_EP
+        values.ep = AUTO_EP
     local = reading.number("local_dp")
-    if local and reading.number("dp", 1) > local:
-        values.setdefault("nnodes", -(-reading.number("dp") // local))
+    if local and int(values.dp or 1) > local:
+        values.setdefault("nnodes", -(-int(values.dp) // local))
     does = "prefill" if reading.on("prefill_worker") else "decode" if reading.on("decode_worker") else reading.text("mode")
     does = does if does in ("prefill", "decode") else ""
     if "kv_transfer" in values:
@@ -45,9 +45,9 @@ def _role(reading: FlagReading, does: str) -> str:
 
 def _read_draft(reading: FlagReading) -> None:
     text = str(reading.values["draft"])
-    reading.values.pop("speculative", None)
+    reading.values.speculative = ""
     try:
-        reading.values["speculative"] = int(parse_json(text, "draft")["num_speculative_tokens"])
+        reading.values.speculative = int(parse_json(text, "draft")["num_speculative_tokens"])
     except (ValueError, KeyError, TypeError, OverflowError):
         reading.unread.append(f"--speculative-config {text}")
 

@@ -126,7 +126,7 @@ def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
 
 def _unanswered_request_options(answered: object, told: Mapping[str, str]) -> dict[str, str]:
     """How many requests a command asked for, where it is more than were answered."""
-    count = told.get("num_prompts", "")
+    count = told.get("count", "")
     more = isinstance(answered, int | float) and count.isdecimal() and len(count) < COUNT.most_digits and int(count) > answered
     return {ASKED: count} if more else {}
 

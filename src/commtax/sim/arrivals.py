@@ -254,6 +254,4 @@ def _sort_arrivals(stream: RequestStream) -> RequestStream:
 
 def _select_requests(stream: RequestStream, places: Array, note: Note) -> RequestStream:
     """Some requests in some order, with what is to be said of it."""
-    prefixes = None if stream.prefixes is None else tuple(stream.prefixes[place] for place in places.tolist())
-    columns = {name: getattr(stream, name)[places] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **columns, prefixes=prefixes, notes=(*stream.notes, note))
+    return replace(stream.take(places), notes=(*stream.notes, note))

@@ -186,7 +186,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     """
     if "microbatches" in options:
         raise Refusal.about(microbatches="follow from batch and micro_batch")
-    return price(settle(resolve_question(model, cluster, {**check_taken("train_bill", options), "phase": "train"})))
+    return price(settle(resolve_question(model, cluster, check_taken("train_bill", options), "train")))
 
 
 def price(q: Settled) -> StepBill:
@@ -337,11 +337,13 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
     ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = resolve_question(model, cluster, {"context": INPUT_LEN, **check_taken("traffic", options)})
+    put = resolve_question(model, cluster, check_taken("traffic", options), length=INPUT_LEN)
     if put.trains:
-        for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
-            if given:
-                raise Refusal(f"{name}: belongs to serving, not to phase train", name)
+        rule = "belongs to serving, not to phase train"
+        if put.what_if.eager:
+            raise Refusal.about(eager=rule)
+        if options.get("kv_dtype"):
+            raise Refusal.about(kv_dtype=rule)
     if put.profile:
         raise Refusal.about(profile="holds seconds, and what is sent has none")
     return question_traffic(settle(put))

@@ -29,7 +29,7 @@ from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 if TYPE_CHECKING:
     from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 
-TRAIN_AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link", "cp", "micro_batch", "local_tokens")
+TRAIN_AXES = ("batch", "context", *SIZES[:4], "link", *SIZES[4:], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
 BESIDE = ("global_batch", "local_tokens", "link")
 """What a cell may say that is no field of a question."""

@@ -421,8 +421,7 @@ def fit_of_bill(priced: StepBill) -> Fit:
     q = priced.question
     length = max(1, min(q.model.max_len, int(q.context) + 1))
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
-    usual = {"sequence_parallel": q.engine.trains.sequence_parallel, "eager": False}
-    plain = q.vary(**usual, limits=Limits(max_model_len=length))
+    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False, limits=Limits(max_model_len=length))
     return judge(replace(plain, limits=limits_of(plain)))
 
 

@@ -66,9 +66,11 @@ def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
         rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
         raise Refusal.about(concurrency=rule)
     if not offered.request_rate and offered.trace is None:
-        for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
-            if value != usual:
-                raise Refusal(f"{name}: belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts", name)
+        rule = "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"
+        if offered.duration_s != inf:
+            raise Refusal.about(duration=rule)
+        if offered.max_in_flight != inf:
+            raise Refusal.about(max_concurrency=rule)
     if offered.ramp_up_s and offered.request_rate:
         raise Refusal.about(ramp_up="belongs to a closed loop, whose clients start one after the other")
     if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
@@ -98,5 +100,4 @@ def first_requests(stream: RequestStream, count: float) -> RequestStream:
 
 def select_requests(stream: RequestStream, rows: np.ndarray) -> RequestStream:
     """Some requests of a stream."""
-    part = {name: getattr(stream, name)[rows] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **part, prefixes=tuple(stream.prefixes[i] for i in rows.tolist()) if stream.prefixes else None)
+    return stream.take(rows)

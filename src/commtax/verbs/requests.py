@@ -60,7 +60,7 @@ class RequestsInTime:
     @property
     def results(self) -> dict[str, Array]:
         """What became of each request, without what was asked for."""
-        return {name: column for name, column in self.columns.items() if name not in ("arrival_s", "input_len", "output_len")}
+        return {name: column for name, column in self.columns.items() if not hasattr(self.stream, name)}
 
     @property
     def as_sent(self) -> RequestStream:
@@ -123,10 +123,8 @@ class RequestsInTime:
         r = self.question.requests
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
-        lengths = {"input_len": float(np.mean(self.stream.input_len)), "output_len": float(np.mean(self.stream.output_len))}
-        return closed_loop(
-            like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=OfferedRequests(), spread=r.spread)
-        )
+        mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
+        return closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
 
     @cached_property
     def sigma(self) -> float:

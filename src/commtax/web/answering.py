@@ -13,13 +13,14 @@ from commtax.report.documents import Record, to_json
 from commtax.report.exact_bytes import fit_document
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view.pictures import serving_front, training_front
-from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
+from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import catalogue
 from commtax.report.whys import why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fitting import add_advice, holds
 from commtax.verbs.grids import GRIDS
+from commtax.verbs.keywords import PlanOptions
 from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import train_holds
 from commtax.verbs.why import why
@@ -52,14 +53,14 @@ def plan_answer(state: State) -> Record:
         raise RefusedError(rule, "c", malformed=False)
     if q.trains:
         batch = state["b"] * state["n"] * state["dp"]
-        kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
-        return training_front(plan_training(q.model, q.cluster, **kinds))
+        plans = plan_training(q.model, q.cluster, global_batch=batch, seq=state.length, engine=q.engine, dtype=state["dt"])
+        return training_front(plans)
     limits: Record = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
     limits["confidence"] = state["sure"] / 100
-    wanted: Record = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+    wanted = PlanOptions(engine=q.engine, input_len=state["il"], output_len=state["ol"], kv_dtype=state["kv"])
     if q.model.experts:
-        wanted |= {"redundant_experts": state["red"], "imbalance": state["imb"] or None}
-    return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
+        wanted |= PlanOptions(redundant_experts=state["red"], **({"imbalance": state["imb"]} if state["imb"] else {}))
+    return serving_front(plan(q.model, q.cluster, dtypes=(state["dt"],), objective=state["obj"], **limits, **wanted))
 
 
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
