@@ -14,11 +14,12 @@ from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import dataclass
 from commtax.shipped_tables import table
-from commtax.spec import AXES, COUNTED, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
+from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
-_sizes = attrgetter(*COUNTED)
+WHOLE = (*SIZES, "microbatches")
+_sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
 
 
@@ -258,7 +259,7 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
 
 
 def _with_sizes(plan: Plan, sizes: Iterable[Number]) -> Plan:
-    return replace(plan, **dict(zip(COUNTED, sizes, strict=True)))
+    return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:

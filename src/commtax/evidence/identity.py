@@ -18,7 +18,7 @@ from commtax.verbs.settling import AUTO_EP
 COUNT, LEVEL = thresholds(__name__)
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,2})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
-TITLES = {axis: PARALLEL[axis].title for axis in SIZES[1:4]}
+TITLES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in SIZES[1:4]}
 
 
 def names_of(model: str) -> Iterator[str]:

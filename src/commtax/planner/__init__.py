@@ -200,11 +200,10 @@ def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, b
     s = serve(settle(put.but(disaggregated=True)))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
-    sizes = {axis: getattr(plan, axis) for axis in SERVED}
-    kinds = {"mode": 1, "exchange": by, "prefill_replicas": workers}
-    told = {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
-    figured = {**kinds, **sizes, **told}
-    return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **figured)
+    sizes: dict[str, Any] = {axis: getattr(plan, axis) for axis in SERVED}
+    sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
+    sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+    return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
 
 
 def _check_room(q: Question, kv: float) -> None:

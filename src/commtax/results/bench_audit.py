@@ -28,7 +28,7 @@ TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "b
 STATISTICS = ("mean", "median", "p99")
 TERMS = ("queue", "prefill", "decode")
 """Times that a server tells of its own inside: told and judged, and no headline."""
-DEGREES = SIZES[1:4]
+DEGREES: tuple[str, ...] = SIZES[1:4]
 IDENTITY = ("model", "chip", "tp", *DEGREES)
 """Codes of findings on what ran."""
 BEATS = "beats the hardware"

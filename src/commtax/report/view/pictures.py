@@ -64,7 +64,7 @@ def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool) -> Record:
 
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
-    sizes = {n: int(getattr(rows, n)[i]) for n in SIZES[:4]}
+    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES[:4]}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchanges[int(rows.exchange[i])]
