@@ -44,9 +44,8 @@ def _compare_over(order: Order) -> NoReturn:
     if all(row.bill is None for row in comparison.rows):
         raise Refusal.about(over=f"nothing on this range is legal; first: {comparison.rows[0].refused}")
     if given.plot:
-        swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
         sizes = GivenOptions(tp=q.plan.tp, pp=q.plan.pp, dp=q.plan.dp, batch=q.batch, context=q.context)
-        fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
+        fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in comparison.swept)
         comparisons.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given.plot))
     document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparisons.comparison_rows(comparison)}
     order.output.answer(lambda _: document, comparisons.show_comparison, comparison, rows=comparisons.comparison_rows)

@@ -137,7 +137,7 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
         options.input_len, options.output_len = (None if isinstance(length, str) else length for length in lengths)
     if isinstance(axes := given.async_axes, str):
         options.async_axes = () if axes == "none" else tuple(axes.split(","))
-    each, over_all = given.batch, options.pop("global_batch", None)
+    each, over_all, options.global_batch = given.batch, options.global_batch, None
     if each is not None and over_all is not None:
         raise Refusal.about(global_batch="give it or batch, not both")
     if about in (VerbSubject.STEP, VerbSubject.SERVER):

@@ -69,19 +69,18 @@ def _options(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> dict[st
     options |= _given_options(asked) if asked else {}
     if claim and claim.context:
         options["context"] = claim.context
-    sizes: dict[str, int] = {axis: int(options.get(axis, 1)) for axis in SIZES}
-    if "dp" not in options and asked:  # replicas that nobody counts follow from the GPUs
-        inner = math.prod(sizes[axis] for axis in AXES if axis != "dp")
-        sizes["dp"] = max(1, (told.gpus or asked.cluster.num_gpus) // inner)
+    *inner, dp = (int(options.get(axis, 0)) for axis in AXES)
+    if not dp and asked:  # replicas that nobody counts follow from the GPUs
+        dp = (told.gpus or asked.cluster.num_gpus) // math.prod(size or 1 for size in inner)
+    dp = max(1, dp)
     over_all = options.pop("global_batch", 0) or (asked.goal.global_batch if asked else 0) or _batch(log)
     if over_all:
-        options["batch"] = max(1, int(over_all) // sizes["dp"])
+        options["batch"] = max(1, int(over_all) // dp)
         options["micro_batch"] = min(options.get("micro_batch", 1), options["batch"])
     elif claim and claim.batch:
         options["batch"] = claim.batch
     engine = asked.engine.key if asked and asked.trains and asked.engine.key != PHASES["train"].engine else told.engine
-    said = CompareOptions(phase="train", engine=engine, profile=asked.profile if asked else None)
-    return {**options, **sizes, **said}
+    return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=asked.profile if asked else None)}
 
 
 def _given_options(asked: Question) -> dict[str, Any]:

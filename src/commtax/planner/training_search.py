@@ -185,7 +185,7 @@ def _families(a: TrainPlans, every: TrainColumns, some_good: bool) -> Iterator[t
     for name, axis in (("TP", "tp"), ("PP", "pp"), ("CP", "cp"), ("EP", "ep"), ("microbatch", "micro_batch")):
         sizes = np.unique(getattr(every, axis)).tolist()
         for size in sizes if axis == "tp" or (len(sizes) > 1 and some_good) else ():
-            if axis in ("tp", "micro_batch") or (size & (size - 1)) == 0:
+            if name in ("TP", "microbatch") or (size & (size - 1)) == 0:
                 yield f"{name} {size}", axis, [size]
     for kind in RECOMPUTE if some_good else ():
         yield f"recompute {kind}", "kind", [i for i, k in enumerate(a.kinds) if k.plan.recompute == kind]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import inf, isinf
 
+from commtax.files import table
 from commtax.planner.choosing import margin
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
 from commtax.planner.fleet_trials import COUNTED, EACH, Trial
@@ -19,7 +20,7 @@ from commtax.verbs.confidence import percent
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
-TOLD = ("engine", "cluster", "arithmetic")
+TOLD: list[str] = table("report/words.toml")["fleets"]
 """Notes of the question that concern all of its plans."""
 
 

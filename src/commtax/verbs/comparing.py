@@ -56,6 +56,11 @@ class Comparison:
     rows: tuple[ComparedBill, ...]
     training: bool = False
 
+    @property
+    def swept(self) -> set[str]:
+        """What differs between cells: local tokens are sequences of a length."""
+        return {*self.axes, *(("batch", "context") if "local_tokens" in self.axes else ())}
+
     def values(self, axis: str) -> list[Any]:
         index = self.axes.index(axis)
         return list(dict.fromkeys(row.at[index] for row in self.rows))

@@ -208,12 +208,13 @@ def _try(code: str, what: str, note: str = "", **changes: Any) -> Counterfactual
 
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, plan, axes = b.question, b.question.plan, b.async_axes
+    beside_dp, beside_tp, _, beside_ep, _ = (axis in axes for axis in TAXES)
     yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
-    if b.exposed_comm_s and "dp" in axes:
+    if b.exposed_comm_s and beside_dp:
         yield _try("exposed", "nothing overlapped", async_axes=())
-    if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
+    if plan.tp > 1 and plan.sequence_parallel and not beside_tp:
         yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
-    if plan.ep > 1 and "ep" not in axes:
+    if plan.ep > 1 and not beside_ep:
         yield _try("async-ep", "async ep", "dispatch beside the experts of another microbatch", async_axes=(*axes, "ep"))
     for kind in ("none", "selective", "full"):
         if kind != plan.recompute:

@@ -119,7 +119,8 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     if "phase" in options:
         raise Refusal.about(phase="fit is about serving; train_fit is about training")
     put = resolve_question(model, cluster, check_taken("fit", options))
-    judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
+    tp, pp, *_ = (options.get(axis) for axis in SIZES)
+    judged = holds(put, chosen=tp is not None, stages=put.plan.pp if pp else None)
     return add_advice(judged) if advise else judged
 
 

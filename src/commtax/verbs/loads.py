@@ -95,9 +95,4 @@ def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> Offered
 
 def first_requests(stream: RequestStream, count: float) -> RequestStream:
     """The first requests of a stream."""
-    return stream if len(stream) <= count else select_requests(stream, np.arange(int(count)))
-
-
-def select_requests(stream: RequestStream, rows: np.ndarray) -> RequestStream:
-    """Some requests of a stream."""
-    return stream.take(rows)
+    return stream if len(stream) <= count else stream.take(np.arange(int(count)))

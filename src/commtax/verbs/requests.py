@@ -29,7 +29,7 @@ from commtax.verbs.closed_loop import ClosedLoop, spread_share
 from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, prompter, wire_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.loads import first_requests, select_requests
+from commtax.verbs.loads import first_requests
 from commtax.verbs.settling import Settled, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
@@ -282,7 +282,7 @@ def _answered_part(cut: RequestsInTime) -> RequestsInTime:
         raise KeyboardInterrupt
     text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
     ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
-    return replace(cut, stream=select_requests(cut.stream, rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
+    return replace(cut, stream=cut.stream.take(rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
 def stream_of(asked: Question) -> RequestStream:
@@ -404,4 +404,4 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
 
 def _repeat_requests(stream: RequestStream, count: int) -> RequestStream:
     """So many requests at once, those of the stream over and over."""
-    return replace(select_requests(stream, np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)
+    return replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)

@@ -70,14 +70,15 @@ def resolve_question(
     engine = _engine(cast(str | Engine, named), phase)
     plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype="")  # type: ignore[arg-type]
     plan = replace(plan, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
-    if PHASES[phase].trains and "microbatches" in given:
-        given["batch"] = cast(Number, given.pop("microbatches")) * given.get("micro_batch", 1)
     if (ahead := given.get("prefill_cluster")) is not None:
         if own:
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
     asked = Question(known, place, engine, plan, phase, context=length or PHASES[phase].length, profile=own)
-    return asked.but(**given)
+    asked = asked.but(**given)
+    if asked.trains and "microbatches" in given:
+        return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
+    return asked
 
 
 def _field(name: str, value: object) -> tuple[str, object]:

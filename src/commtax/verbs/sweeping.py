@@ -29,12 +29,8 @@ class RequestSweep:
     outcomes: tuple[RequestsInTime, ...]
 
     @property
-    def rated(self) -> bool:
-        return self.name == SWEPT[0]
-
-    @property
     def title(self) -> str:
-        return "requests/s" if self.rated else "clients"
+        return "requests/s" if self.name == SWEPT[0] else "clients"
 
     @property
     def capacity(self) -> float:
