@@ -116,7 +116,7 @@ class Claim:
             raise Refusal(f"phase '{self.question.phase}': one of {', '.join(PHASES)}", "phase")
         for f in fields(self)[1:4]:
             if getattr(self, f.name) is not None:
-                positive(getattr(self, f.name), f.name)
+                positive(**{f.name: getattr(self, f.name)})
 
     @property
     def plan(self) -> Plan:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from commtax.catalog.programs import program
 from commtax.files import parse_json
@@ -90,20 +91,10 @@ def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mappin
     command_of(engine).understand(reading, loose, env)
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
     said = SaidValues({name: value for name in TOLD if (value := values.get(name, "")) != "" and value is not False})
-    return Launch(
-        engine,
-        said,
-        phase="train" if trains else "serve",
-        model=reading.text("model"),
-        called=reading.text("called"),
-        shape=shape,
-        servers=Servers(role=reading.text("role")),
-        place=LaunchPlace(reading.number("nnodes") or None, reading.number("gpus_per_node") or None, (), reading.text("address")),
-        stage_layers=reading.number("stage_layers"),
-        slots=reading.number("slots"),
-        notes=tuple(reading.notes),
-        unread=tuple(reading.unread),
-    )
+    place = LaunchPlace(reading.number("nnodes") or None, reading.number("gpus_per_node") or None, (), reading.text("address"))
+    launch = Launch(engine, said, "", "train" if trains else "serve", reading.text("model"), reading.text("called"), shape)
+    launch = replace(launch, servers=Servers(role=reading.text("role")), place=place, notes=tuple(reading.notes))
+    return replace(launch, stage_layers=reading.number("stage_layers"), slots=reading.number("slots"), unread=tuple(reading.unread))
 
 
 def _settle_serving(reading: FlagReading) -> None:

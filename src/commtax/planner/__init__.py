@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -36,11 +36,8 @@ from commtax.verbs.closed_loop import serve
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
-from commtax.verbs.keywords import CompareOptions, PlanOptions
+from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import PlanTrainingOptions
 
 
 def plan(

@@ -32,7 +32,7 @@ from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
-from commtax.verbs.checking import positive_option
+from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 
@@ -78,7 +78,7 @@ def _check(q: Question) -> None:
     if wanted.prefill_cluster:
         _check_pools(q)
     if goal.max_concurrency is not None:
-        positive_option(max_concurrency=goal.max_concurrency)
+        positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
 
 

@@ -15,7 +15,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.checking import positive, positive_option
+from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
 
 MICRO = (1, 2, 4, 8)
@@ -43,8 +43,8 @@ class SizeGrid(ColumnTable):
 
 def search_training(put: Question) -> TrainPlans:
     """The training plans of a question, fastest first."""
-    positive_option(global_batch=put.goal.global_batch)
-    positive(put.context, "seq")
+    positive(global_batch=put.goal.global_batch)
+    positive(seq=put.context)
     base = settle(put).plain()
     answer = TrainPlans(base, kinds=tuple(_kinds(base)))
     budget = BUDGET * base.cluster.chip.visible_bytes

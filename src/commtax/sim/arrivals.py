@@ -242,16 +242,11 @@ def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
     if failed == len(stream):
         raise Refusal(f"{name}: no request has an answer", "trace")
     note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
-    return _select_requests(stream, np.flatnonzero(stream.output_len), note)
+    return replace(stream.take(np.flatnonzero(stream.output_len)), notes=(*stream.notes, note))
 
 
 def _sort_arrivals(stream: RequestStream) -> RequestStream:
     if (np.diff(stream.arrival_s) >= 0).all():
         return stream
     note = Note("unsorted", "requests were not in the order of their arrival; they were sorted")
-    return _select_requests(stream, np.argsort(stream.arrival_s, kind="stable"), note)
-
-
-def _select_requests(stream: RequestStream, places: Array, note: Note) -> RequestStream:
-    """Some requests in some order, with what is to be said of it."""
-    return replace(stream.take(places), notes=(*stream.notes, note))
+    return replace(stream.take(np.argsort(stream.arrival_s, kind="stable")), notes=(*stream.notes, note))

@@ -42,8 +42,9 @@ def check_number(value: object, name: str) -> Number:
     return value.item() if isinstance(value, np.number) else value
 
 
-def positive(value: object, name: str, least: int = 1) -> Number:
-    """A whole number of at least ``least``, or an array of them."""
+def positive(least: int = 1, /, **given: object) -> Number:
+    """A whole number of at least ``least``, or an array of them, given under its name."""
+    ((name, value),) = given.items()
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
     value = check_number(value, name)
@@ -53,12 +54,6 @@ def positive(value: object, name: str, least: int = 1) -> Number:
     if np.any(number > MAX_COUNT):
         raise Refusal(f"{name}={value}: larger than anything that is modelled (2^48)", name, (MAX_COUNT,))
     return value
-
-
-def positive_option(least: int = 1, **given: object) -> Number:
-    """The same of an option by its name."""
-    ((name, value),) = given.items()
-    return positive(value, name, least)
 
 
 def seconds(value: object, name: str) -> float:
@@ -83,7 +78,7 @@ def check_option(value: object, option: Option) -> object:
         return 0.0 if value == 0 == least else number(value, name, option.above, option.most or np.inf, option.unit, option.endless)
     if option.most is not None and np.ndim(value):  # type: ignore[arg-type]
         raise Refusal(f"{name}: one number is needed", name)
-    whole = positive(value, name, int(least or 0))
+    whole = positive(int(least or 0), **{name: value})
     if option.most is not None and whole > option.most:
         raise Refusal(f"{name}={whole}: at most {option.most:,}", name, (int(option.most),))
     return whole if option.most is None else int(whole)
@@ -182,9 +177,9 @@ def check_arithmetic(q: Question) -> None:
 
 def check_step(q: Question) -> None:
     """Numbers of a step, before anything is made of them."""
-    positive(q.batch, "batch")
-    positive(q.context, "context", least=q.kind.least)
-    positive_option(micro_batch=q.micro_batch)
+    positive(batch=q.batch)
+    positive(q.kind.least, context=q.context)
+    positive(micro_batch=q.micro_batch)
     check_copies(q)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
+from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 
 TRAIN_AXES = ("batch", "context", *SIZES[:4], "link", *SIZES[4:], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import field, fields, replace
 from functools import cache, reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.keywords import FitOptions
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import FitOptions
 
 
 @dataclass(frozen=True, slots=True)

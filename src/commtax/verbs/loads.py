@@ -77,7 +77,7 @@ def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
         most = f"{MOST_SERVED / offered.request_rate:.4g}"
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
         raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
-    if (count := given.get("num_prompts", 1)) != inf and positive(count, "num_prompts") > MOST_SERVED:
+    if (count := given.get("num_prompts", 1)) != inf and positive(num_prompts=count) > MOST_SERVED:
         raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 

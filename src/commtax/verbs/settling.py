@@ -41,13 +41,8 @@ def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settle
     return settle(resolve_question(model, cluster, options))
 
 
-def resolve_question(
-    model: str | Model, cluster: str | Cluster, options: Mapping[str, object], phase: str = "", length: int = 0
-) -> Question:
-    """The question as it was put: names resolved, and nothing checked but that numbers are numbers.
-
-    ``phase`` is one that the options may not say, ``length`` the tokens of a sequence where they say none.
-    """
+def resolve_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object], phase: str = "") -> Question:
+    """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
     given = dict(_field(name, value) for name, value in options.items() if value is not None)
     phase = phase or str(given.pop("phase", "decode"))
     if phase not in PHASES:
@@ -74,7 +69,7 @@ def resolve_question(
         if own:
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
-    asked = Question(known, place, engine, plan, phase, context=length or PHASES[phase].length, profile=own)
+    asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     asked = asked.but(**given)
     if asked.trains and "microbatches" in given:
         return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)

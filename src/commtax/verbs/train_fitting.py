@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
+from typing import ClassVar, Literal, Unpack
 
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
@@ -15,10 +15,8 @@ from commtax.spec import Cluster, Model
 from commtax.verbs import checking
 from commtax.verbs.billing import USABLE
 from commtax.verbs.fitting import check_memory
+from commtax.verbs.keywords import TrainFitOptions
 from commtax.verbs.settling import Settled, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import TrainFitOptions
 
 
 @dataclass(frozen=True, slots=True)
