@@ -121,10 +121,9 @@ def _goal(order: Order) -> Question:
     given, q = order.given, order.question
     lengths, dtypes = _lengths_and_types(order)
     rule = "distributions are drawn from for a --request-rate; else a mean is needed"
-    if isinstance(lengths[0], str):
-        raise Refusal.of(rule, input_len=lengths[0])
-    if isinstance(lengths[1], str):
-        raise Refusal.of(rule, output_len=lengths[1])
+    for name, length in PlanFleetOptions(input_len=lengths[0], output_len=lengths[1]).items():
+        if isinstance(length, str):
+            raise Refusal(f"{name} '{length}': {rule}", name)
     return q.but(
         input_len=lengths[0],
         output_len=lengths[1],

@@ -101,15 +101,6 @@ class FlagReading:
     notes: list[Note] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
-    def number(self, name: str, usual: int = 0) -> int:
-        return int(self.values.get(name, usual))
-
-    def text(self, name: str, usual: str = "") -> str:
-        return str(self.values.get(name, usual))
-
-    def on(self, name: str) -> bool:
-        return bool(self.values.get(name))
-
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
 

@@ -89,12 +89,12 @@ def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mappin
         values.setdefault("model", next((w for w in loose if w not in BENCHMARKS), ""))
         _settle_serving(reading)
     command_of(engine).understand(reading, loose, env)
-    shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
+    shape = tuple((name, int(values[name])) for name in SHAPE if name in values)
     said = SaidValues({name: value for name in TOLD if (value := values.get(name, "")) != "" and value is not False})
-    place = LaunchPlace(reading.number("nnodes") or None, reading.number("gpus_per_node") or None, (), reading.text("address"))
-    launch = Launch(engine, said, "", "train" if trains else "serve", reading.text("model"), reading.text("called"), shape)
-    launch = replace(launch, servers=Servers(role=reading.text("role")), place=place, notes=tuple(reading.notes))
-    return replace(launch, stage_layers=reading.number("stage_layers"), slots=reading.number("slots"), unread=tuple(reading.unread))
+    place = LaunchPlace(int(values.nnodes or 0) or None, int(values.gpus_per_node or 0) or None, (), str(values.address))
+    launch = Launch(engine, said, "", "train" if trains else "serve", str(values.model), str(values.called), shape)
+    launch = replace(launch, servers=Servers(role=str(values.role)), place=place, notes=tuple(reading.notes))
+    return replace(launch, stage_layers=int(values.stage_layers or 0), slots=int(values.slots or 0), unread=tuple(reading.unread))
 
 
 def _settle_serving(reading: FlagReading) -> None:
@@ -109,15 +109,15 @@ def _settle_serving(reading: FlagReading) -> None:
     _adapters(reading)
     if "eplb_config" in values:
         _settle_redundant_experts(reading)
-    if reading.on("eplb") and not values.redundant_experts:
+    if values.eplb and not values.redundant_experts:
         reading.note("eplb", "experts are placed by their load: the busiest rank is priced as usual, --imbalance says otherwise")
-    values.dtype = reading.text("quantization") or reading.text("compute")
-    values.library = "nccl" if reading.on("plain_nccl") else values.library
+    values.dtype = str(values.quantization) or str(values.compute)
+    values.library = "nccl" if values.plain_nccl else values.library
 
 
 def _adapters(reading: FlagReading) -> None:
     """A server keeps room for adapters where it is told to serve any; of a rank that is not said it takes the usual one."""
-    if not reading.on("lora"):
+    if not reading.values.lora:
         reading.values.lora_rank = reading.values.max_loras = ""
     elif reading.values.lora_rank == "":
         reading.values.lora_rank = USUAL_LORA_RANK
@@ -126,7 +126,7 @@ def _adapters(reading: FlagReading) -> None:
 
 def _settle_redundant_experts(reading: FlagReading) -> None:
     """Copies of popular experts, where a table of settings tells them."""
-    text = reading.text("eplb_config")
+    text = str(reading.values.eplb_config)
     try:
         reading.values.redundant_experts = int(parse_json(text, "eplb_config").get("num_redundant_experts", 0))
     except (ValueError, AttributeError, TypeError, OverflowError):

@@ -178,7 +178,7 @@ def _read(
 
 def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
     """What stands around a container holds where its own words say nothing, and names a model that they only have a place of."""
-    model = reading.text("model") or next((w for w in loose if w not in BENCHMARKS), "")
+    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
     if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
         reading.values["model"] = told["model"]
     own = flags_of(engine)

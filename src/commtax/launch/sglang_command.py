@@ -15,24 +15,24 @@ DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
     """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
     values, tp = reading.values, int(reading.values.tp or 1)
-    if reading.text("role") not in ("prefill", "decode"):
+    if str(values.role) not in ("prefill", "decode"):
         values.pop("role", None)
-    exchange = reading.text("a2a", "none")
-    if exchange == "deepep" or reading.on("deepep"):
-        low = reading.text("deepep_mode") in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
+    exchange = str(values.a2a or "none")
+    if exchange == "deepep" or values.deepep:
+        low = str(values.deepep_mode) in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
         values.ep_backend, values.ep = "deepep_low_latency" if low else "deepep_high_throughput", tp
     elif exchange != "none":
         reading.unread.append(f"--moe-a2a-backend {exchange}")
-    if reading.on("expert_parallel"):
+    if values.expert_parallel:
         values.ep = tp if values.ep == "" else values.ep
-    values.eager = bool(values.eager) or reading.text("graphs").lower() == "disabled"
-    values.tower = "data" if reading.on("tower_data") else ""
+    values.eager = bool(values.eager) or str(values.graphs).lower() == "disabled"
+    values.tower = "data" if values.tower_data else ""
     if values.spread != "":
         _drawn_below(reading)
     groups = int(values.dp or 1)  # limits are of the whole server: every group gets its part
     values.max_num_seqs = _part(values.max_num_seqs, groups)
-    values.max_num_batched_tokens = _part(values.max_num_batched_tokens, groups if reading.on("dp_attention") else 1)
-    if reading.on("dp_attention"):
+    values.max_num_batched_tokens = _part(values.max_num_batched_tokens, groups if values.dp_attention else 1)
+    if values.dp_attention:
         group_attention(reading, groups)
 
 

@@ -12,7 +12,7 @@ def count_ranks(reading: FlagReading) -> None:
     """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
     values, world = reading.values, 1
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
-        text = reading.text(name, "1").split(":")[-1]
+        text = str(values.get(name, "1")).split(":")[-1]
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise Refusal(f"from: '{flag} {text}': {RULES['int']}", "from")
         values[name] = int(text)

@@ -26,7 +26,6 @@ from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
-from commtax.planner.training_search import SizeGrid
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
@@ -226,8 +225,8 @@ def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
         b = price(settle(run.but(batch=total // plan.dp)))
     except ValueError as error:
         return _cannot(answer, name, str(error))
-    sizes = {axis: getattr(plan, axis) for axis in SIZES}
-    row = training_search.columns(b, 0, SizeGrid.of(1, **sizes, micro_batch=micro))
+    sizes = [np.array([getattr(plan, axis)]) for axis in SIZES]
+    row = training_search.columns(b, 0, training_search.unpriced(*sizes, np.array([micro])))
     described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
     budget = training_search.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:

@@ -10,9 +10,8 @@ import numpy as np
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.planner.choosing import margin, simplest, training_kinds
-from commtax.planner.columns import Array, ColumnTable, Rejected, TrainColumns, TrainPlans
+from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
-from commtax.records import dataclass
 from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
@@ -22,23 +21,8 @@ MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)
 BUDGET = 0.95  # share of a rank's memory that a step may take
 LONG = 8192  # tokens a rank from which sequences are cut over context-parallel ranks
-
-
-@dataclass(frozen=True, slots=True)
-class SizeGrid(ColumnTable):
-    """Sizes of plans."""
-
-    tp: Array
-    pp: Array
-    dp: Array
-    ep: Array
-    cp: Array
-    micro_batch: Array
-
-    @property
-    def changes(self) -> dict[str, Array]:
-        """As fields of a question."""
-        return {name: getattr(self, name) for name in self.names()}
+SIZED = TrainColumns.names()[1:7]
+"""Columns that a plan has before it is priced."""
 
 
 def search_training(put: Question) -> TrainPlans:
@@ -58,7 +42,7 @@ def search_training(put: Question) -> TrainPlans:
     return replace(answer, recommended=first, rejected=tuple(_rejected_families(answer, every, good, budget)))
 
 
-def _widest_first(answer: TrainPlans, grid: SizeGrid, budget: float) -> TrainColumns:
+def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> TrainColumns:
     """The widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
 
     No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
@@ -81,12 +65,12 @@ def _least_s(answer: TrainPlans) -> float:
     return float(one.model_flops("causal") / one.peak_flops_per_s)
 
 
-def _price_grid(answer: TrainPlans, grid: SizeGrid) -> TrainColumns:
+def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
     parts = []
     for index, kind in enumerate(answer.kinds):
         able = _rows_of_kind(grid, kind)
         if len(able):
-            b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **able.changes)))
+            b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
             rows = columns(b, index, able)
             parts.append(rows.take(np.flatnonzero(b.legal * np.ones(len(rows)))))
     return TrainColumns.joined(parts)
@@ -110,7 +94,7 @@ def _light_modules(base: Question) -> list[str]:
     return [LIGHT[bool(base.model.attention.latent)]]
 
 
-def _grid(base: Question) -> SizeGrid:
+def _grid(base: Question) -> TrainColumns:
     """All sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
     model, engine, gpus, rows = base.model, base.engine, base.cluster.num_gpus, []
     global_batch, seq = base.goal.global_batch, int(base.context)
@@ -124,7 +108,13 @@ def _grid(base: Question) -> SizeGrid:
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
                 rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]
-    return SizeGrid(*np.array(rows, dtype=int).reshape(-1, 6).T)
+    return unpriced(*np.array(rows, dtype=int).reshape(-1, 6).T)
+
+
+def unpriced(*sizes: Array) -> TrainColumns:
+    """Plans by their sizes, without figures."""
+    columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
+    return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
 
 
 def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
@@ -133,7 +123,7 @@ def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
     return [e for e in (2**i for i in range(10)) if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
-def _rows_of_kind(grid: SizeGrid, kind: Question) -> SizeGrid:
+def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
     """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks a layer each.
 
     Where gradients of all microbatches are kept, ZeRO 3 has no stages.
@@ -150,18 +140,11 @@ def _rows_of_kind(grid: SizeGrid, kind: Question) -> SizeGrid:
     return grid.take(keep)
 
 
-def columns(b: StepBill, index: int, sizes: SizeGrid) -> TrainColumns:
+def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
     """Priced steps as columns."""
-    return TrainColumns.of(
-        len(sizes),
-        kind=index,
-        **sizes.changes,
-        step_s=b.step_s,
-        mfu=b.mfu,
-        memory_bytes=b.memory_bytes_per_rank,
-        bubble_fraction=b.bubble_fraction,
-        exposed_comm_fraction=b.comm_fraction,
-    )
+    own = (index, *(getattr(sizes, name) for name in SIZED))
+    figures = (b.step_s, b.mfu, b.memory_bytes_per_rank, b.bubble_fraction, b.comm_fraction)
+    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*own, *figures), strict=True)))
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:

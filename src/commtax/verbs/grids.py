@@ -1,7 +1,8 @@
 """TP against links and against batches around one priced step: every cell is the same question with something changed."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from commtax import catalog
 from commtax.cost.legality import legal_values
@@ -120,12 +121,11 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
         comm_fraction=float(b.comm_fraction),
         mfu=float(b.mfu) if q.trains else None,
         fits=bool(fits(b)),
-        patch={name: n for name, n in asdict(sizes).items() if n != getattr(now, name)} | dict(column.names),
+        patch={name: n for name, n in sizes._asdict().items() if n != getattr(now, name)} | dict(column.names),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CellSizes:
+class CellSizes(NamedTuple):
     """What differs between cells; ``batch`` is that of a microbatch in training."""
 
     tp: int
