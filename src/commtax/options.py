@@ -36,6 +36,7 @@ class Option:
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a command has no use for it
     serving: bool | tuple[str, ...] = False  # belongs to serving alone; of some commands, where not of all
     beside: str = ""  # the kind of question that it belongs to alone
+    otherwise: str = ""  # the option that a pasted value becomes in verbs that have no such one
     drawn: bool = False  # says which requests come: a trace says that itself
     least: float | None = None
     above: float | None = None

@@ -20,6 +20,7 @@ from commtax.catalog.profile import VERSION, parse
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
+from commtax.verbs.keywords import BillOptions, SimulateOptions
 
 
 def calibrate(
@@ -47,7 +48,9 @@ def calibrate(
     rows = MeasurementFiles()
     for file in files:
         rows += read(File(file), place)
-    unused = [name for name in ("model", "tp", "batch", "input_len", "output_len") if getattr(place, name) and not rows.runs]
+    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
+    given = {"model": model, **BillOptions(tp=tp, batch=batch), **lengths}
+    unused = [option for option, value in given.items() if value and not rows.runs]
     if unused:
         raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
     return _fit(rows, place, [File(f).name for f in files])

@@ -15,6 +15,7 @@ from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
+from commtax.verbs.keywords import BillOptions, SimulateOptions
 
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
@@ -120,7 +121,8 @@ def _engine_benchmark(result: BenchmarkRun, label: str, place: MeasuredMachine) 
     input_len = place.input_len or round(result.input_len or 0)
     output_len = place.output_len or round(result.output_len or 0)
     clients = int(place.batch if batch else result.concurrency or 0)
-    needed = {"input_len": input_len, "output_len": output_len, "batch": clients if batch else 1}
+    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
+    needed = {**lengths, **BillOptions(batch=clients if batch else 1)}
     if wanted := [key for key, value in needed.items() if not value]:
         raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
     latency_s = result.seconds("e2el" if batch else "tpot", "mean")

@@ -13,10 +13,9 @@ import numpy as np
 
 from commtax.arrays import pick, spread, unique_with_places
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Model, Number, Plan
+from commtax.spec import COUNTED, Cluster, Engine, Model, Number, Plan
 
-_SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas", "shard", "microbatches")
-_sizes = attrgetter(*_SIZES)
+_sizes = attrgetter(*COUNTED)
 
 
 class ExpertRanks(NamedTuple):
@@ -89,7 +88,7 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     few = unique_with_places(*_sizes(plan))
     if few is None:
         return _span(axis, plan, cluster, engine)
-    found = _span(axis, replace(plan, **dict(zip(_SIZES, few[0], strict=True))), cluster, engine)
+    found = _span(axis, replace(plan, **dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
     return Span(*(spread(getattr(found, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
 
 

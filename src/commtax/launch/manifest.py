@@ -173,7 +173,7 @@ def _is_settings(node: JsonObject) -> bool:
     """Whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
     flags = flags_of(programs()[0].key).flags
     fields = [flags.get(dash_key(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
-    return any(name in ("tp", "max_model_len", "pp", "dp") for name in fields)
+    return any(name in _TABLE["telling"] for name in fields)
 
 
 def dash_key(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from commtax.arrays import unique_values
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.question import Question
+from commtax.question import PARTS, Question
 from commtax.records import dataclass, record_from
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
@@ -109,7 +109,8 @@ class ServingColumns(ColumnTable):
 
     def plan_of(self, i: int, redundant_experts: int = 0) -> Plan:
         """Row ``i``, all copies of it; with workers of their own for prompts, of those that decode."""
-        return record_from(Plan, {**sizes_of(self, i), "replicas": int(self.replicas[i]), "redundant_experts": redundant_experts})
+        plan = record_from(Plan, sizes_of(self, i))
+        return replace(plan, replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
 
     def prompter(self, i: int) -> Plan:
         """The workers of row ``i`` that compute prompts."""
@@ -327,8 +328,9 @@ class TrainPlans(SearchAnswer):
 
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
         """The priced step of row ``i``, line by line."""
-        sizes = {axis: int(getattr(rows, axis)[i]) for axis in (*SIZES, "micro_batch")}
-        return price(settle(self.kinds[int(rows.kind[i])].but(batch=self.question.goal.global_batch // sizes["dp"], **sizes)))
+        sizes = {axis: int(getattr(rows, axis)[i]) for axis in SIZES}
+        batch, micro = self.question.goal.global_batch // int(rows.dp[i]), int(rows.micro_batch[i])
+        return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, micro_batch=micro, **sizes)))
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
         """Its sharding, recomputation and schedule."""
@@ -392,10 +394,14 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
     return [np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 
 
+FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
+"""Columns that make a family …"""
+
+
 def family(c: ServingColumns) -> Array:
     """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
-    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
+    for name in FAMILY:
         column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit

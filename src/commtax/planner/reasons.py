@@ -36,7 +36,7 @@ def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
     for (_, code), i in first.items():
         sizes, says = sizes_of(whole, i), RULES[code - 1].says
         case = PlanToCheck(base.model, base.cluster, base.but(**sizes).plan, base.engine)
-        yield Rejected(describe_layout(case.plan), says(case), sizes["tp"], says(replace(case, named="{tp}")))
+        yield Rejected(describe_layout(case.plan), says(case), int(case.plan.tp), says(replace(case, named="{tp}")))
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:

@@ -19,7 +19,7 @@ from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
-from commtax.verbs.disaggregation import where_prompts_run
+from commtax.verbs.disaggregation import refuse_place, where_prompts_run
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
@@ -44,10 +44,15 @@ def search_serving(put: Question) -> ServingPlans:
     q = replace(columns.ground(put), plan=put.plan)
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
-        raise Refusal(f"input_len + output_len = {q.requests.tokens:,}: more than {longest}", "input_len")
+        raise refuse_length(f" = {q.requests.tokens:,}: more than {longest}")
     points, lost, counts = zip(*(_points(q, index) for index in range(len(q.goal.dtypes))), strict=True)
     answer = ServingPlans(q, sum(counts), rejected=tuple(dict.fromkeys(chain(*lost))))
     return _rank_answer(answer, ServingColumns.joined(list(points)))
+
+
+def refuse_length(rule: str) -> Refusal:
+    """Requests that are too long for a model."""
+    return Refusal(f"input_len + output_len{rule}", "input_len")
 
 
 def _check(q: Question) -> None:
@@ -59,18 +64,17 @@ def _check(q: Question) -> None:
     if wanted.prefill_cluster:
         _check_pools(q)
     if goal.max_concurrency is not None:
-        positive(goal.max_concurrency, "max_concurrency")
+        positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
 
 
 def _check_pools(q: Question) -> None:
     """A cluster for prompts belongs to plans with workers of their own for them, and to requests that decode."""
-    wanted = q.requests
-    name = f"prefill_cluster={wanted.prefill_cluster.key if wanted.prefill_cluster else ''}"
+    wanted, ahead = q.requests, q.requests.prefill_cluster
     if not wanted.disaggregated:
-        raise Refusal(f"{name}: belongs to disaggregated plans, and disaggregated=False leaves those out", "prefill_cluster")
+        raise refuse_place(ahead, "belongs to disaggregated plans, and disaggregated=False leaves those out")
     if wanted.output_len == 1:
-        raise Refusal(f"{name}: one output token leaves nothing to decode elsewhere; output_len is at least 2", "prefill_cluster")
+        raise refuse_place(ahead, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
 
 
 def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], int]:

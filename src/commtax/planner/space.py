@@ -77,7 +77,8 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
     own = q.plan
-    whole = Plan(tp, pp, dp, ep, order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts)
+    kinds = Plan(order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts)
+    whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from commtax.files import table
 from commtax.records import dataclass
 from commtax.report import plots
 from commtax.report.documents import Record, facts
@@ -17,17 +18,10 @@ from commtax.verbs.fitting import fits
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12
-LABELS: dict[str, str] = {
-    "batch": "batch (sequences)",
-    "context": "context (tokens)",
-    "link": "link",
-    **{str(axis.name): axis.title for axis in PARALLEL.values()},
-    "micro_batch": "sequences per microbatch",
-    "local_tokens": "tokens per GPU and step",
-}
+LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
-APART = ("tp", "ep")
+APART: list[str] = table("report/words.toml")["apart"]
 """Axes whose communication a served step tells apart; a training step has five taxes."""
 
 
@@ -152,8 +146,8 @@ def plans_document(compared: PlanTable) -> Record:
         {"axis": f.axis, "below": f.first, "from": f.then, **facts(f, "at", "earliest", "link", "batch")}
         for f in compared.break_evens
     ]
-    head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context}
-    return {**head, "rows": plan_rows(compared), "break_even": flips, "notes": compared.notes}
+    head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
+    return {**head, "break_even": flips, "notes": compared.notes}
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
@@ -206,17 +200,18 @@ def flip_words(f: BreakEven) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Plans against one axis; on the other axis ``fixed`` (name and value), where there is one."""
+    """Plans against one axis; at one ``link`` or ``batch`` of the other, where there is one."""
 
     title: str
     axis: str
     columns: Sequence[int | str]
-    fixed: tuple[str, int | str] | None = None
+    link: str = ""
+    batch: int | str = 0
 
     def cells(self, compared: PlanTable, column: int | str) -> dict[str, PlanRow]:
         """The rows of a column by plan; where links are the plans' own, whatever each has."""
         rows = [r for r in compared.rows if getattr(r, self.axis) == column]
-        return {r.plan: r for r in reversed(rows) if self.fixed is None or getattr(r, self.fixed[0]) == self.fixed[1]}
+        return {r.plan: r for r in reversed(rows) if self.link in ("", r.link) and self.batch in (0, r.batch)}
 
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
@@ -224,10 +219,10 @@ def _maps(compared: PlanTable) -> list[HeatMap]:
     links, batches = list(compared.links), compared.values("batch")
     maps = []
     if len(batches) > 1:
-        name, fixed = (f", {links[0]}", ("link", links[0])) if links else ("", None)
-        maps.append(HeatMap(f"plan x batch{name}", "batch", batches, fixed))
+        link = links[0] if links else ""
+        maps.append(HeatMap(f"plan x batch{', ' * bool(link)}{link}", "batch", batches, link))
     if len(links) > 1:
-        maps.append(HeatMap(f"plan x link, batch {batches[0]}", "link", links, ("batch", batches[0])))
+        maps.append(HeatMap(f"plan x link, batch {batches[0]}", "link", links, batch=batches[0]))
     return maps
 
 

@@ -23,7 +23,7 @@ from commtax.report.drawing import Console, Text
 from commtax.report.money import million, plan_notes, price_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
-from commtax.spec import SIZES
+from commtax.spec import KINDS
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
@@ -32,8 +32,8 @@ Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-KINDS = ("zero", "recompute", "schedule", "chunks")
-TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
+TRAINED = (*TrainColumns.names()[1:7], "gpus", *TrainColumns.names()[7:])
+"""Sizes of a plan, and its figures."""
 WIDTH, HEIGHT = 60, 10
 
 
@@ -325,10 +325,10 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
-        **facts_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
+        **facts_at(rows, i, *ServingColumns.names()[3:10]),
         "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
-        **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
+        **(facts_at(rows, i, *ServingColumns.names()[-3:]) if rows.mode[i] else {}),
+        **(exchange.asked if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
         **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),

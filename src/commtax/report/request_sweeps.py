@@ -13,9 +13,7 @@ from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.sweeping import RequestSweep, Slo
-
-TITLES = {"request_rate": "requests/s", "concurrency": "clients"}
+from commtax.verbs.sweeping import SWEPT, RequestSweep, Slo
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
@@ -23,14 +21,14 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
     say(console, sweep_words(s, slo), "bold yellow")
     times = (">TTFT mean", ">p99", ">TPOT mean", ">p99", ">ITL p99", ">E2E mean")
-    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
+    columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
     show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))))
     notes(console, remarks(s.outcomes[0]))
 
 
 def sweep_words(s: RequestSweep, slo: Slo) -> str:
     """Where it turns."""
-    unit = rate_words if s.name == "request_rate" else partial(plural, noun="client")
+    unit = rate_words if s.name == SWEPT[0] else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
         parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
@@ -76,7 +74,7 @@ def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
 
 
 def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
-    axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
+    axes.set(xscale="log", xlabel=s.title, ylabel=what)
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
@@ -84,7 +82,7 @@ def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
     axes.grid(alpha=0.25)
     if s.knee is not None:
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
-    if s.name == "request_rate" and s.values[0] < s.capacity < s.values[-1]:
+    if s.name == SWEPT[0] and s.values[0] < s.capacity < s.values[-1]:
         axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 

@@ -8,9 +8,10 @@ from itertools import islice
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.files import JsonObject, list_of, object_of
-from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, rate_of, result, spread_of
+from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
+LOAD: Mapping[str, list[str]] = TABLE["aiperf_load"]
 COUNT = counts(__name__)
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
@@ -38,8 +39,7 @@ def _load_options(config: JsonObject) -> JsonObject:
     named = [m.get("name") for m in list_of(object_of(config.get("models")).get("items")) if isinstance(m, dict)]
     models = endpoint.get("model_names") or config.get("model_names") or named or [config.get("model")]
     return {
-        "max_concurrency": load.get("concurrency") or stimulus.get("concurrency"),
-        "request_rate": load.get("request_rate") or load.get("rate") or stimulus.get("request_rate"),
+        **{key: next((v for at in (load, stimulus) for k in keys if (v := at.get(k))), None) for key, keys in LOAD.items()},
         "model": models[0] if isinstance(models, list) and models else models,
     }
 
@@ -54,10 +54,10 @@ def _make_result(blocks: Blocks, flat: Mapping[str, object], version: str = "") 
             stats[metric] = {STATISTICS.get(k, k): n * factor for k, n in read.items()}
     lengths = tuple(number(flat.get(f"{side}_sequence_length", flat.get(f"num_{side}_token"))) for side in ("input", "output"))
     answers = blocks.get("output_sequence_length", {})
-    spread, asked = spread_of(lengths[1], number(answers.get("std"))), rate_of(flat.get("request_rate"))
+    spread = spread_of(lengths[1], number(answers.get("std")))
     requests = int(number(flat.get("request_count")) or 0)
     totals = {f"total_{side}_tokens": n * requests for side, n in zip(("input", "output"), lengths, strict=True) if n and requests}
-    return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths, request_rate=asked)
+    return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths)
 
 
 def is_csv(text: str) -> bool:

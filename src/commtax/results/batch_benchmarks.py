@@ -6,11 +6,11 @@ from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import JsonObject
-from commtax.results.bench_record import BenchmarkRun, number, result
+from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
 
 COUNT = counts(__name__)
 SAYS = patterns(__name__)
-_BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
+_BATCH_KEYS, _BATCH_TIMES = TABLE["batched"], ("latency", "total_latency", "prefill_latency")
 
 
 def looks_like(text: str) -> bool:
@@ -58,8 +58,8 @@ def _printed_number(figure: str) -> float:
 def _latency(stats: dict[str, float], asked: dict[str, int]) -> Iterator[BenchmarkRun]:
     """With the lengths of its batch, where the command's options are printed above."""
     if stats.get("mean"):
-        lengths = asked.get("input_len"), asked.get("output_len")
-        yield result("vllm", "latency", asked, {"e2el": stats}, batch=asked.get("batch_size"), lengths=lengths)
+        batch, *lengths = (asked.get(key) for key in _BATCH_KEYS)
+        yield result("vllm", "latency", asked, {"e2el": stats}, batch=batch, lengths=tuple(lengths))
 
 
 def _throughput(rates: dict[str, float], asked: dict[str, int]) -> Iterator[BenchmarkRun]:
@@ -68,7 +68,8 @@ def _throughput(rates: dict[str, float], asked: dict[str, int]) -> Iterator[Benc
         return
     whole = {side: rates.get(f"{side} tokens") for side in ("prompt", "output")}
     duration = whole["output"] / rates["output"] if whole["output"] and rates.get("output") else None
-    requests = round(rates["requests"] * duration) if duration else asked.get("num_prompts")
+    told = next((asked[key] for key in TABLE["keys"]["requests"] if key in asked), None)
+    requests = round(rates["requests"] * duration) if duration else told
     lengths = tuple(n / requests if n and requests else None for n in (whole["prompt"], whole["output"]))
     if not any(lengths) and rates.get("output"):
         answer = rates["output"] / rates["requests"]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
-from typing import cast
+from typing import TypedDict, cast
 
 from commtax.evidence.thresholds import counts
 from commtax.files import table
@@ -71,12 +71,21 @@ class BenchmarkRun:
         return self.lengths[0] or (self.input_tokens / self.requests if self.input_tokens and self.requests else None)
 
 
+class SentLoad(TypedDict, total=False):
+    """How requests were sent, as fields of a run."""
+
+    concurrency: float | None
+    request_rate: float | None
+    burstiness: float
+
+
 def result(tool: str, kind: str, d: Mapping[str, object], stats: Mapping[str, Stats] = NO_STATS, **known: object) -> BenchmarkRun:
     """A result with what a document says under any of the keys of a field; ``known`` is said otherwise, and goes first."""
     numbers = {name: next((n for key in keys if (n := number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
     given = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
     given |= {"accepted": max(1.0, given["accepted"])} if "accepted" in given else {}
-    said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate_of(d.get("request_rate")), **given}
+    rate = SentLoad(request_rate=next((n for key in TABLE["rate"] if (n := rate_of(d.get(key))) is not None), None))
+    said = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **given}
     clear = {name: value for name, value in known.items() if value is not None}
     facts = {**_place(d), **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
     return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})

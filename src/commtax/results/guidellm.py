@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from commtax.files import JsonObject, list_of, object_of
-from commtax.results.bench_record import STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
+from commtax.results.bench_record import STATISTICS, TABLE, BenchmarkRun, SentLoad, number, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["guidellm"]
 AT_ONCE, IN_TURN = "throughput", "synchronous"
@@ -40,18 +40,18 @@ def _one(b: JsonObject, version: str, model: str) -> BenchmarkRun:
     return result("guidellm", "serve", said, stats, model=served, version=version, spread=spread, lengths=lengths, **_load(config))
 
 
-def _load(config: JsonObject) -> dict[str, float | None]:
+def _load(config: JsonObject) -> SentLoad:
     """Clients of a closed loop, or a rate: evenly spaced, or by chance."""
     strategy = object_of(config.get("strategy"))
     kind = str(strategy.get("type_") or strategy.get("type") or "")
-    rate, most = number(strategy.get("rate")), number(strategy.get("max_concurrency"))
+    rate, most = number(strategy.get("rate")), number(strategy.get(TABLE["keys"]["concurrency"][0]))
     if kind == IN_TURN:
-        return {"concurrency": 1.0}
+        return SentLoad(concurrency=1.0)
     if kind == AT_ONCE:
-        return {"request_rate": math.inf, "concurrency": most}
+        return SentLoad(request_rate=math.inf, concurrency=most)
     if rate is None:
-        return {"concurrency": number(strategy.get("streams")) or most}
-    return {"request_rate": rate, "concurrency": most, "burstiness": math.inf if kind.startswith("constant") else 1.0}
+        return SentLoad(concurrency=number(strategy.get("streams")) or most)
+    return SentLoad(request_rate=rate, concurrency=most, burstiness=math.inf if kind.startswith("constant") else 1.0)
 
 
 def _statistics(metrics: JsonObject, key: str, factor: float) -> dict[str, float]:

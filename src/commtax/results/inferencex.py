@@ -5,6 +5,7 @@ Its clients draw lengths evenly between 0.8 and 1 times the ones it names (``--r
 
 from commtax.files import JsonObject
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result
+from commtax.spec import SIZES
 from commtax.statement import Note
 
 KEYS = ("tput_per_gpu", "output_tput_per_gpu")
@@ -27,12 +28,12 @@ def from_document(d: JsonObject) -> BenchmarkRun:
     rates = {"total_token_throughput": ("tput_per_gpu", gpus), "output_throughput": ("output_tput_per_gpu", decoding)}
     whole = {name: each * count for name, (key, count) in rates.items() if count and (each := number(d.get(key)))}
     lengths = tuple(n * MEAN_LENGTH if (n := number(d.get(key))) else None for key in ("isl", "osl"))
-    said = {"max_concurrency": d.get("conc"), "tp": number(d.get("tp")), "model": d.get("model"), **whole}
+    said = {"tp": number(d.get("tp")), "model": d.get("model"), **whole}
     drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
     accepted = _chunk(stats) if drafted else 1.0
     told = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
     notes = (Note("drafted", f"tokens were drafted: {told}"),) if drafted else ()
-    more = {"facts": _facts(d), "notes": notes}
+    more = {"facts": _facts(d), "notes": notes, "concurrency": number(d.get("conc"))}
     return result("inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, **more)
 
 
@@ -68,5 +69,5 @@ def _facts(d: JsonObject) -> dict[str, str]:
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
     named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
-    sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
-    return {name: str(value)[:80] for name, value in {**named, **sizes}.items() if value}
+    sizes = {axis: str(int(n)) for axis in reversed(SIZES[2:4]) if (n := number(d.get(axis)))}
+    return {name: str(value)[:80] for name, value in (*named.items(), *sizes.items()) if value}

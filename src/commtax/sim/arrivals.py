@@ -243,18 +243,11 @@ def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
     if failed == len(stream):
         raise Refusal(f"{name}: no request has an answer", "trace")
     note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
-    return _select_requests(stream, np.flatnonzero(stream.output_len), note)
+    return replace(stream.take(np.flatnonzero(stream.output_len)), notes=(*stream.notes, note))
 
 
 def _sort_arrivals(stream: RequestStream) -> RequestStream:
     if (np.diff(stream.arrival_s) >= 0).all():
         return stream
     note = Note("unsorted", "requests were not in the order of their arrival; they were sorted")
-    return _select_requests(stream, np.argsort(stream.arrival_s, kind="stable"), note)
-
-
-def _select_requests(stream: RequestStream, places: Array, note: Note) -> RequestStream:
-    """Some requests in some order, with what is to be said of it."""
-    prefixes = None if stream.prefixes is None else tuple(stream.prefixes[place] for place in places.tolist())
-    columns = {name: getattr(stream, name)[places] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **columns, prefixes=prefixes, notes=(*stream.notes, note))
+    return replace(stream.take(np.argsort(stream.arrival_s, kind="stable")), notes=(*stream.notes, note))

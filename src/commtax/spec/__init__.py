@@ -39,7 +39,9 @@ from commtax.spec.model import (
 from commtax.spec.plan import (
     ARITHMETIC,
     AXES,
+    COUNTED,
     DTYPE_BYTES,
+    KINDS,
     MODULES,
     OVERLAPPED,
     PARALLEL,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -24,12 +24,10 @@ from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
+from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
-
-TRAIN_AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link", "cp", "micro_batch", "local_tokens")
+TRAIN_AXES = ("batch", "context", *SIZES[:4], "link", *SIZES[4:], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
 MAX_CELLS = 4096
 MOST_BATCH = 1024
@@ -53,6 +51,11 @@ class Comparison:
     axes: tuple[str, ...]
     rows: tuple[ComparedBill, ...]
     training: bool = False
+
+    @property
+    def swept(self) -> set[str]:
+        """What differs between cells: local tokens are sequences of a length."""
+        return {*self.axes, *(("batch", "context") if "local_tokens" in self.axes else ())}
 
     def values(self, axis: str) -> list[int | str]:
         index = self.axes.index(axis)

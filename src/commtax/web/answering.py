@@ -52,17 +52,16 @@ def plan_answer(state: State) -> Record:
         raise RefusedError(rule, "c", malformed=False)
     if q.trains:
         batch = state["b"] * state["n"] * state["dp"]
-        kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
-        return training_front(plan_training(q.model, q.cluster, **kinds))
-    asked: PlanOptions = {"engine": q.engine, "input_len": state["il"], "output_len": state["ol"], "kv_dtype": state["kv"]}
-    if q.model.experts:
-        asked["redundant_experts"] = state["red"]
-    if q.model.experts and state["imb"]:
-        asked["imbalance"] = state["imb"]
+        plans = plan_training(q.model, q.cluster, global_batch=batch, seq=state.length, engine=q.engine, dtype=state["dt"])
+        return training_front(plans)
     ttft_s, tpot_s = (state[name] / 1e3 or math.inf for name in ("ttft", "tpot"))
-    sure, objective, dtypes = state["sure"] / 100, state["obj"], (state["dt"],)
-    limits = {"ttft_s": ttft_s, "tpot_s": tpot_s, "confidence": sure}
-    return serving_front(plan(q.model, q.cluster, objective=objective, dtypes=dtypes, **limits, **asked))
+    wanted = PlanOptions(engine=q.engine, input_len=state["il"], output_len=state["ol"], kv_dtype=state["kv"])
+    if q.model.experts:
+        wanted |= PlanOptions(redundant_experts=state["red"])
+    if q.model.experts and state["imb"]:
+        wanted |= PlanOptions(imbalance=state["imb"])
+    limits = {"ttft_s": ttft_s, "tpot_s": tpot_s, "confidence": state["sure"] / 100}
+    return serving_front(plan(q.model, q.cluster, dtypes=(state["dt"],), objective=state["obj"], **limits, **wanted))
 
 
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
