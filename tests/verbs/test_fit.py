@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
 from commtax.cost.memory import on_chip, weights
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
-from commtax.verbs.fitting import judge, limits_of
+from commtax.verbs.fitting import fits, judge, limits_of
 from commtax.verbs.settling import ask
 from each import each
 from start_logs import LOGS, name, of_log
@@ -270,3 +271,10 @@ def test_more_memory_never_means_smaller_limits(chip, engine, tp):
     assert here.serves.max_seqs <= more.serves.max_seqs
     assert largest_graph(tp, here) <= largest_graph(tp, more)
     assert on_chip(more, catalog.chip(chip)) == here, "an engine that was on another chip"
+
+
+def test_each_of_many_trained_steps_fits_or_does_not():
+    asked = {"batch": 8, "context": 32768}
+    many = commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=np.array([1, 8]), dp=np.array([8, 1]), **asked)
+    each = [commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=tp, dp=8 // tp, **asked) for tp in (1, 8)]
+    assert fits(many).tolist() == [fits(one) for one in each]

@@ -16,6 +16,7 @@ from cli_run import run_here
 from commtax.cli.options import GROUPS, KINDS
 from commtax.options import options, page_keys, refused_by, taken_by
 from commtax.question import PARTS, Question
+from commtax.spec import SIZES
 from commtax.verbs import checking, keywords
 from each import each
 from paths import ROOT
@@ -229,7 +230,8 @@ def options_named_in(text, room=""):
     A name of several words (``input_len``) is one wherever it is quoted. A single word may be anything, ``"trace"`` a kind of file
     and ``"tokens"`` a unit; it is an option's name among other options' names: where one dict, list or call, or what one object is
     asked for in the file, holds two of them or more, and they are most of its keys. What is compared, said or passed alone is no
-    key. An option that no field of a question keeps (``why``, ``html``) is the command line's, and a word elsewhere.
+    key. An option that no field of a question keeps (``why``, ``html``) is the command line's, and a word elsewhere. The axes of a
+    plan (``tp``, ``dp``) are nouns of the whole model, and formulas name them.
     """
     tree, held = ast.parse(text), defaultdict(set)
     for owner, key in listed(tree):
@@ -238,7 +240,7 @@ def options_named_in(text, room=""):
     lists = [(keys, keys & set(options())) for keys in held.values()]
     words = {name for keys, names in lists if len(names) > 1 and 2 * len(names) > len(keys) for name in names}
     quoted = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    known = {name for name in words if options()[name].field or room == "cli"}
+    known = {name for name in words - set(SIZES) if options()[name].field or room == "cli"}
     return known | {name for name in quoted & set(options()) if "_" in name}
 
 
@@ -254,11 +256,11 @@ def test_an_option_is_named_in_few_files():
 @each(
     ("source", "names"),
     [
-        ('NAMES = ("tp", "dp", "replicas")', {"tp", "dp", "replicas"}),
+        ('NAMES = ("tp", "dp", "replicas")', {"replicas"}),
         ('asked = {"batch": 1, "context": 2, **more}', {"batch", "context"}),
-        ('given["tp"] = given.pop("ep", 1)', {"tp", "ep"}),
+        ('given["zero"] = given.pop("chunks", 1)', {"zero", "chunks"}),
         ('if "eager" in said and said.get("zero"):\n    pass', {"eager", "zero"}),
-        ('facts(plan, "tp", "pp")', {"tp", "pp"}),
+        ('facts(plan, "tp", "schedule")', {"schedule"}),
         ('raise Refusal(f"x: {rule}", "num_prompts")', {"num_prompts"}),
         ('row = {"name": 1, "kind": 2, "engine": 3, "gpus": 4}', set()),
         ('Finding("KV tokens", None, 1, "tokens")', set()),

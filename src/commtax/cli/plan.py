@@ -17,11 +17,11 @@ from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import tell
 from commtax.planner import best_serving, best_training, rank_own_plan, training_standing
-from commtax.planner.columns import SERVED, ServingPlans, StandingPlan, TrainPlans
+from commtax.planner.columns import ServingPlans, StandingPlan, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import WORKLOADS
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
-from commtax.spec import Plan
+from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
 from commtax.verbs.keywords import PlanFleetOptions
@@ -179,7 +179,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
         sizes.ep = sizes.tp * inner
     shared = experts is not None and sizes.ep > sizes.tp
     sizes.dp = inner if shared else 1
-    plan: dict[str, int] = {axis: sizes[axis] for axis in SERVED}
+    plan: dict[str, int] = {axis: sizes[axis] for axis in SERVING_AXES}
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)

@@ -13,7 +13,7 @@ from commtax.logs.crashes import Crash
 from commtax.logs.startup import StartupLog, axes_of
 from commtax.logs.startup_facts import ENGINES, FULL_LENGTH
 from commtax.question import PARTS, Question
-from commtax.spec import SIZES, Attention
+from commtax.spec import Attention
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 from commtax.verbs.fitting import Fit, holds
@@ -48,7 +48,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     findings = (
         *startup_facts.failure_findings(log),
         *_layout(log, claim),
-        *identity_findings(claim, log.model, degrees={axis: getattr(log, axis) for axis in SIZES[3:4]}),
+        *identity_findings(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
@@ -77,7 +77,7 @@ def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section
 
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
-    for axis in SIZES[:3]:
+    for axis in ("tp", "pp", "dp"):
         name, wanted = startup_facts.AXES[axis], int(getattr(claim.plan, axis))
         measured = getattr(log, axis) or startup_facts.axis_size(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:

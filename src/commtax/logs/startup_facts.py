@@ -12,12 +12,12 @@ from commtax.evidence.thresholds import counts, levels
 from commtax.files import table
 from commtax.logs.serving_load import CAUSES, queue_causes, served_cause, serving_findings
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, ClaimedMemory, StartupLog, axes_of
-from commtax.spec import PARALLEL, SIZES
+from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
 ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi": "Text Generation Inference"}
-AXES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in SIZES[:4]}
+AXES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in SERVING_AXES}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
 LEVEL = levels(__name__)
@@ -33,7 +33,7 @@ def logged_options(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
     model = next((m.key for name in names_of(log.model) if (m := bundled_model(name))), "")
     weights = STARTS["dtypes"].get(log.said("quantization"), "")
-    sizes: dict[str, int] = {axis: getattr(log, axis) or axis_size(log, axis) for axis in SIZES[:3]}
+    sizes: dict[str, int] = {axis: getattr(log, axis) or axis_size(log, axis) for axis in ("tp", "pp", "dp")}
     cache = "fp8" if has_8bit_cache(log) else ""
     said = {"model": model, **sizes, "weights_dtype": weights, "kv_dtype": cache, "engine": log.engine}
     return {name: value for name, value in said.items() if value}

@@ -12,7 +12,7 @@ from commtax.logs.taxes import tax_causes, tax_sentence, taxes
 from commtax.logs.training_log import TrainingLog
 from commtax.logs.training_plan import LoggedPlan, logged_plan
 from commtax.question import PHASES, Question
-from commtax.spec import AXES, KINDS, PARALLEL, SIZES
+from commtax.spec import AXES, PARALLEL, SIZES
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill, price
@@ -86,7 +86,7 @@ def _given_options(asked: Question) -> dict[str, object]:
     """What of the question is not as it is when nobody says anything."""
     plain = Question(asked.model, asked.cluster, asked.engine)
     said: dict[str, object] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
-    for name in KINDS[1:]:
+    for name in ("recompute", "schedule", "chunks"):
         said |= {name: value} if (value := getattr(asked.plan, name)) != getattr(plain.plan, name) else {}
     usual, plan = asked.engine.trains, asked.plan
     said |= CompareOptions(dtype=plan.weights_dtype) if plan.weights_dtype else {}

@@ -12,14 +12,14 @@ import numpy as np
 
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
-from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, StandingPlan, TrainPlans, describe_kind
+from commtax.planner.columns import ServingColumns, ServingPlans, StandingPlan, TrainPlans, describe_kind
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import record_from
-from commtax.spec import SIZES, Cluster, Model, Number, Plan
+from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.billing import price
@@ -170,7 +170,7 @@ def _own_plan_columns(run: Question, clients: int, index: int, by: int) -> Servi
     kv = float(np.max(cache_tokens(base)))
     _check_room(base, kv)
     copies = int(run.plan.replicas)
-    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=copies, codes=0, kv_tokens=kv)
+    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVING_AXES}, replicas=copies, codes=0, kv_tokens=kv)
     of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
     if clients:  # at that load, whatever the cache holds
         return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
@@ -188,7 +188,7 @@ def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, b
     s = serve(settle(put.but(disaggregated=True)))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
-    sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVED}
+    sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
     sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
     sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
     return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
@@ -209,7 +209,7 @@ def _index(q: Question, dtype: str) -> int:
 def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
     """A training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
-    axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in (*SIZES[:3], *reversed(SIZES[3:])))
+    axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp", "cp", "ep"))
     name = f"{axes}, {describe_kind(plan)}"
     if total % (plan.dp * micro):
         return _cannot(answer, name, f"{plan.dp} replicas and microbatches of {micro} do not divide {total} sequences")

@@ -13,7 +13,7 @@ from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, record_from
-from commtax.spec import SIZES, Plan
+from commtax.spec import SERVING_AXES, SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Array = np.ndarray[Any, Any]
-SERVED = SIZES[:4]
 """The axes of a copy of a served plan."""
 
 
@@ -129,6 +128,10 @@ class ServingColumns(ColumnTable):
     @property
     def tokens_per_s_per_user(self) -> Array:
         return np.asarray(1 / self.tpot_s)
+
+
+SIZED = (*SIZES, "micro_batch")
+"""Columns that a trained plan has before it is priced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,7 @@ class ServingPlans(SearchAnswer):
         for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
             alike = np.flatnonzero((rows.mode == 0) & (rows.dtype == index) & (rows.exchange == by))
             some = rows.take(alike)
-            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED}
+            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES}
             put = replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             widths = np.broadcast_to(priced.range_of(name)[1] / getattr(priced, name), len(alike))
@@ -294,7 +297,7 @@ class ServingPlans(SearchAnswer):
         for index, ep, by in unique_values(kinds, axis=1).T.astype(int).tolist():
             alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep) & (rows.exchange == by))
             some = rows.take(alike)
-            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVED[:3]}
+            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES[:3]}
             put = replan(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             shares[alike] = price(settle(put.but(batch=self.decoding(some), context=self._middle))).comm_fraction
         return shares
@@ -413,7 +416,7 @@ def family(c: ServingColumns) -> Array:
 
 def sizes_of(rows: ColumnTable, i: int) -> dict[str, int]:
     """The sizes of a copy of row ``i``."""
-    return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
+    return {axis: int(getattr(rows, axis)[i]) for axis in SERVING_AXES}
 
 
 def mean_cached_tokens(q: Question) -> float:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.cost import legality
-from commtax.planner.columns import SERVED, Array, ColumnTable, ServingColumns, mean_cached_tokens
+from commtax.planner.columns import Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Number, Plan
+from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import state_places, state_tokens
@@ -153,7 +153,7 @@ def most_each(q: Question, ranks: Number) -> Array:
 
 
 def sizes(s: Space) -> dict[str, Array]:
-    return {axis: getattr(s, axis) for axis in SERVED}
+    return {axis: getattr(s, axis) for axis in SERVING_AXES}
 
 
 def at_once(base: Question, plans: Space) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.planner.choosing import margin, simplest, training_kinds
-from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
+from commtax.planner.columns import SIZED, Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
 from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
@@ -21,8 +21,6 @@ MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)
 BUDGET = 0.95  # share of a rank's memory that a step may take
 LONG = 8192  # tokens a rank from which sequences are cut over context-parallel ranks
-SIZED = TrainColumns.names()[1:7]
-"""Columns that a plan has before it is priced."""
 
 
 def search_training(put: Question) -> TrainPlans:

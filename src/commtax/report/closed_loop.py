@@ -10,7 +10,7 @@ from commtax.files import table
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
-from commtax.spec import SIZES
+from commtax.spec import SERVING_AXES
 from commtax.units import format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
@@ -182,7 +182,7 @@ def _workers(s: ClosedLoop) -> Record:
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {
-        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, *SIZES[:4]), "kv_tokens": room},
+        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, *SERVING_AXES), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.question.gpus_there - gpus,

@@ -14,7 +14,7 @@ from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
 from commtax.report.planning import limit_words, ranks, shorten_rejected, spread_notes
 from commtax.report.tables import name_and_gpus, notes, range_80, say, show_columns, show_rejected
-from commtax.spec import SIZES
+from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
@@ -197,7 +197,7 @@ def _row(trial: Trial) -> Record:
     return {
         "cluster": q.cluster.key,
         "mode": "disaggregated" if layout.apart else "together",
-        **facts(q.plan, *SIZES[:4]),
+        **facts(q.plan, *SERVING_AXES),
         "replicas": trial.size[0],
         **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
         "dtype": q.plan.weights_dtype or "as stored",

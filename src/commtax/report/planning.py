@@ -11,7 +11,16 @@ import numpy as np
 from commtax.planner import choosing
 from commtax.planner import columns as planned
 from commtax.planner.choosing import margin
-from commtax.planner.columns import ColumnTable, Rejected, ServingColumns, ServingPlans, StandingPlan, TrainColumns, TrainPlans
+from commtax.planner.columns import (
+    SIZED,
+    ColumnTable,
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    StandingPlan,
+    TrainColumns,
+    TrainPlans,
+)
 from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import SAID, dtype_words, missed_times, odds
 from commtax.planner.training_search import BUDGET
@@ -23,7 +32,7 @@ from commtax.report.drawing import Console, Text
 from commtax.report.money import million, plan_notes, price_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
-from commtax.spec import KINDS
+from commtax.spec import KINDS, SERVING_AXES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
@@ -32,7 +41,7 @@ Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-TRAINED = (*TrainColumns.names()[1:7], "gpus", *TrainColumns.names()[7:])
+TRAINED = (*SIZED, "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
 """Sizes of a plan, and its figures."""
 WIDTH, HEIGHT = 60, 10
 
@@ -325,9 +334,9 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
-        **facts_at(rows, i, *ServingColumns.names()[3:10]),
+        **facts_at(rows, i, *SERVING_AXES, "replicas", "gpus", "concurrency"),
         "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(facts_at(rows, i, *ServingColumns.names()[-3:]) if rows.mode[i] else {}),
+        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
         **(exchange.asked if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",

@@ -5,7 +5,6 @@ Its clients draw lengths evenly between 0.8 and 1 times the ones it names (``--r
 
 from commtax.files import JsonObject
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result
-from commtax.spec import SIZES
 from commtax.statement import Note
 
 KEYS = ("tput_per_gpu", "output_tput_per_gpu")
@@ -69,5 +68,5 @@ def _facts(d: JsonObject) -> dict[str, str]:
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
     named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
-    sizes = {axis: str(int(n)) for axis in reversed(SIZES[2:4]) if (n := number(d.get(axis)))}
+    sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
     return {name: str(value)[:80] for name, value in (*named.items(), *sizes.items()) if value}

@@ -45,6 +45,7 @@ from commtax.spec.plan import (
     MODULES,
     OVERLAPPED,
     PARALLEL,
+    SERVING_AXES,
     SIZES,
     TAXES,
     AxisName,

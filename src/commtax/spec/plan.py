@@ -54,6 +54,8 @@ PARALLEL: Mapping[str, Axis] = MappingProxyType(
 )
 """All axes: options, page, tables and documents loop over them."""
 SIZES: tuple[AxisName, ...] = get_args(AxisName)
+SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")
+"""The axes of a served step."""
 AXES: tuple[AxisName, ...] = ("tp", "cp", "pp", "dp")
 """The axes that multiply to the number of GPUs, innermost first; ``ep`` re-uses the ranks of tp, cp and dp."""
 TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")

@@ -18,7 +18,7 @@ from commtax import catalog
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Model, Number
+from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
@@ -27,7 +27,7 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
-TRAIN_AXES = ("batch", "context", *SIZES[:4], "link", *SIZES[4:], "micro_batch", "local_tokens")
+TRAIN_AXES = ("batch", "context", *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
 MAX_CELLS = 4096
 MOST_BATCH = 1024

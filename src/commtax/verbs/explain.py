@@ -136,7 +136,7 @@ def thresholds(b: StepBill) -> LessonInequalities:
     """At the kernels' own rate and the links that the groups really cross, one direction a GPU."""
     plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
-    dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in TAXES[:2])
+    dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp"))
     local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle = num_params(b.question.model) / num_active_params(b.question.model)

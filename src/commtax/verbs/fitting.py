@@ -424,10 +424,10 @@ def fit_of_bill(priced: StepBill) -> Fit:
     return judge(replace(plain, limits=limits_of(plain)))
 
 
-def fits(priced: StepBill) -> bool:
+def fits(priced: StepBill) -> Number:
     """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
     q = priced.question
     if q.trains:
-        return bool(priced.memory.total <= USABLE * q.cluster.chip.visible_bytes)
+        return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
     judged = fit_of_bill(priced)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

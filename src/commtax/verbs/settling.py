@@ -22,7 +22,7 @@ from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass
-from commtax.spec import ARITHMETIC, AXES, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
+from commtax.spec import ARITHMETIC, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import check_number
@@ -273,8 +273,7 @@ def describe_layout(plan: Plan, counted: bool = False) -> str:
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in (several[1:] if counted else several) if n > 1]
     parts = [str(int(plan.replicas)), *parts] if counted else parts
-    inner = reversed(AXES[:2])
-    parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
+    parts += [f"{axis.upper()} {int(n)}" for axis in ("cp", "tp") if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""
     experts = f", experts over {int(plan.ep)}{copies}" if plan.ep > 1 else ""
     return f"{' x '.join(parts)}{experts}"

@@ -6,7 +6,7 @@ from commtax.planner.columns import FAMILY, ServingColumns, ServingPlans, TrainC
 from commtax.report.documents import Record, Value
 from commtax.report.money import page_note
 from commtax.report.planning import place_words, plans_document, recommended_words
-from commtax.spec import SIZES
+from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
@@ -63,7 +63,7 @@ def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool) -> Record:
 
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
-    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES[:4]}
+    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SERVING_AXES}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchanges[int(rows.exchange[i])]

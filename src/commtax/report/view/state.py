@@ -25,13 +25,13 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
-from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Model
+from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
 
-MAX_GPUS = MOST[AXES[-1]]
+MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
 SHOWN = ("decode", "prefill", "train")
 """Phases that the page draws."""
