@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 T = TypeVar("T")
-Method = Callable[..., Any]
+Method = Callable[..., object]
 _IN = {"__builtins__": __builtins__, "object_set": object.__setattr__, "FACTORY": object()}
 """What compiled methods may name."""
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+
+    import numpy as np
+    from _typeshed import DataclassInstance
+
+    Number = float | np.ndarray  # what fields hold: the same formula serves both
+    Condition = bool | np.bool | np.ndarray  # whether something holds, for one or for each
 else:
+    Number, Condition = int | float, bool | int  # names are no reason to import NumPy
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
         """As ``dataclasses.dataclass``, of which these options are used here."""
@@ -55,7 +62,7 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
 
     def method(self: object, *args: object, **given: object) -> object:
         made = dict[str, Method]()
-        exec(write(cls), _IN | {f"default_{f.name}": _default(f) for f in _fields(cls)}, made)
+        exec(write(cls), _IN | {f"default_{f.name}": _default(f) for f in dataclasses.fields(cls)}, made)
         made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
         setattr(cls, name, made[name])
         return made[name](self, *args, **given)
@@ -64,20 +71,16 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
     return method
 
 
-def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(cls)
-
-
-def _default(f: dataclasses.Field[Any]) -> object:
+def _default(f: dataclasses.Field[object]) -> object:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory
 
 
 def _init(cls: type, assign: str = "self.{0} = {1}") -> str:
     """Arguments in the order of the fields, those by keyword alone last."""
-    parts = [f for f in _fields(cls) if f.init]
+    parts = [f for f in dataclasses.fields(cls) if f.init]
     named = [_argument(f) for f in parts if f.kw_only]
     arguments = ", ".join(["self", *(_argument(f) for f in parts if not f.kw_only), *(["*"] if named else []), *named])
-    lines = [assign.format(f.name, _value(f)) for f in _fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
+    lines = [assign.format(f.name, _value(f)) for f in dataclasses.fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
     lines += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
     return "\n ".join([f"def __init__({arguments}):", *(lines or ["pass"])])
 
@@ -86,30 +89,30 @@ def _init_frozen(cls: type) -> str:
     return _init(cls, "object_set(self, {0!r}, {1})")
 
 
-def _argument(f: dataclasses.Field[Any]) -> str:
+def _argument(f: dataclasses.Field[object]) -> str:
     if f.default_factory is not dataclasses.MISSING:
         return f"{f.name}=FACTORY"
     return f.name if f.default is dataclasses.MISSING else f"{f.name}=default_{f.name}"
 
 
-def _value(f: dataclasses.Field[Any]) -> str:
+def _value(f: dataclasses.Field[object]) -> str:
     if f.default_factory is dataclasses.MISSING:
         return f.name if f.init else f"default_{f.name}"
     return f"default_{f.name}() if {f.name} is FACTORY else {f.name}" if f.init else f"default_{f.name}()"
 
 
 def _repr(cls: type) -> str:
-    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(cls) if f.repr)
+    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in dataclasses.fields(cls) if f.repr)
     return f"def __repr__(self):\n return f'{{self.__class__.__qualname__}}({parts})'"
 
 
 def _eq(cls: type) -> str:
-    mine, theirs = (_tuple([f.name for f in _fields(cls) if f.compare], whose) for whose in ("self", "other"))
+    mine, theirs = (_tuple([f.name for f in dataclasses.fields(cls) if f.compare], whose) for whose in ("self", "other"))
     return f"def __eq__(self, other):\n if other.__class__ is self.__class__:\n  return {mine} == {theirs}\n return NotImplemented"
 
 
 def _hash(cls: type) -> str:
-    names = [f.name for f in _fields(cls) if (f.compare if f.hash is None else f.hash)]
+    names = [f.name for f in dataclasses.fields(cls) if (f.compare if f.hash is None else f.hash)]
     return f"def __hash__(self):\n return hash({_tuple(names, 'self')})"
 
 
@@ -125,12 +128,12 @@ def _refuse_delete(self: object, name: str) -> None:  # noqa: ARG001
     raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-def _state(self: object) -> list[object]:
-    return [getattr(self, f.name) for f in _fields(type(self))]
+def _state(self: "DataclassInstance") -> list[object]:
+    return [getattr(self, f.name) for f in dataclasses.fields(self)]
 
 
-def _restore(self: object, state: list[object]) -> None:
-    for f, value in zip(_fields(type(self)), state, strict=True):
+def _restore(self: "DataclassInstance", state: list[object]) -> None:
+    for f, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, f.name, value)
 
 

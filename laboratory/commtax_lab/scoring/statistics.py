@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.files import Json
 from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.sweep import SOURCE
-from commtax_lab.scoring.prediction_columns import Array, Records
+from commtax_lab.scoring.prediction_columns import Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10
@@ -47,7 +49,7 @@ class Figures:
 
 
 def _off(r: Records) -> Array:
-    return np.abs(np.expm1(r.log_error))
+    return np.asarray(np.abs(np.expm1(r.log_error)))
 
 
 FIGURES: dict[str, Callable[[Records], float]] = {
@@ -176,7 +178,7 @@ class Bound:
         return bool(low <= self.value <= high)
 
 
-CHOICES: dict[str, Callable[[Records, Array], Array]] = {
+CHOICES: dict[str, Callable[[Records, Any], Array]] = {
     "size": lambda r, ends: (r.size >= ends[0]) & (r.size <= ends[1]),
     "source": lambda r, part: np.array([part in source.lower() for source in r.source], dtype=bool),
     "ours": lambda r, wanted: np.array([(source == SOURCE) is wanted for source in r.source], dtype=bool),

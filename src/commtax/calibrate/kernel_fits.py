@@ -6,14 +6,15 @@ Small kernels, copies and whole steps are left: what a small kernel takes alone 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow, kernel
 from commtax.calibrate.measurements import ConstantChange, MeasuredMachine, MeasurementFiles, ProfilePart, Step, SweptKernel, Wish
-from commtax.calibrate.robust_fit import Array
 from commtax.cost.forms import FORMS
 from commtax.cost.kernel import Kernel
 from commtax.spec import Profile
@@ -23,7 +24,7 @@ LEAST_ROWS = 8
 MATTERS = 0.1  # a constant that moves no time by a tenth of its own change cannot be told
 Table = Mapping[str, float]
 SCALARS = {"gemm": ("t0", "eb", "ep"), "decode": ("t0", "eb"), "prefill": ("t0", "ep")}
-SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length", "past")
+_shape = attrgetter("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length", "past")
 
 
 def table_name(row: SweepRow) -> str:
@@ -64,7 +65,7 @@ def _slower_backends(rows: Sequence[SweptKernel]) -> list[str]:
     rates: dict[str, list[float]] = {}
     for row in rows:
         if row.row["kind"] == "prefill":
-            rates.setdefault(str(row.row.get("backend", "")), []).append(_kernel(row).flops / row.seconds)
+            rates.setdefault(str(row.row.get("backend", "")), []).append(float(_kernel(row).flops) / row.seconds)
     ranked = sorted(rates, key=lambda name: -float(np.median(rates[name])))
     return ranked[1:]
 
@@ -121,8 +122,9 @@ def _seconds(kernels: list[Kernel], table: Table, form: str, place: MeasuredMach
     keys = [(k.head_dim, k.dtype) for k in kernels]
     for key in dict.fromkeys(keys):
         members = [i for i, other in enumerate(keys) if other == key]
-        shapes: dict[str, Array] = {n: np.array([getattr(kernels[i], n) for i in members], float) for n in SHAPE}
-        many = replace(kernels[members[0]], **shapes)
+        flops, nbytes, m, n, k, batch, heads, kv_heads, length, past = np.array([_shape(kernels[i]) for i in members], float).T
+        products = replace(kernels[members[0]], flops=flops, nbytes=nbytes, m=m, n=n, k=k)
+        many = replace(products, batch=batch, heads=heads, kv_heads=kv_heads, length=length, past=past)
         peak = peaks.get(many.dtype) or peaks.get("bf16") or peaks["fp16"]
         fixed, moving = FORMS[form](many, table, chip.memory_Bps, peak)
         outcome[members] = fixed + moving

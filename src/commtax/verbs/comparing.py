@@ -16,7 +16,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.options import check_taken
-from commtax.question import INPUT_LEN, Changes, Question
+from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
@@ -105,7 +105,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
     return Comparison(names, rows, put.trains)
 
 
-def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> ComparedBill:
+def _cell(put: Question, cell: tuple[Any, ...], changes: Mapping[str, Any]) -> ComparedBill:
     """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     total, tokens, link = (changes.get(name) for name in BESIDE)
     own = {name: value for name, value in changes.items() if name not in BESIDE}

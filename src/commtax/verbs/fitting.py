@@ -119,7 +119,7 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     if "phase" in options:
         raise Refusal.about(phase="fit is about serving; train_fit is about training")
     put = resolve_question(model, cluster, check_taken("fit", options))
-    judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
+    judged = holds(put, chosen=options.get("tp") is not None, stages=int(put.plan.pp) if options.get("pp") else None)
     return add_advice(judged) if advise else judged
 
 
@@ -262,7 +262,7 @@ def _cache_tokens(asked: Question) -> Number:
         tp, _, dp, ep, _ = table[alike].T
         one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
         one = replace(one, limits=limits_of(one))
-        held[alike] = np.minimum.reduce([_stage_tokens(one, stage, pp) for stage in _different_stages(asked, pp)])
+        held[alike] = reduce(np.minimum, (_stage_tokens(one, stage, pp) for stage in _different_stages(asked, pp)))
     spread = held[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
 
@@ -290,13 +290,14 @@ def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst:
     """A figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
     plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
     many = np.asarray(plan.pp)
-    found: Number = None
-    for pp in unique_values(many).astype(int).tolist():
+
+    def of(pp: int) -> Number:
         ranges = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)
         pools = (kv_pool(asked.model, plan, ranges[s], size, asked.engine.states) for s in _different_stages(asked, pp))
-        here = reduce(worst, map(figure, pools))
-        found = here if found is None else np.where(many == pp, here, found)
-    return found
+        return reduce(worst, map(figure, pools))
+
+    first, *others = unique_values(many).astype(int).tolist()
+    return reduce(lambda found, pp: np.where(many == pp, of(pp), found), others, of(first))
 
 
 def step_limits(asked: Question) -> tuple[int, int]:

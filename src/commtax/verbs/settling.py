@@ -66,7 +66,7 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
     plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype=given.pop("kv_dtype", ""), **kinds)  # type: ignore[arg-type]
     if PHASES[phase].trains and "microbatches" in given:
-        given["batch"] = cast(Number, given.pop("microbatches")) * given.get("micro_batch", 1)
+        given["batch"] = cast(Number, given.pop("microbatches")) * cast(Number, given.get("micro_batch", 1))
     if (ahead := given.get("prefill_cluster")) is not None:
         if own:
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)

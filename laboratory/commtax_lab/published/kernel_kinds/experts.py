@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.cost.forms.experts import RoutedSizes, routed_kernels
 from commtax.cost.kernel import Kernel
 from commtax.spec import DTYPE_BYTES, Chip
 from commtax_lab import lab_table
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Make, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Make, Sizes, Words
 from commtax_lab.published.kernel_kinds.loads import BusiestRankLoad, load
 
 FACTS: dict[str, Any] = lab_table("published/kernel_kinds/experts.toml")
