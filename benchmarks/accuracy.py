@@ -16,8 +16,8 @@ from textwrap import wrap
 
 from commtax_lab.report.validation import figure_cells, limit_text, plot_kinds, quantity, value_text
 from commtax_lab.scoring import Report, check
-from commtax_lab.scoring.scoreboard import ScoreLine, abroad, at_home
-from commtax_lab.scoring.statistics import groups, skipped, worst
+from commtax_lab.scoring.scoreboard import ScoreLine, score_lines, transfer_folds
+from commtax_lab.scoring.statistics import groups, skipped_reasons, worst_misses
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
@@ -117,7 +117,7 @@ def scoreboard(lines: list[ScoreLine]) -> Iterable[str]:
 
 def transfer() -> Iterable[str]:
     """A line for each metric and kind of models, a column for each thing that was left out."""
-    folds = abroad()
+    folds = transfer_folds()
     if not folds:
         yield "Not measured yet."
         return
@@ -175,7 +175,7 @@ def by_source(report: Report) -> Iterable[str]:
 def worst_rows(report: Report) -> Iterable[str]:
     yield "| kind | row | measured | predicted | likely reason |"
     yield "|---|---|---:|---:|---|"
-    for m in worst(report.records):
+    for m in worst_misses(report.records):
         yield f"| {m.kind} | {m.what} | {quantity(m.kind, m.measured)} | {quantity(m.kind, m.predicted)} | {m.reason} |"
 
 
@@ -216,7 +216,7 @@ def page(reports: list[Report], lines: list[ScoreLine]) -> str:
 
 def rows_page(report: Report) -> str:
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
-    reasons = [f"* {n:,}: {re.sub(r'[|<>]', ' ', reason)}" for reason, n in skipped(report.records)]
+    reasons = [f"* {n:,}: {re.sub(r'[|<>]', ' ', reason)}" for reason, n in skipped_reasons(report.records)]
     parts = [
         "# Errors row by row",
         prose(
@@ -253,13 +253,13 @@ def main(arguments: list[str]) -> None:
     drawn = {"steps": shipped}
     for name, kinds in PICTURES.items():
         plot_kinds(drawn.get(name, reports[-1]), DOCS / f"accuracy-{name}.svg", kinds)
-    large = {line.name: line for line in at_home(reports[-1].records) if line.found}
-    lines = [large.get(line.name, line) for line in at_home(shipped.records)]  # our own sweep ships
+    large = {line.name: line for line in score_lines(reports[-1].records) if line.found}
+    lines = [large.get(line.name, line) for line in score_lines(shipped.records)]  # our own sweep ships
     (DOCS / "accuracy-scoreboard.svg").write_text(picture(lines))
     (DOCS / "accuracy.md").write_text(page(reports, lines))
     (DOCS / "accuracy-rows.md").write_text(rows_page(reports[-1]))
     before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + quoted(shipped, at_home(shipped.records)) + rest.partition(END)[2])
+    README.write_text(before + quoted(shipped, score_lines(shipped.records)) + rest.partition(END)[2])
     for path in (README, *sorted(DOCS.glob("accuracy*"))):
         print(f"{path.name} {path.stat().st_size:,} bytes")
 

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import commtax
 from commtax.catalog.hf import from_config
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
-from commtax.files import Json
 from commtax.spec import Model
 
 CLUSTERS = ("8xb200-sxm", "8x8xb200-sxm")
@@ -40,7 +40,7 @@ class Outcome:
         return sum((self.model is not None, bool(self.fit), bool(self.bill)))
 
 
-def run(name: str, config: dict[str, Json]) -> Outcome:
+def run(name: str, config: dict[str, Any]) -> Outcome:
     """One configuration through all three."""
     out = Outcome(name)
     try:
@@ -76,7 +76,7 @@ def first_answer(out: Outcome, ask) -> str:
     return ""
 
 
-def told(name: str, counts: Iterable[Json]) -> list[Json]:
+def told(name: str, counts: Iterable[Any]) -> list[Any]:
     """Published counts of a model, or of the one that it is a stored form of."""
     plain = name.split("/")[-1]
     for ending in STORED:
@@ -86,7 +86,7 @@ def told(name: str, counts: Iterable[Json]) -> list[Json]:
     ]
 
 
-def against(model: Model, rows: Iterable[Json]) -> Iterator[str]:
+def against(model: Model, rows: Iterable[Any]) -> Iterator[str]:
     """Each published count with the nearest reading of ours: with or without prediction layers, tower and embeddings."""
     for row in rows:
         readings = active(model) if row["kind"] == "active" else totals(model)

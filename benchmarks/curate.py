@@ -22,7 +22,7 @@ from commtax.spec import Engine
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published import open_loop
 from commtax_lab.published.collective_rows import mode
-from commtax_lab.published.inferencemax import by_inferencemax
+from commtax_lab.published.inferencemax import is_by_inferencemax
 from commtax_lab.published.rows import names
 from commtax_lab.published.serving_rows import is_fitted, may_draft, planning_rule, question
 from commtax_lab.published.sweep import load as read_own
@@ -150,8 +150,8 @@ def serving(folder: Path) -> None:
         version = cast(Engine, asked["engine"]).version
         out.append(
             {
-                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if by_inferencemax(r) else "ai-dynamo/aiconfigurator",
-                "day": measured[1] if measured else "2026-04-01" if by_inferencemax(r) else "",
+                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if is_by_inferencemax(r) else "ai-dynamo/aiconfigurator",
+                "day": measured[1] if measured else "2026-04-01" if is_by_inferencemax(r) else "",
                 "engine": r["backend"],
                 "version": version or r["backend_version"],
                 "model": r["model_path"],

@@ -93,7 +93,7 @@ class Rows:
         words = {"dtype": plain if self.form == "gemm" else arithmetic, "stored": stored, "framework": self.framework}
         words |= {"written": WRITTEN.get(self.kind, self.kind), "kernel_source": source}
         made = KINDS[TAILS[self.form]].make(words, x)
-        return np.log(kernel_scores.priced(made, self.chip, constants)[0] / measured)
+        return np.log(kernel_scores.price_kernels(made, self.chip, constants)[0] / measured)
 
 
 Part = tuple[Rows, str, dict[str, np.ndarray], np.ndarray]

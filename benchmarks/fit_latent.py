@@ -27,7 +27,7 @@ from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.kernel_kinds.modules import SOURCES
 from commtax_lab.published.spellings import dtype_named
 from commtax_lab.published.tables import read
-from commtax_lab.scoring.kernel_scores import together
+from commtax_lab.scoring.kernel_scores import overlap_launches
 
 MOST = 1200
 SCALE = 0.02
@@ -183,7 +183,7 @@ def logs(groups: list[Group], job: Job, store: Store) -> np.ndarray:
             total = total + sum(seconds(kernel, g.chip, constants)) * kernel.count
         for kernel in g.host:
             host = host + sum(seconds(kernel, g.chip, constants)) * kernel.count
-        found.append(np.log(together(total, host, constants) / g.measured))
+        found.append(np.log(overlap_launches(total, host, constants) / g.measured))
     return np.concatenate(found)
 
 

@@ -14,7 +14,7 @@ from commtax import catalog
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.spellings import dtype_named
 from commtax_lab.published.tables import read
-from commtax_lab.scoring.kernel_scores import priced
+from commtax_lab.scoring.kernel_scores import price_kernels
 
 SCALE = 0.05
 
@@ -29,7 +29,7 @@ def fit(path: Path) -> None:
     for words, mask in table.groups():
         named = {**words, **{c: dtype_named(words[c]) or words[c] for c in ("dtype", "stored")}, "written": words["dtype"]}
         *others, whole = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
-        products[mask], s = priced(others, table.chip, constants)[0], whole.shape
+        products[mask], s = price_kernels(others, table.chip, constants)[0], whole.shape
         columns = (1.0, s.tokens * s.heads, s.pairs / table.chip.memory_Bps, s.pairs * s.heads / table.chip.memory_Bps)
         terms[mask] = np.stack(np.broadcast_arrays(*columns), axis=1)
     measured, even = table.sizes["seconds"], table.fitted()

@@ -29,7 +29,7 @@ from commtax.verbs.expecting import expect
 from commtax_lab.published.kernel_kinds import KINDS
 from commtax_lab.published.tables import folder_tables
 from commtax_lab.scoring import check
-from commtax_lab.scoring.prediction_columns import Records, joined
+from commtax_lab.scoring.prediction_columns import Records, join_records
 
 HERE, LABORATORY = Path(commtax.__file__).parent, Path(commtax_lab.__file__).parent
 QUANTILE = 0.82
@@ -204,10 +204,11 @@ def tables(r: Records) -> str:
 
 
 def main(folder: Path, collectives: bool) -> None:
+    network = check(fit_network.PUBLISHED.parent).records
     if collectives:
-        everything = joined([check(folder, only="collectives").records, check(fit_network.PUBLISHED.parent).records])
+        everything = join_records([check(folder, only="collectives").records, network])
     else:
-        everything = joined([check(folder).records, check(fit_network.PUBLISHED.parent).records, check(None, only="h200").records])
+        everything = join_records([check(folder).records, network, check(None, only="h200").records])
     for library in LIBRARIES:
         write_library(everything, library, folder)
     if collectives:

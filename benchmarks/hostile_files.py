@@ -87,23 +87,9 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 """The same for a file that is read as part of its folder."""
 NUMBERS = (0, -1, 1, 1.5, 1e300, -1e300, 10**30, 10**400, 2**63, 1e-320, 7)
 OTHERS = (
-    None,
-    True,
-    False,
-    "",
-    "x",
-    "1",
-    "[red]x[/red]",
-    "\x1b[31m",
-    "é" * 50,
-    "y" * 20_000,
-    [],
-    {},
-    [[]],
-    [1, "2", None],
-    {"a": {"b": 1}},
-    *NUMBERS,
-)
+    None, True, False, "", "x", "1", "[red]x[/red]", "\x1b[31m", "é" * 50, "y" * 20_000, [], {}, [[]], [1, "2", None],
+    {"a": {"b": 1}}, *NUMBERS,
+)  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -36,9 +36,9 @@ def class_name(function: str) -> str:
 def typed(name: str, types: dict[str, str]) -> str:
     """A record of keywords, none of which has to be given."""
     pairs = " ".join(f'"{key}":\0{kind.replace(" ", chr(0))},' for key, kind in types.items())
-    wrapped = textwrap.wrap(pairs, WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapped = textwrap.wrap(f"{pairs[:-1]}}},\0total=False)", WIDTH, break_long_words=False, break_on_hyphens=False)
     lines = "\n".join(f"    {line}" for line in wrapped).replace("\0", " ")
-    return f'{name} = TypedDict("{name}", {{\n{lines}\n}}, total=False)\n'
+    return f'{name} = TypedDict("{name}", {{\n{lines}\n'
 
 
 def text() -> str:

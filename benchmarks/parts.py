@@ -52,7 +52,7 @@ def by_chip(found: list[ShapeGroup]) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     found = [g for g in groups(tables(Path(arguments[0]), arguments[1:])) if len(g.errors) >= LEAST]
     print(*by_chip(found), sep="\n")
-    broken = [g for g in found if not g.lawful]
+    broken = [g for g in found if not g.obeys_law]
     for g in [*broken, *(g for g in found if g.why)]:
         times = np.exp(np.median(g.errors))
         why = UNLIKE[g.why]["why"] if g.why else ""

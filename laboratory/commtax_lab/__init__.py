@@ -3,12 +3,14 @@
 It imports commtax; commtax never imports it. Its commands join commtax's own where it is installed.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from commtax.shipped_tables import table
 
 
+@cache
 def lab_table(path: str) -> dict[str, Any]:
     """A table by its path in the laboratory."""
     return table(str(Path(__file__).parent / path))

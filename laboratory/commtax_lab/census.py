@@ -9,15 +9,16 @@ import ast
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
+from typing import TypeGuard
 
 import commtax
 from commtax.catalog.effects import mechanism
-from commtax.files import Document, Json
+from commtax.catalog.loader import Table
 from commtax.records import dataclass
 from commtax_lab import lab_table
 
+RULES = lab_table("census.toml")
 LAW = (0.7, 1.4)
 """What effects that were fitted end to end may make of a kernel's time."""
 PACKAGE = Path(commtax.__file__).parent
@@ -58,13 +59,13 @@ class CensusEntry:
 
 def census(root: Path = PACKAGE) -> list[CensusEntry]:
     """Every fitted number of a version of this package, the present one unless another is named."""
-    found: list[CensusEntry] = []
+    entries: list[CensusEntry] = []
     for kind, numbers in READERS.items():
         for path in _files(root, f"catalog/{kind}/*.toml"):
-            found += numbers(_relative_path(path, root), _read(path))
-    for row in _rules()["ranges"]:
-        found += _range_numbers(row, _read(root / row["file"]))
-    return [*found, *_code_numbers(root)]
+            entries += numbers(_relative_path(path, root), _read(path))
+    for row in RULES["ranges"]:
+        entries += _range_numbers(row, _read(root / row["file"]))
+    return [*entries, *_code_numbers(root)]
 
 
 def broken_rules(number: CensusEntry) -> tuple[str, ...]:
@@ -90,33 +91,27 @@ def breakers(numbers: list[CensusEntry]) -> dict[str, tuple[str, ...]]:
 
 def unclassified_numbers(root: Path = PACKAGE) -> list[str]:
     """Numbers that no rule tells: keys of engine files, and constants of the code that prices."""
-    facts, keys = _rules()["engines"]["facts"], set[str]()
+    facts, keys = RULES["engines"]["facts"], set[str]()
     for path in _files(root, "catalog/engines/*.toml"):
         keys |= {key for _, key, _, _ in _sourced_numbers(_read(path), "")}
     unknown = sorted(f"engines: {key}" for key in keys if key not in facts and not mechanism(key).kind)
     for path in sorted({path for pattern in MODELLED for path in _files(root, pattern)}):
         name = _relative_path(path, root)
-        told = {*_rules()["code"].get(name, {}), *_rules()["facts"].get(name, ())}
+        told = {*RULES["code"].get(name, {}), *RULES["facts"].get(name, ())}
         unknown += [f"{name}: {constant}" for constant in _constants(path) if constant not in told and "." not in constant]
     return unknown
 
 
-def earlier_counts() -> Mapping[str, Json]:
+def earlier_counts() -> Table:
     """How many stood before: the commit, and numbers by kind."""
-    before: Mapping[str, Json] = _rules()["stood"]
-    return before
-
-
-@lru_cache(maxsize=1)
-def _rules() -> Document:
-    return lab_table("census.toml")
+    return dict(RULES["stood"])
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
     return sorted(root.glob(pattern))
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path) -> Table:
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -124,7 +119,7 @@ def _relative_path(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _is_number(value: Json) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -135,13 +130,13 @@ def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owne
     return CensusEntry(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
 
 
-def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
-    rules, key = _rules()["kernels"], layer["key"]
+def _kernel_numbers(file: str, layer: Table) -> Iterator[CensusEntry]:
+    rules, key = RULES["kernels"], layer["key"]
     if key in rules["definition"]:
         return
     home = ", ".join(layer.get("fitted_on") or layer.get("measured_on") or ())
     fitted_on = "" if key in rules["assumed"] else f"tables of single kernels{f' on {home}' * bool(home)}"
-    chosen, measured = (set(rules[said].get(key, ())) for said in ("chosen", "measured"))
+    chosen, measured = (set(rules[which].get(key, ())) for which in ("chosen", "measured"))
     for engine, group, form, constants in _kernel_tables(layer):
         for name, value in constants.items():
             if not _is_number(value) or name in rules["facts"]:
@@ -154,20 +149,20 @@ def _kernel_numbers(file: str, layer: Document) -> Iterator[CensusEntry]:
                 yield CensusEntry(file, group, name, value, kind, told, Owner(engine, key, form))
 
 
-def _kernel_tables(layer: Document) -> Iterator[tuple[str, str, str, Document]]:
+def _kernel_tables(layer: Table) -> Iterator[tuple[str, str, str, Table]]:
     """(engine, name in the file, form, constants) of every table of constants."""
     owners = [("", "", layer), ("", "fallback.", layer.get("fallback", {}))]
-    owners += [(who, f"{kind}.{who}.", own) for kind in ("engine", "timed") for who, own in layer.get(kind, {}).items()]
-    for engine, prefix, own in owners:
-        for form, kinds in own.items():
+    owners += [(who, f"{kind}.{who}.", tables) for kind in ("engine", "timed") for who, tables in layer.get(kind, {}).items()]
+    for engine, prefix, tables in owners:
+        for form, kinds in tables.items():
             if isinstance(kinds, dict) and form not in ("engine", "timed", "fallback", "sources"):
                 for dtype, constants in kinds.items():
                     if isinstance(constants, dict):
                         yield engine, f"{prefix}{form}.{dtype}", form, constants
 
 
-def _library_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
-    rules, sources = _rules()["libraries"], facts.get("sources", {})
+def _library_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
+    rules, sources = RULES["libraries"], facts.get("sources", {})
     kinds = dict.fromkeys(rules["fitted"], "collective") | dict.fromkeys(rules["ranges"], "range")
     for group, row in _library_tables(facts):
         title = sources.get(row.get("source", ""), {}).get("title", "")
@@ -183,7 +178,7 @@ def _library_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
         yield CensusEntry(file, "eager_floor_s", chips, value, "host", "collectives launched one by one", owner)
 
 
-def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
+def _library_tables(facts: Table) -> Iterator[tuple[str, Table]]:
     """Tables of a library's file that hold numbers, by name."""
     yield "", {name: value for name, value in facts.items() if _is_number(value)}
     for row in facts.get("path", ()):
@@ -198,17 +193,17 @@ def _library_tables(facts: Document) -> Iterator[tuple[str, Document]]:
             yield f"{name} {protocol['name']}", protocol
 
 
-def _link_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
-    rules = _rules()["links"]
+def _link_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
+    rules = RULES["links"]
     for group, name, value, source in _sourced_numbers(facts, ""):
         if name in rules["keys"] and source in rules["sources"]:
             owner = Owner(kernel=facts["kind"])
             yield CensusEntry(file, group, name, value, "collective", facts["sources"][source]["title"], owner)
 
 
-def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
-    rules = _rules()["engines"]
-    counted, measured = (rules[said].get(facts["key"], ()) for said in ("counted", "measured"))
+def _engine_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
+    rules = RULES["engines"]
+    counted, measured = (rules[which].get(facts["key"], ()) for which in ("counted", "measured"))
     for group, name, value, source in _sourced_numbers(facts, ""):
         if mechanism(name).kind and source not in counted:
             title = "" if source in rules["assumed"] else facts["sources"][source]["title"]
@@ -218,14 +213,14 @@ def _engine_numbers(file: str, facts: Document) -> Iterator[CensusEntry]:
             yield replace(number, kind="kernel") if source in measured else number
 
 
-def _fitted_chips(facts: Document, version: str, source: str) -> str:
+def _fitted_chips(facts: Table, version: str, source: str) -> str:
     """Those that a number's source names, else those whose runs its version or engine was fitted on."""
-    own = facts.get("versions", {}).get(version, {})
-    told = (facts["sources"][source].get("chips"), own.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
+    of_version = facts.get("versions", {}).get(version, {})
+    told = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
     return ", ".join(next((chips for chips in told if chips), ()))
 
 
-def _sourced_numbers(facts: Document, group: str) -> Iterator[tuple[str, str, float, str]]:
+def _sourced_numbers(facts: Mapping[str, object], group: str) -> Iterator[tuple[str, str, float, str]]:
     """(table, key, number, source) of every number with a source."""
     for key, value in facts.items():
         if isinstance(value, dict) and key != "sources":
@@ -234,8 +229,8 @@ def _sourced_numbers(facts: Document, group: str) -> Iterator[tuple[str, str, fl
             yield group, key, value[0], value[1]
 
 
-def _range_numbers(row: Mapping[str, Json], facts: Document) -> Iterator[CensusEntry]:
-    def numbers(group: str, inner: Json) -> Iterator[tuple[str, float]]:
+def _range_numbers(row: Mapping[str, str], facts: Mapping[str, object]) -> Iterator[CensusEntry]:
+    def numbers(group: str, inner: object) -> Iterator[tuple[str, float]]:
         if _is_number(inner):
             yield group, inner
         elif isinstance(inner, dict):
@@ -247,7 +242,7 @@ def _range_numbers(row: Mapping[str, Json], facts: Document) -> Iterator[CensusE
 
 
 def _code_numbers(root: Path) -> Iterator[CensusEntry]:
-    for file, names in _rules()["code"].items():
+    for file, names in RULES["code"].items():
         values = _constants(root / file)
         for name, told in names.items():
             if name in values:
@@ -259,15 +254,15 @@ def _code_numbers(root: Path) -> Iterator[CensusEntry]:
 
 def _constants(path: Path) -> dict[str, list[float]]:
     """Numbers of a module's constants, and of the fields of its classes."""
-    found: dict[str, list[float]] = {}
+    constants: dict[str, list[float]] = {}
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
     inner = [(f"{node.name}.", one) for node in body if isinstance(node, ast.ClassDef) for one in node.body]
     for prefix, node in [*(("", node) for node in body), *inner]:
         for name, value in _assignments(node):
-            literals: list[Json] = [x.value for x in ast.walk(value) if isinstance(x, ast.Constant) and _is_number(x.value)]
+            literals = [float(x.value) for x in ast.walk(value) if isinstance(x, ast.Constant) and _is_number(x.value)]
             if literals:
-                found[f"{prefix}{name}"] = [float(x) for x in literals]
-    return found
+                constants[f"{prefix}{name}"] = literals
+    return constants
 
 
 def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
@@ -278,9 +273,9 @@ def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     pairs: Iterable[tuple[ast.expr, ast.expr]] = [(target, value)]
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         pairs = zip(target.elts, value.elts, strict=False)
-    for name, own in pairs:
+    for name, expression in pairs:
         if isinstance(name, ast.Name):
-            yield name.id, own
+            yield name.id, expression
 
 
 def totals(numbers: list[CensusEntry]) -> dict[str, int]:
@@ -289,7 +284,7 @@ def totals(numbers: list[CensusEntry]) -> dict[str, int]:
     return fitted | {"chosen": sum(not n.fitted_on for n in numbers)}
 
 
-READERS: Mapping[str, Callable[[str, Document], Iterator[CensusEntry]]] = {
+READERS: Mapping[str, Callable[[str, Table], Iterator[CensusEntry]]] = {
     "kernels": _kernel_numbers,
     "libraries": _library_numbers,
     "exchanges": _library_numbers,

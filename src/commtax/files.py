@@ -44,8 +44,9 @@ ELSEWHERE = ("/", ".", "~", "$")
 Named = str | os.PathLike[str]
 Watch = Callable[[int], None]
 """Whoever wants to know how many more bytes on the disk have been read."""
-Json = Any
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
+JsonObject = dict[str, Json]
 
 
 def expand_home(name: Named) -> Path:
@@ -141,7 +142,7 @@ def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> s
     return decode_text(read_bytes(path, what, most=most))
 
 
-def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int = JSON_MEMORY_BYTES) -> Any:
+def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int = JSON_MEMORY_BYTES) -> Json:
     """A file's JSON."""
     return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory)
 
@@ -159,7 +160,7 @@ def decode_text(raw: bytes) -> str:
 
 def parse_json(
     text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH, exact: bool = False
-) -> Any:
+) -> Json:
     """JSON within limits. The objects' memory is judged before they are made.
 
     ``exact``: fractions stay text, with all of their digits, and strings may hold any sign.
@@ -175,7 +176,7 @@ def parse_json(
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
         whole = decode_text(text) if isinstance(text, bytes) else text
-        parsed = json.loads(whole, parse_float=str if exact else None, strict=not exact)
+        parsed: Json = json.loads(whole, parse_float=str if exact else None, strict=not exact)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:
@@ -190,7 +191,7 @@ def parse_json(
     return parsed
 
 
-def parse_documents(text: str, name: str) -> list[Any]:
+def parse_documents(text: str, name: str) -> list[Json]:
     """All documents of a text: one, a list of them, or one a line.
 
     >>> parse_documents('{"tp": 1}\\n{"tp": 2}', "x"), parse_documents("[1, 2]", "x")
@@ -202,6 +203,52 @@ def parse_documents(text: str, name: str) -> list[Any]:
         _judge_memory(text, name, JSON_MEMORY_BYTES)
         return [parse_json(line, name) for line in text.splitlines() if line.strip()]
     return whole if isinstance(whole, list) else [whole]
+
+
+def object_of(value: Json) -> JsonObject:
+    """What is an object; an empty one in the place of anything else.
+
+    >>> object_of({"tp": 8}), object_of([8]), list_of([8]), list_of(None), text_of("tp"), text_of(8)
+    ({'tp': 8}, {}, [8], [], 'tp', '')
+    """
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: Json) -> list[Json]:
+    """What is a list; an empty one in the place of anything else."""
+    return value if isinstance(value, list) else []
+
+
+def text_of(value: Json) -> str:
+    """What is text; none in the place of anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def need_object(value: Json) -> JsonObject:
+    """What is an object; anything else is a ``TypeError``, for whoever reads a document as a whole or not at all."""
+    if not isinstance(value, dict):
+        raise TypeError(f"'{type(value).__name__}' object has no keys")
+    return value
+
+
+def need_list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError(f"'{type(value).__name__}' object is not iterable")
+    return value
+
+
+def need_number(value: Json) -> float:
+    """What is a number, or the text of one."""
+    if value is None or isinstance(value, dict | list):
+        raise TypeError(f"float() argument must be a string or a real number, not '{type(value).__name__}'")
+    return float(value)
+
+
+def need_whole(value: Json) -> int:
+    """What is a whole number, or the text of one; of any other number its whole part."""
+    if value is None or isinstance(value, dict | list):
+        raise TypeError(f"int() argument must be a string, a bytes-like object or a real number, not '{type(value).__name__}'")
+    return int(value)
 
 
 def memory_of(text: bytes | str) -> int:
@@ -219,7 +266,7 @@ def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
         raise Refusal(f"{name}: might take more than {_size(memory)} of memory to read; split it", name)
 
 
-def _judge_depth(parsed: Any, name: str, depth: int) -> None:
+def _judge_depth(parsed: Json, name: str, depth: int) -> None:
     level = [parsed]
     for _ in range(depth):
         level = [x for held in level if isinstance(held, dict | list) for x in (held.values() if isinstance(held, dict) else held)]

@@ -24,7 +24,7 @@ class Option:
     field: str = ""  # of the question: PART.FIELD, or FIELD of its own; "": none
     type: str = ""  # of the keyword
     kind: str = "TEXT"  # of a flag's value
-    default: Any = None
+    default: object = None
     group: str = "Output"  # that help lists it in
     help: str = ""
     flags: tuple[str, ...] = ()  # where they are not its name with dashes
@@ -36,6 +36,7 @@ class Option:
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a command has no use for it
     serving: bool | tuple[str, ...] = False  # belongs to serving alone; of some commands, where not of all
     beside: str = ""  # the kind of question that it belongs to alone
+    otherwise: str = ""  # the option that a pasted value becomes in verbs that have no such one
     drawn: bool = False  # says which requests come: a trace says that itself
     least: float | None = None
     above: float | None = None
@@ -64,11 +65,10 @@ class Option:
         """Whether a command refuses it in training."""
         return self.serving if isinstance(self.serving, bool) else command in self.serving
 
-    def but(self, entry: Entry) -> "Option":
+    def but(self, entry: Mapping[str, object]) -> "Option":
         """The same option with what is otherwise for a verb."""
-        said = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-        changes: Entry = said | {"default": None} if said.pop("optional", False) else said
-        return dataclasses.replace(self, **changes)
+        said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        return dataclasses.replace(self, **(said | {"default": None} if said.pop("optional", False) else said))
 
 
 @cache
@@ -118,5 +118,4 @@ def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, obje
 
 def page_keys() -> Mapping[str, Entry]:
     """Keys of the page's links, in their order."""
-    keys: Mapping[str, Entry] = _tables()["page"]
-    return keys
+    return dict(_tables()["page"])

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 
     import numpy as np
-    from _typeshed import DataclassInstance
 
     Number = float | np.ndarray  # what fields hold: the same formula serves both
     Condition = bool | np.bool | np.ndarray  # whether something holds, for one or for each
@@ -62,7 +61,7 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
 
     def method(self: object, *args: object, **given: object) -> object:
         made = dict[str, Method]()
-        exec(write(cls), _IN | {f"default_{f.name}": _default(f) for f in dataclasses.fields(cls)}, made)
+        exec(write(cls), _IN | {f"default_{f.name}": _default(f) for f in _fields(cls)}, made)
         made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
         setattr(cls, name, made[name])
         return made[name](self, *args, **given)
@@ -71,16 +70,20 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
     return method
 
 
+def _fields(cls: type) -> tuple[dataclasses.Field[object], ...]:
+    return dataclasses.fields(cls)
+
+
 def _default(f: dataclasses.Field[object]) -> object:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory
 
 
 def _init(cls: type, assign: str = "self.{0} = {1}") -> str:
     """Arguments in the order of the fields, those by keyword alone last."""
-    parts = [f for f in dataclasses.fields(cls) if f.init]
+    parts = [f for f in _fields(cls) if f.init]
     named = [_argument(f) for f in parts if f.kw_only]
     arguments = ", ".join(["self", *(_argument(f) for f in parts if not f.kw_only), *(["*"] if named else []), *named])
-    lines = [assign.format(f.name, _value(f)) for f in dataclasses.fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
+    lines = [assign.format(f.name, _value(f)) for f in _fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
     lines += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
     return "\n ".join([f"def __init__({arguments}):", *(lines or ["pass"])])
 
@@ -102,17 +105,17 @@ def _value(f: dataclasses.Field[object]) -> str:
 
 
 def _repr(cls: type) -> str:
-    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in dataclasses.fields(cls) if f.repr)
+    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(cls) if f.repr)
     return f"def __repr__(self):\n return f'{{self.__class__.__qualname__}}({parts})'"
 
 
 def _eq(cls: type) -> str:
-    mine, theirs = (_tuple([f.name for f in dataclasses.fields(cls) if f.compare], whose) for whose in ("self", "other"))
+    mine, theirs = (_tuple([f.name for f in _fields(cls) if f.compare], whose) for whose in ("self", "other"))
     return f"def __eq__(self, other):\n if other.__class__ is self.__class__:\n  return {mine} == {theirs}\n return NotImplemented"
 
 
 def _hash(cls: type) -> str:
-    names = [f.name for f in dataclasses.fields(cls) if (f.compare if f.hash is None else f.hash)]
+    names = [f.name for f in _fields(cls) if (f.compare if f.hash is None else f.hash)]
     return f"def __hash__(self):\n return hash({_tuple(names, 'self')})"
 
 
@@ -128,12 +131,12 @@ def _refuse_delete(self: object, name: str) -> None:  # noqa: ARG001
     raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-def _state(self: "DataclassInstance") -> list[object]:
-    return [getattr(self, f.name) for f in dataclasses.fields(self)]
+def _state(self: object) -> list[object]:
+    return [getattr(self, f.name) for f in _fields(type(self))]
 
 
-def _restore(self: "DataclassInstance", state: list[object]) -> None:
-    for f, value in zip(dataclasses.fields(self), state, strict=True):
+def _restore(self: object, state: list[object]) -> None:
+    for f, value in zip(_fields(type(self)), state, strict=True):
         object.__setattr__(self, f.name, value)
 
 
@@ -141,3 +144,8 @@ def record_from(record: type[T], values: Mapping[str, object]) -> T:
     """A record with those of the values that are its fields; the others keep what the record has for them."""
     names = [f.name for f in dataclasses.fields(cast(Any, record))]
     return record(**{name: values[name] for name in names if name in values})
+
+
+def with_fields(record: T, values: Mapping[str, object]) -> T:
+    """The same record with some of its fields, by name, otherwise."""
+    return record_from(type(record), {**{f.name: getattr(record, f.name) for f in _fields(type(record))}, **values})

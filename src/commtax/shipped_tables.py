@@ -3,7 +3,7 @@
 What is kept of a table counts as long as its file has the length and the times (of its text and of its inode) that it had then;
 a file that was touched in the last seconds is not kept, for its next change might have the same ones. So a changed file counts at
 once. All tables are kept in one file, replaced as a whole: beside the package's bytecode, or where that is not wanted or not
-allowed in the user's cache. Where neither can be written, tables are parsed each time.
+allowed in the user's cache. Where neither can be written, each process parses a table once.
 """
 
 import atexit
@@ -27,7 +27,7 @@ def table(path: str) -> dict[str, Any]:
     """A table by its path in the package; one that lies elsewhere is not kept."""
     where = os.path.join(PACKAGE, path)
     stamp = _stamp(os.stat(where))  # before it is read: what changes meanwhile has another one
-    known, text = _shelf().get(path, ([], b""))
+    known, text = _new.get(path) or _shelf().get(path, ([], b""))
     if known == stamp:
         with suppress(ValueError):
             kept: dict[str, Any] = json.loads(text)

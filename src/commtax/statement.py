@@ -11,12 +11,12 @@ from typing import Self
 class Refusal(ValueError):  # noqa: N818
     """A question that cannot be answered: which rule it breaks, in which argument, and the nearest values that do not."""
 
-    def __init__(self, rule: str, argument: str = "", nearest: Sequence[int | str] = ()) -> None:
+    def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = ()) -> None:
         super().__init__(rule)
         self.argument, self.nearest = argument, tuple(nearest)
 
     @classmethod
-    def of(cls, rule: str, nearest: Sequence[int | str] = (), **given: object) -> Self:
+    def of(cls, rule: str, nearest: Sequence[float | str] = (), **given: object) -> Self:
         """The same of an option by its name and what was given for it: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
         ((name, value),) = given.items()
         return cls(f"{name} '{value}': {rule}" if isinstance(value, str) else f"{name}={value}: {rule}", name, nearest)
@@ -27,7 +27,7 @@ class Refusal(ValueError):  # noqa: N818
         ((name, text),) = rule.items()
         return cls(f"{name}: {text}", name)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[int | str, ...]]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[float | str, ...]]]:
         return type(self), (str(self), self.argument, self.nearest)  # it may have to leave another process
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 Column = np.ndarray[Any, Any]
-Event = dict[str, Any]
+Event = dict[str, object]
 """Of a trace, as browsers read it."""
 PRODUCER = "commtax"  # by which a trace of ours is known
 
@@ -81,13 +81,14 @@ class Timeline:
             {"ph": "X", "pid": 0, "tid": lane, "name": name, "cat": self.kinds[kind], "ts": start * 1e6, "dur": (end - start) * 1e6}
             for lane, start, end, kind, name in columns
         ]
-        events = sorted([*slices, *self._counted()], key=lambda event: event["ts"]) if self.counters else slices
+        timed = [*zip((self.start_s * 1e6).tolist(), slices, strict=True), *self._counted()]
+        events = (event for _, event in (sorted(timed, key=lambda pair: pair[0]) if self.counters else timed))
         return json.dumps({"otherData": {"producer": PRODUCER}, "traceEvents": [*named, *events], "displayTimeUnit": "ms"})
 
-    def _counted(self) -> Iterator[Event]:
+    def _counted(self) -> Iterator[tuple[float, Event]]:
         for counter in self.counters:
             for at, value in zip(counter.at_s.tolist(), counter.value.tolist(), strict=True):
-                yield {"ph": "C", "pid": 0, "name": counter.name, "ts": at * 1e6, "args": {"value": value}}
+                yield at * 1e6, {"ph": "C", "pid": 0, "name": counter.name, "ts": at * 1e6, "args": {"value": value}}
 
 
 def pairs(spans: Column) -> list[tuple[float, float]]:

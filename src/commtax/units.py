@@ -125,9 +125,8 @@ def format_si(value: Number, unit: str) -> str:
     >>> format_si(989.4e12, "FLOP/s"), format_si(1.25e9, "B/s")
     ('989.4 TFLOP/s', '1.25 GB/s')
     """
-    value = float(value)
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
+        if abs(float(value)) >= factor:
             return f"{value / factor:.4g} {prefix}{unit}"
     return f"{value:.4g} {unit}"
 
@@ -138,10 +137,9 @@ def format_seconds(seconds: Number) -> str:
     >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12), format_seconds(0.9996e-3), format_seconds(6120)
     ('5.3 µs', '4.94 ms', '12 s', '1 ms', '6120 s')
     """
-    seconds = float(seconds)
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= 0.9995 * factor:  # what would be printed as a thousand of the next smaller unit
-            figure = seconds / factor
+        if abs(float(seconds)) >= 0.9995 * factor:  # what would be printed as a thousand of the next smaller unit
+            figure = float(seconds) / factor
             return f"{figure:.0f} {unit}" if abs(figure) >= THOUSAND and abs(figure) < 1e6 else f"{figure:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
 

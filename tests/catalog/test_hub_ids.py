@@ -121,10 +121,10 @@ def test_releases_are_of_bundled_models_and_say_what_differs():
 
 def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
     """Such rows stand on exact totals; all others, and releases whose configs are known, carry no such note."""
-    assumed = {key for family, _ in loader._rows().values() for key in family.get("assumed_length", ())}
+    assumed = {key for family, *_ in loader._rows().values() for key in family.get("assumed_length", ())}
     told = {key for key in loader.stems("models") if any(note.code == "assumed-length" for note in catalog.model(key).notes)}
     assert told == assumed <= set(loader._rows())
-    assert all(isinstance(loader._rows()[key][1][2], int) for key in assumed)
+    assert all(isinstance(loader._rows()[key][3], int) for key in assumed)
     shown = run("catalog", "models", "olmo-2-1b").stdout
     assert "4,096 (assumed)" in shown
     assert "no public copy of its config was found" in shown

@@ -15,7 +15,7 @@ from commtax.cost.kernels import power_clock
 from commtax_lab.published import training
 from commtax_lab.published.rows import read
 from commtax_lab.published.tables import shipped_tables
-from commtax_lab.scoring.predicting import trained
+from commtax_lab.scoring.predicting import predict_training
 from paths import ROOT
 
 RUNS = ROOT.parent / "shared" / "data" / "training_runs.csv"
@@ -35,7 +35,7 @@ def mean_errors(rows):
     errors = defaultdict(list)
     for row, asked in zip(rows, read(rows, training.describe, training.ask), strict=True):
         if asked.question is not None:
-            predicted = trained(asked.question, asked.entries)[0].predicted
+            predicted = predict_training(asked.question, asked.entries)[0].predicted
             errors[row["source"].partition(" ")[0], asked.question["engine"]].append(predicted / asked.entries[0].measured - 1)
     return {key: statistics.mean(map(abs, found)) for key, found in errors.items()}, {k: len(v) for k, v in errors.items()}
 

@@ -16,7 +16,7 @@ from commtax.spec.stream import Lengths
 from commtax_lab.published import lengths, open_loop
 from commtax_lab.published.tables import folder_tables, shipped_tables
 from commtax_lab.scoring import ADDED, check
-from commtax_lab.scoring.open_loop import RunWithRows, beyond, question_of, score, scored
+from commtax_lab.scoring.open_loop import ScoringJob, overload_question, question_of, score, score_runs
 from commtax_lab.scoring.statistics import share_unpriced, verdicts
 from each import each
 from paths import SHARED
@@ -94,7 +94,7 @@ def test_one_replica_has_its_share():
     assert (run.replicas, run.load.request_rate, run.load.burstiness) == (4, 10.0, 4.0)
     assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 1200)
     assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
-    assert beyond(run).load.request_rate == 15.0
+    assert overload_question(run).load.request_rate == 15.0
     assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.run_in_words(run)
 
 
@@ -248,14 +248,14 @@ def test_one_output_row_for_each_row_and_figure(tmp_path):
 
 def test_processes_give_what_one_gives():
     runs = [run_of({**VLLM, "request_rate_rps": str(rate), "num_requests": "60"}) for rate in range(1, 7)]
-    jobs = [RunWithRows(run, ("ttft_p99", "tpot_mean", "overloaded")) for run in runs]
-    assert scored(jobs) == [score(job) for job in jobs]
+    jobs = [ScoringJob(run, ("ttft_p99", "tpot_mean", "overloaded")) for run in runs]
+    assert score_runs(jobs) == [score(job) for job in jobs]
 
 
 def test_a_run_that_cannot_be_gives_its_reason():
     run = run_of(VLLM)
     wrong = replace(run, server=replace(run.server, tp=3, cluster="3xh100-sxm"))
-    assert "tp=3" in score(RunWithRows(wrong, ("ttft_mean",)))
+    assert "tp=3" in score(ScoringJob(wrong, ("ttft_mean",)))
 
 
 def test_an_engine_without_front_end_has_none():
@@ -274,5 +274,5 @@ def test_the_shipped_runs_are_scored():
     assert all(one.question for one in asked)
     assert {one.entries[0].source for one in asked} >= {"training", "sim-to-real", "residency-vllm", "llmservingsim", "mlperf-v5.1"}
     for one in asked[::12]:
-        result = score(RunWithRows(one.question, tuple(entry.kind for entry in one.entries)))
+        result = score(ScoringJob(one.question, tuple(entry.kind for entry in one.entries)))
         assert all(math.isfinite(predicted.predicted) for predicted in result.values())

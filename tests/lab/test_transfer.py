@@ -15,7 +15,7 @@ from commtax.catalog.transfer import Setting, fitted_runs, is_measured, sigma, u
 from commtax.shipped_tables import table
 from commtax_lab import lab_table
 from commtax_lab.published.serving_rows import HABITS, SimulateArguments, question
-from commtax_lab.scoring.scoreboard import abroad
+from commtax_lab.scoring.scoreboard import transfer_folds
 from each import each
 from paths import ROOT
 from tables import tables
@@ -86,7 +86,7 @@ def test_no_range_is_narrower_than_at_home(asked, metric, mixture):
 
 
 def test_the_page_shows_the_figures_that_were_found():
-    folds = {(fold.left_out, fold.models, fold.metric): fold for fold in abroad()}
+    folds = {(fold.left_out, fold.models, fold.metric): fold for fold in transfer_folds()}
     lines = re.findall(
         r"^\| (nothing|engine|chip|family|publisher|file).*? \| (dense|mixtures) \| (.*) \|$", PAGE.read_text(), re.M
     )

@@ -24,7 +24,7 @@ from commtax_lab.published.tables import dicts, read
 from commtax_lab.published.tables import shipped_tables as shipped_tables
 from commtax_lab.published.training import is_fitted
 from commtax_lab.scoring import ADDED, ANSWERS, check, predicting
-from commtax_lab.scoring.scoreboard import at_home
+from commtax_lab.scoring.scoreboard import score_lines
 from commtax_lab.scoring.statistics import figures, judge
 from each import each
 from paths import BENCHMARKS, ROOT, SHARED
@@ -73,7 +73,7 @@ def test_quoted_figures_are_what_validate_gives(shipped, page, least):
     text = (ROOT / page).read_text()
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line.startswith("|")]
     quoted = {name: cells for row in rows for name, *cells in (row, row[1:]) if cells and cells[0].replace(",", "").isdigit()}
-    figures = {line.name: line.found for line in at_home(shipped.records) if line.found}
+    figures = {line.name: line.found for line in score_lines(shipped.records) if line.found}
     shared = figures.keys() & quoted.keys()
     assert len(shared) >= least
     for name in shared:

@@ -18,7 +18,7 @@ from commtax_lab.published.kernel_tables import kind_of, tables_of_file
 from commtax_lab.published.metrics import metric
 from commtax_lab.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, rename_columns, shipped_tables
 from commtax_lab.scoring import ANSWERS, check
-from commtax_lab.scoring.scoreboard import abroad, at_home
+from commtax_lab.scoring.scoreboard import score_lines, transfer_folds
 from commtax_lab.scoring.statistics import RATES
 from each import each
 from paths import BENCHMARKS
@@ -322,12 +322,12 @@ def test_kinds_are_all_answered():
 
 def test_the_scoreboard_has_a_line_for_each_part(tmp_path):
     write(tmp_path / "a.csv", [{**RUN, "silicon_ttft_ms": "40", "silicon_tpot_ms": "6"}])
-    lines = at_home(check(tmp_path).records)
+    lines = score_lines(check(tmp_path).records)
     assert {line.name for line in lines if line.found} == {"TPOT, dense", "TTFT, dense"}
     assert len({line.name for line in lines}) == len(lines)
 
 
 def test_folds_abroad_are_told_with_their_ranges():
-    folds = abroad()
+    folds = transfer_folds()
     assert {fold.metric for fold in folds} == {"tpot", "ttft"}
     assert all(0 < fold.median < 1 and 0 < fold.covered <= 1 and fold.half_width > 0 and fold.n > 0 for fold in folds)

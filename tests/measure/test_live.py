@@ -98,7 +98,7 @@ def test_the_step_that_graphs_capture_is_the_plain_step(checkpoints):
 
 def jobs(checkpoints, ranks, **changes):
     base = {"tp": ranks, "batch": 2, "input_len": 12, "output_len": 4, "device": "cpu", "cluster": "4xcpu"}
-    return [LiveJob(model=str(checkpoints[f][0]), **{**base, **changes}).settled() for f in PROVEN]
+    return [LiveJob(model=str(checkpoints[f][0]), **{**base, **changes}).settle() for f in PROVEN]
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +424,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
 )
 def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, says):
     with pytest.raises(ValueError, match=says):
-        LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settled()
+        LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settle()
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_collectives_fall_back_to_gloo_and_say_so(monkeypatch, capsys, checkpoin
     assert "gloo, 2 ranks" in done.stdout
     assert "shm," not in done.stdout
     assert "shared memory is not to be had here" in " ".join(done.stdout.split())
-    assert LiveJob(model=str(checkpoints["llama"][0]), device="cpu").settled().impl == "gloo"
+    assert LiveJob(model=str(checkpoints["llama"][0]), device="cpu").settle().impl == "gloo"
     for verb in (["tp", "--random", "llama-3.2-1b", "--layers", "1", "--device", "cpu"], ["collectives"], ["calibrate", "-o", "x"]):
         refused = command(capsys, *verb, "--impl", "shm")
         assert refused.returncode == 2

@@ -13,9 +13,9 @@ from commtax import catalog
 from commtax.spec.stream import Lengths, RequestStream
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.study import live
-from commtax_lab.study.live_prediction import compared, figures, predicted, slower
+from commtax_lab.study.live_prediction import figures, serving_document, simulate_run, slowdown
 from commtax_lab.study.small_engine_serving import TimedStep
-from commtax_lab.study.surface import SurfacePoint, apart, batches, grid, most_per_s, rising, surface, together
+from commtax_lab.study.surface import SurfacePoint, batches, grid, join_timings, make_rising, peak_rate, surface, sweep_spread
 from each import each
 
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(folder):
     lengths = (catalog.lengths("uniform:4-20", "inputs"), catalog.lengths("uniform:1-9", "outputs"))
-    return live.Service(LiveJob(str(folder), tp=1, random=True, device="cpu"), *lengths, RATES, PROMPTS, SLOTS).settled()
+    return live.Service(LiveJob(str(folder), tp=1, random=True, device="cpu"), *lengths, RATES, PROMPTS, SLOTS).settle()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def hold(run, slots):
 def test_what_was_served_and_what_was_simulated_keep_the_same_laws(service, seen, index):
     run = seen.runs[index]
     hold(run, SLOTS)
-    hold(predicted(service, surface(together(seen.sweeps)), run), SLOTS)
+    hold(simulate_run(service, surface(join_timings(seen.sweeps)), run), SLOTS)
 
 
 @pytest.mark.parametrize("index", range(len(RATES)))
@@ -85,7 +85,7 @@ def test_all_steps_were_timed_in_every_sweep(service, seen):
 
 
 def test_the_document_tells_both_in_the_keys_of_benchmarks(service, seen):
-    document = json.loads(json.dumps(compared(service, seen), allow_nan=False))
+    document = json.loads(json.dumps(serving_document(service, seen), allow_nan=False))
     assert [run["request_rate"] for run in document["runs"]] == list(RATES)
     for run in document["runs"]:
         measured, foreseen = run["measured"], run["predicted"]
@@ -158,8 +158,8 @@ def test_more_work_never_takes_less_time(seconds, slots, lengths):
 @given(st.lists(SECONDS, min_size=1, max_size=20))
 def test_times_that_rise_stay_as_they_are(seconds):
     ordered = np.sort(seconds)
-    assert np.array_equal(rising(ordered), ordered)
-    assert np.all(np.diff(rising(np.array(seconds))) >= 0)
+    assert np.array_equal(make_rising(ordered), ordered)
+    assert np.all(np.diff(make_rising(np.array(seconds))) >= 0)
 
 
 def test_a_table_gives_back_what_was_timed():
@@ -172,9 +172,9 @@ def test_a_table_gives_back_what_was_timed():
     assert table.mixing(0, 0, 10, 1, 0.0) == pytest.approx(2.5)
     assert table.decoding(2, 2 * 8)[0] == pytest.approx(2.08)
     assert table.decoding(3, 3 * 12)[0] == pytest.approx(3.12)
-    assert most_per_s(table, 8, 9, 4) == pytest.approx(1 / (2.0 + 8 * 4.125 / 4))
+    assert peak_rate(table, 8, 9, 4) == pytest.approx(1 / (2.0 + 8 * 4.125 / 4))
     assert batches(1) == [1]
-    assert apart([known, {step: [2 * s for s in seconds] for step, seconds in known.items()}]) == pytest.approx(1.0)
+    assert sweep_spread([known, {step: [2 * s for s in seconds] for step, seconds in known.items()}]) == pytest.approx(1.0)
 
 
 def test_the_small_engine_by_hand():
@@ -183,7 +183,7 @@ def test_the_small_engine_by_hand():
     service = live.Service(LiveJob("llama-3.2-1b", tp=1), *lengths, (1.0,), 3, 2)
     table = surface({SurfacePoint(0, 8): [2.0], **{SurfacePoint(n, c): [1.0] for n in (1, 2) for c in (8, 11)}})
     stream = RequestStream(np.array([0.0, 2.5, 3.0]), np.array([8, 8, 8]), np.array([3, 3, 3]))
-    run = predicted(service, table, live.ServedRequests(stream, *(np.zeros(3) for _ in range(3))))
+    run = simulate_run(service, table, live.ServedRequests(stream, *(np.zeros(3) for _ in range(3))))
     assert run.begun_s.tolist() == [0.0, 3.0, 6.0]
     assert run.first_s.tolist() == [2.0, 5.0, 8.0]
     assert run.last_s.tolist() == [6.0, 9.0, 10.0]
@@ -192,4 +192,4 @@ def test_the_small_engine_by_hand():
     assert told["mean_queue_ms"] == pytest.approx(1e3 * 3.5 / 3)
     assert told["max_concurrent_requests"] == 3
     steps = [TimedStep(0, 8, 3.0), TimedStep(2, 17, 1.5)]
-    assert slower(table, live.ServedRequests(stream, run.begun_s, run.first_s, run.last_s, steps)) == pytest.approx(1.5)
+    assert slowdown(table, live.ServedRequests(stream, run.begun_s, run.first_s, run.last_s, steps)) == pytest.approx(1.5)

@@ -12,7 +12,7 @@ import pytest
 
 from commtax_lab.measure import machine
 from commtax_lab.measure.machine import MachineFacts
-from commtax_lab.study.leash import leashed
+from commtax_lab.study.leash import leash_command
 from commtax_lab.study.vllm import failure
 from each import each
 
@@ -54,8 +54,8 @@ def test_this_machine_is_read():
     facts = machine.facts()
     assert facts.system
     assert facts.architecture
-    assert machine.semaphores_missing() == facts.no_semaphores
-    assert 1 <= machine.share(2) <= len(machine.cores())
+    assert machine.semaphore_fault() == facts.no_semaphores
+    assert 1 <= machine.cores_per_rank(2) <= len(machine.cores())
 
 
 # --- programs of others ----------------------------------------------------------------------------------------------------
@@ -94,15 +94,15 @@ def test_sigill_in_bf16_names_the_type_where_the_cpu_lacks_it(monkeypatch):
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGILL, -signal.SIGKILL])
 def test_a_leash_ends_as_its_program_does(code):
     script = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
-    done = subprocess.run(leashed([sys.executable, "-c", script]), check=False, timeout=60, start_new_session=True)
+    done = subprocess.run(leash_command([sys.executable, "-c", script]), check=False, timeout=60, start_new_session=True)
     assert done.returncode == code
 
 
 STARTER = """
 import subprocess, sys, time
-from commtax_lab.study.leash import leashed
+from commtax_lab.study.leash import leash_command
 program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
-subprocess.Popen(leashed([sys.executable, "-c", program]), start_new_session=True)
+subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
 time.sleep(600)
 """
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
+from commtax.report.drawing import Console
 from commtax.report.tables import say
 from commtax_lab.claims import DocumentClaim, claims
 

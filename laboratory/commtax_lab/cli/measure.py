@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 from rich.console import Console
@@ -15,8 +15,9 @@ from rich.console import Console
 from commtax import catalog
 from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
-from commtax.files import Document, check_writable, write_text
+from commtax.files import check_writable, write_text
 from commtax.statement import Refusal
+from commtax_lab.cli.measure_options import JobOptions, ServerOptions, StudyOptions, WeightsChoice
 from commtax_lab.report import measuring
 from commtax_lab.report.live_requests import show_serving
 
@@ -39,7 +40,7 @@ def need_torch() -> None:
 
 @measure_command.command("tp")
 @add_verb_options("measure-tp")
-def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Any) -> None:
+def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Unpack[JobOptions]) -> None:
     """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
 
     commtax measure tp --random llama-3.2-1b --layers 2 -tp 2
@@ -116,7 +117,7 @@ def serve_command(
     output_len: str,
     lost_after: float,
     as_json: bool,
-    **options: Any,
+    **options: Unpack[ServerOptions],
 ) -> None:
     """Serve requests that come at random for real, and hold their times against the simulator's.
 
@@ -124,14 +125,14 @@ def serve_command(
     """
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.study import live
-    from commtax_lab.study.live_prediction import compared
+    from commtax_lab.study.live_prediction import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
     job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
-    service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settled()
+    service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settle()
     with report_dead_ranks(), bar("sweeps and runs", live.stages(service), as_json) as advance:
         seen = live.run(service, progress=advance, lost_s=lost_after)
-    Output(as_json).answer(dict, show_serving, compared(service, seen))
+    Output(as_json).answer(dict, show_serving, serving_document(service, seen))
 
 
 @measure_command.command("experiment")
@@ -144,7 +145,7 @@ def experiment_command(
     merged: tuple[str, ...],
     lost_after: float,
     as_json: bool,
-    **options: Any,
+    **options: Unpack[StudyOptions],
 ) -> None:
     """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered.
 
@@ -185,7 +186,7 @@ def experiment_command(
         raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
 
 
-def weights_of(model: str, random_model: str) -> Document:
+def weights_of(model: str, random_model: str) -> WeightsChoice:
     """Whose weights run: a checkpoint's, or random ones in the shape of a model."""
     if bool(model) == bool(random_model):
         raise Refusal.about(model="give --model FOLDER, or --random NAME for random weights")

@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.files import Document
+from commtax.catalog.loader import Table
 from commtax.spec import Model
 from commtax.statement import Refusal
 
 FAMILIES = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe"))
+ROPE = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Arch:
     """A model with the facts that its arithmetic needs."""
 
     model: Model
-    rope: Document
+    rope: str  # the kind of its rotary scaling …
+    rope_numbers: dict[str, float]  # … and what it counts with
     eps: float
     normed_top_k: bool = True
 
@@ -29,16 +31,16 @@ def arch(name: str, layers: int = 0) -> Arch:
     """An architecture by catalogue name or folder, cut to its first ``layers`` if given; unknown ones are refused by name."""
     config = dict(catalog.config(name))
     if layers:
-        if layers < 1 or layers > int(config["num_hidden_layers"]):
+        if layers < 1 or layers > int(str(config["num_hidden_layers"])):
             raise Refusal(f"layers={layers}: {name} has {config['num_hidden_layers']}")
         config["num_hidden_layers"] = layers
-        if isinstance(config.get("layer_types"), list):
-            config["layer_types"] = config["layer_types"][:layers]
+        if isinstance(kinds := config.get("layer_types"), list):
+            config["layer_types"] = kinds[:layers]
     key = catalog.model(name).key + (f"-{layers}-layers" if layers else "")
     return arch_of_config(config, key)
 
 
-def arch_of_config(config: Document, key: str) -> Arch:
+def arch_of_config(config: Table, key: str) -> Arch:
     """An architecture from its ``config.json``."""
     model = from_config(config, key)
     if model.architecture not in FAMILIES:
@@ -63,29 +65,30 @@ def arch_of_config(config: Document, key: str) -> Arch:
         raise Refusal(f"model {key}: partial rotary embeddings are not supported", "model")
     # Qwen3's mixture divides the chosen weights by their sum only if told to; Mixtral always does.
     normed = bool(config.get("norm_topk_prob", model.architecture != "Qwen3MoeForCausalLM"))
-    return Arch(model, {**rope, "kind": kind}, float(config.get("rms_norm_eps", 1e-6)), normed)
+    numbers = {name: float(rope[name]) for name in ROPE if rope.get(name) is not None}
+    return Arch(model, kind, numbers, float(config.get("rms_norm_eps", 1e-6)), normed)
 
 
-def rotary(a: Arch, length: int, device: Any) -> tuple[Any, Any]:
+def rotary_angles(a: Arch, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of every position: (length, head size), fp32.
 
     y = x cos + swapped(x) sin, where ``swapped`` exchanges the halves and the first half's sine is negative.
     """
     dim = a.model.attention.head_dim
-    inverse = float(a.rope["rope_theta"]) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), _scale_frequencies(inverse, a.rope))
+    inverse = a.rope_numbers["rope_theta"] ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), _scale_frequencies(inverse, a))
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1).float().to(device), torch.cat((-sin, sin), dim=-1).float().to(device)
 
 
-def _scale_frequencies(inverse: Any, rope: Document) -> Any:
+def _scale_frequencies(inverse: Tensor, a: Arch) -> Tensor:
     """Frequencies for longer contexts: all divided (linear), or only the slow ones with a smooth passage (Llama 3.1)."""
-    if rope["kind"] == "default":
+    if a.rope == "default":
         return inverse
-    factor = float(rope["factor"])
-    if rope["kind"] == "linear":
+    factor = a.rope_numbers["factor"]
+    if a.rope == "linear":
         return inverse / factor
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    turns = float(rope["original_max_position_embeddings"]) * inverse / (2 * math.pi)
+    low, high, length = (a.rope_numbers[name] for name in ROPE[2:])
+    turns = length * inverse / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return inverse / factor * (1 - share) + inverse * share

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +15,10 @@ import torch.distributed as dist
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
-from commtax.files import Document
 from commtax.statement import Refusal
 from commtax_lab.measure import launch, machine
 from commtax_lab.measure.comm import CUDA_OK, Carrier, check_impl, wire
+from commtax_lab.measure.live_documents import CollectivesDocument, CollectiveTime, FittedCollective
 from commtax_lab.measure.worker import RankPlace, gather, meet, report
 
 TARGET = "commtax_lab.measure.collective_sweep:sweep"
@@ -55,7 +54,7 @@ def measure(
     emulate_link: str = "",
     lost_s: float = launch.LOST_S,
     progress: launch.Progress | None = None,
-) -> Document:
+) -> CollectivesDocument:
     """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
     impls = impls or list(machine.carriers(machine.facts()))
     for impl in impls:
@@ -70,17 +69,17 @@ def measure(
     if emulate_link:
         catalog.link(emulate_link)
     asked = CollectiveSweep(impls, sizes, op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
-    rows: list[Document] = []
+    rows: list[CollectiveTime] = []
     for size in ranks:
         rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
     keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
     fits = [fit([row for row in rows if (row["impl"], row["ranks"]) == key]) for key in keys]
     note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
-    head = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link}
-    return {**head, "rows": rows, "fits": fits, "notes": [note] if note else []}
+    schema, notes = "commtax.measure-collectives/1", [note] if note else []
+    return {"schema": schema, "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits, "notes": notes}
 
 
-def sweep(where: RankPlace, asked: CollectiveSweep) -> list[Document]:
+def sweep(where: RankPlace, asked: CollectiveSweep) -> list[CollectiveTime]:
     """One rank's part of a sweep; implementations take turns at every size, so that they see the same machine."""
     device = where.device(asked.device)
     wires = {impl: wire(impl, where.rank, where.size, device.type, asked.emulate_link) for impl in asked.impls}
@@ -91,23 +90,38 @@ def sweep(where: RankPlace, asked: CollectiveSweep) -> list[Document]:
     return rows
 
 
-def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, device: Any) -> list[Document]:
+def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, device: torch.device) -> list[CollectiveTime]:
     """All implementations at one size: checked once, then timed in batches that take turns."""
     count = max(1, nbytes // 4)
     if op == "all-gather":
         count = max(1, count // ranks) * ranks
     made = {impl: _prepare_call(carrier, op, count, ranks, device) for impl, carrier in wires.items()}
     repeats = {impl: _repeats(call, device) for impl, (call, _) in made.items()}
-    batches = [{impl: _batch(call, repeats[impl], device) for impl, (call, _) in made.items()} for _ in range(BATCHES)]
-    rows = []
+    batches = [{impl: _time_batch(call, repeats[impl], device) for impl, (call, _) in made.items()} for _ in range(BATCHES)]
+    rows: list[CollectiveTime] = []
     for impl, (_, wrong) in made.items():
         slowest = [max(batch) for batch in zip(*gather([batch[impl] for batch in batches]), strict=True)]
-        head = {"impl": impl, "ranks": ranks, "op": op, "type": "float", "size_bytes": count * 4, "count": count}
-        rows.append({**head, **_rates(op, count * 4, ranks, slowest), "wrong": sum(gather(wrong))})
+        seconds, size = median(slowest), count * 4
+        rows.append(
+            {
+                "impl": impl,
+                "ranks": ranks,
+                "op": op,
+                "type": "float",
+                "size_bytes": size,
+                "count": count,
+                "time_us": seconds * 1e6,
+                "algbw_GBps": size / seconds / 1e9,
+                "busbw_GBps": size / seconds * float(ring_factor(op, ranks)) / 1e9,
+                "min_us": min(slowest) * 1e6,
+                "max_us": max(slowest) * 1e6,
+                "wrong": sum(gather(wrong)),
+            }
+        )
     return rows
 
 
-def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: Any) -> tuple[Callable[[], None], int]:
+def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: torch.device) -> tuple[Callable[[], None], int]:
     """A call to time, and how many values of its result are wrong."""
     rank = dist.get_rank()
     if op == "all-reduce":
@@ -122,14 +136,14 @@ def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: Any
     return (lambda: carrier.all_gather(whole, part)), int((whole != wanted).sum())
 
 
-def _repeats(call: Callable[[], None], device: Any) -> int:
+def _repeats(call: Callable[[], None], device: torch.device) -> int:
     """Calls in a batch: agreed on by all ranks."""
-    each = _batch(call, 3, device)
-    slowest = max(gather(_batch(call, 5 if each < 0.05 else 1, device)))
+    each = _time_batch(call, 3, device)
+    slowest = max(gather(_time_batch(call, 5 if each < 0.05 else 1, device)))
     return max(2, min(MAX_CALLS, int(BATCH_S / slowest)))
 
 
-def _batch(call: Callable[[], None], repeats: int, device: Any) -> float:
+def _time_batch(call: Callable[[], None], repeats: int, device: torch.device) -> float:
     meet()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -139,25 +153,15 @@ def _batch(call: Callable[[], None], repeats: int, device: Any) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _rates(op: str, nbytes: int, ranks: int, batches: list[float]) -> dict[str, float]:
-    seconds = median(batches)
-    algbw = nbytes / seconds
-    return {
-        "time_us": seconds * 1e6,
-        "algbw_GBps": algbw / 1e9,
-        "busbw_GBps": algbw * float(ring_factor(op, ranks)) / 1e9,
-        "min_us": min(batches) * 1e6,
-        "max_us": max(batches) * 1e6,
-    }
-
-
-def fit(rows: list[Document]) -> Document:
+def fit(rows: list[CollectiveTime]) -> FittedCollective:
     """One implementation's group: time = alpha + size x beta with the least relative error; residuals are relative too."""
     sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
     alpha, beta = alpha_beta(sizes, times)
     residuals = (alpha + beta * sizes) / times - 1
     return {
-        **{name: rows[0][name] for name in ("impl", "ranks", "op")},
+        "impl": rows[0]["impl"],
+        "ranks": rows[0]["ranks"],
+        "op": rows[0]["op"],
         "alpha_us": alpha * 1e6,
         "bandwidth_GBps": 1 / beta / 1e9 if beta else None,
         "median_residual": float(np.median(np.abs(residuals))),
@@ -165,7 +169,7 @@ def fit(rows: list[Document]) -> Document:
     }
 
 
-def alpha_beta(sizes: Any, times: Any) -> tuple[float, float]:
+def alpha_beta(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
     """Least squares of (alpha + beta n) / t - 1 with both at least 0.
 
     >>> alpha, beta = alpha_beta(np.array([8.0, 1e6]), np.array([1e-5, 1e-3]))

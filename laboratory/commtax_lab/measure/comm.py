@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
@@ -27,9 +28,9 @@ TOIL = 256  # rows of a square product that takes less than a millisecond of one
 class Carrier(Protocol):
     """What carries a tensor among ranks."""
 
-    def all_reduce(self, tensor: Any) -> None: ...
+    def all_reduce(self, tensor: Tensor) -> None: ...
 
-    def all_gather(self, whole: Any, part: Any) -> None: ...
+    def all_gather(self, whole: Tensor, part: Tensor) -> None: ...
 
 
 class Torch:
@@ -48,11 +49,11 @@ class Emulated:
         hops = (2 if op == "all-reduce" else 1) * (self.ranks - 1)
         return float(hops * self.link.latency_s + ring_factor(op, self.ranks) * nbytes / self.link.bandwidth_Bps)
 
-    def all_reduce(self, tensor: Any) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         self.wire.all_reduce(tensor)
         spin(self.seconds("all-reduce", tensor.nbytes))
 
-    def all_gather(self, whole: Any, part: Any) -> None:
+    def all_gather(self, whole: Tensor, part: Tensor) -> None:
         self.wire.all_gather(whole, part)
         spin(self.seconds("all-gather", whole.nbytes))
 
@@ -132,22 +133,22 @@ class RankGroup:
         self.ledger = Ledger()
         self._resumed_s = time.perf_counter()
 
-    def all_reduce(self, tensor: Any, what: str) -> Any:
+    def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
         """Sum over ranks, in place."""
         if self.size > 1:
-            self._timed(IssuedCollective(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
+            self._time_move(IssuedCollective(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
         else:
             self._drag()
         return tensor
 
-    def all_gather(self, part: Any, what: str) -> Any:
+    def all_gather(self, part: Tensor, what: str) -> Tensor:
         """Parts of the last dimension from every rank, joined in rank order."""
         if self.size == 1:
             self._drag()
             return part
         rows, width = part.shape
         whole = torch.empty(self.size * rows, width, dtype=part.dtype, device=part.device)
-        self._timed(IssuedCollective(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
+        self._time_move(IssuedCollective(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
         return whole.view(self.size, rows, width).transpose(0, 1).reshape(rows, self.size * width)
 
     def resume(self) -> None:
@@ -155,7 +156,7 @@ class RankGroup:
         self._resumed_s = time.perf_counter()
 
     @contextmanager
-    def replayed(self) -> Iterator[list[IssuedCollective]]:
+    def record_sends(self) -> Iterator[list[IssuedCollective]]:
         """What a captured graph sends: recorded once here, to be counted again at each replay."""
         before, self.ledger = self.ledger, Ledger()
         try:
@@ -163,7 +164,7 @@ class RankGroup:
         finally:
             self.ledger = before
 
-    def _timed(self, sent: IssuedCollective, move: Callable[[], None]) -> None:
+    def _time_move(self, sent: IssuedCollective, move: Callable[[], None]) -> None:
         self._drag()
         entered_s = time.perf_counter()
         move()

@@ -11,88 +11,92 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 from commtax.statement import Refusal
-from commtax_lab.measure.arch import Arch, rotary
+from commtax_lab.measure.arch import Arch, rotary_angles
 from commtax_lab.measure.comm import IssuedCollective, RankGroup
 from commtax_lab.measure.weights import LayerWeights, RankWeights
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Angles = tuple[Tensor, Tensor]  # cosines and sines
 SENDING = ""  # the line of what passes inside a collective: the group's ledger holds it
 OFF_CORE = "waiting for a core"  # the line of what others took from this thread while it had something to compute
 
 
-def rotate(both: Any, cos: Any, sin: Any) -> Any:
+def rotate(both: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions of queries and keys at once: halves swapped, the sign is in the sines."""
     return torch.addcmul(both * cos, both.roll(both.shape[-1] // 2, -1), sin)
 
 
-def gated_silu(both: Any) -> Any:
+def gated_silu(both: Tensor) -> Tensor:
     gate, up = both.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def add_and_norm(x: Any, more: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+def add_and_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The residual stream with a layer's result added, and its norm."""
     total = x + more
     return total, F.rms_norm(total, (total.shape[-1],), weight, eps)
 
 
-def _compile_on_cuda(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
+def _compile_on_cuda(function: Callable[P, T], device: torch.device) -> Callable[P, T]:
     """On CUDA torch's compiler makes one kernel of it; on CPUs, or without a compiler, it runs as it stands."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
-    return cast("Callable[..., Any]", torch.compile(function))
+    return cast("Callable[P, T]", torch.compile(function))
 
 
 class Blocks:
     """The KV cache: blocks of ``block_size`` tokens from one pool for ``batch`` sequences of at most ``length`` tokens in every
-    layer, and a table of blocks for each sequence.
+    layer, of the type and on the device of the tensor ``like``, and a table of blocks for each sequence.
 
     Keys and values lie heads first, (kv heads, blocks x block size, head size), so that the blocks of sequences that own
     consecutive blocks are a view, and a product over all sequences and heads is one batched product.
     """
 
     def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, batch: int, length: int, dtype: Any, device: Any, block_size: int = 16
+        self, layers: int, kv_heads: int, head_dim: int, batch: int, length: int, like: Tensor, block_size: int = 16
     ) -> None:
         self.block_size, self.batch, self.kv_heads, self.head_dim = block_size, batch, kv_heads, head_dim
         self.per_seq = math.ceil(length / block_size)
         self.capacity = self.per_seq * block_size
         self.num_blocks = batch * self.per_seq
         shape = (kv_heads, self.num_blocks * block_size, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.assign(torch.arange(self.num_blocks, device=device).view(batch, self.per_seq))
+        self.keys = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(layers)]
+        self.assign(torch.arange(self.num_blocks, device=like.device).view(batch, self.per_seq))
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
-    def assign(self, table: Any) -> None:
+    def assign(self, table: Tensor) -> None:
         """Give each sequence its blocks: row b of ``table`` lists them in order. Consecutive blocks are read in place."""
         self.table = table
         inside = torch.arange(self.block_size, device=table.device)
         self._slots = (table.unsqueeze(-1) * self.block_size + inside).reshape(self.batch, self.capacity)
         self._in_order = bool(torch.equal(table.reshape(-1), torch.arange(self.num_blocks, device=table.device)))
 
-    def slots(self, positions: Any) -> Any:
+    def slots(self, positions: Tensor) -> Tensor:
         """Where (sequence, position) lies in the pool; ``positions`` is (batch, tokens)."""
         return self._slots.gather(1, positions).reshape(-1)
 
-    def write(self, layer: int, slots: Any, key: Any, value: Any) -> None:
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store (rows, kv heads, head size) at their slots."""
         self.keys[layer].index_copy_(1, slots, key.transpose(0, 1))
         self.values[layer].index_copy_(1, slots, value.transpose(0, 1))
 
-    def read(self, layer: int, length: int) -> tuple[Any, Any]:
+    def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first ``length`` tokens: (kv heads x batch, length, head size) each."""
         return self._read(self.keys[layer], length), self._read(self.values[layer], length)
 
-    def _read(self, pool: Any, length: int) -> Any:
+    def _read(self, pool: Tensor, length: int) -> Tensor:
         if self._in_order:
             return pool.view(self.kv_heads * self.batch, self.capacity, self.head_dim)[:, :length]
         chosen = pool.index_select(1, self._slots[:, :length].reshape(-1))
@@ -111,18 +115,17 @@ class LiveEngine:
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         self.heads = att.num_heads // group.size
         self.kv_heads = att.num_kv_heads // min(group.size, att.num_kv_heads)
-        self.cache = Blocks(m.num_layers, self.kv_heads, att.head_dim, batch, length, self.dtype, self.device, block_size)
-        cos, sin = rotary(a, self.cache.capacity, self.device)
+        self.cache = Blocks(m.num_layers, self.kv_heads, att.head_dim, batch, length, weights.embed, block_size)
+        cos, sin = rotary_angles(a, self.cache.capacity, self.device)
         self._cos, self._sin = cos.to(self.dtype), sin.to(self.dtype)
         self._vocab_start = group.rank * weights.embed.shape[0]
         self._positions = torch.arange(self.cache.capacity, device=self.device)
         self.watch(None)
-        self._rotate, self._gate, self._add_and_norm = (
-            _compile_on_cuda(f, self.device) for f in (rotate, gated_silu, add_and_norm)
-        )
+        self._rotate, self._gate = _compile_on_cuda(rotate, self.device), _compile_on_cuda(gated_silu, self.device)
+        self._add_and_norm = _compile_on_cuda(add_and_norm, self.device)
         self._tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._at = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
-        self._graph: Any = None
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_sends: list[IssuedCollective] = []
 
     def watch(self, lines: dict[str, float] | None) -> None:
@@ -142,13 +145,13 @@ class LiveEngine:
         self._lapped_s, self._ran_s = now, ran
 
     @torch.inference_mode()
-    def prefill(self, tokens: Any) -> Any:
+    def prefill(self, tokens: Tensor) -> Tensor:
         """Compute whole prompts, (batch, length) token ids; returns logits of the last position, (batch, vocabulary)."""
         positions = self._positions[: tokens.shape[1]].expand(self.batch, -1)
         return self._forward(tokens, positions, tokens.shape[1], None)
 
     @torch.inference_mode()
-    def decode(self, tokens: Any, position: int) -> Any:
+    def decode(self, tokens: Tensor, position: int) -> Tensor:
         """One new token a sequence, (batch,) ids at ``position``; returns logits, (batch, vocabulary)."""
         if self._graph is None:
             positions = self._positions[position : position + 1].expand(self.batch, 1)
@@ -158,7 +161,7 @@ class LiveEngine:
         self.group.ledger.sent.extend(self._graph_sends)
         return self._logits
 
-    def _forward(self, tokens: Any, positions: Any, length: int, mask: Any) -> Any:
+    def _forward(self, tokens: Tensor, positions: Tensor, length: int, mask: Tensor | None) -> Tensor:
         """Rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
         self.group.resume()
         lap, w = self._lap, self.weights
@@ -184,7 +187,7 @@ class LiveEngine:
         lap(SENDING)
         return logits
 
-    def _embed(self, tokens: Any) -> Any:
+    def _embed(self, tokens: Tensor) -> Tensor:
         """Rows of the table that this rank holds, zero for the others'; their sum is the embedding."""
         table = self.weights.embed
         if self.group.size == 1:
@@ -195,19 +198,19 @@ class LiveEngine:
         self._lap("embedding and final norm")
         return self._sum(x, "embedding")
 
-    def _sum(self, partial: Any, what: str) -> Any:
+    def _sum(self, partial: Tensor, what: str) -> Tensor:
         total = self.group.all_reduce(partial, what)
         self._lap(SENDING)
         return total
 
-    def _norm(self, x: Any, weight: Any) -> Any:
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.arch.eps)
 
     def _attention(
-        self, index: int, w: LayerWeights, normed: Any, angles: tuple[Any, Any], slots: Any, tokens: int, length: int, mask: Any
-    ) -> Any:
-        lap, rows = self._lap, normed.shape[0]
-        qkv = F.linear(normed, w.qkv, w.qkv_bias).view(rows, self.heads + 2 * self.kv_heads, -1)
+        self, index: int, w: LayerWeights, x: Tensor, angles: Angles, slots: Tensor, tokens: int, length: int, mask: Tensor | None
+    ) -> Tensor:
+        lap, rows = self._lap, x.shape[0]
+        qkv = F.linear(x, w.qkv, w.qkv_bias).view(rows, self.heads + 2 * self.kv_heads, -1)
         lap("QKV projection")
         both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if w.q_norm is not None:
@@ -228,13 +231,13 @@ class LiveEngine:
         out = self._sum(out, "attention output")
         return out if w.out_bias is None else out + w.out_bias
 
-    def _prefill_attention(self, query: Any, key: Any, value: Any) -> Any:
+    def _prefill_attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Causal attention of each prompt over itself."""
         q, k, v = (t.reshape(self.batch, -1, t.shape[1], t.shape[2]).transpose(1, 2) for t in (query, key, value))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return mixed.transpose(1, 2).reshape(query.shape[0], -1)
 
-    def _decode_attention(self, query: Any, keys: Any, values: Any, mask: Any) -> Any:
+    def _decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """One query a sequence over its cached keys: all heads and sequences that share a KV head in one batched product."""
         rows, dim = query.shape[0], query.shape[-1]
         grouped = query.reshape(rows, self.kv_heads, -1, dim).transpose(0, 1).reshape(self.kv_heads * rows, -1, dim)
@@ -246,7 +249,7 @@ class LiveEngine:
         mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
         return mixed.view(self.kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
 
-    def _ffn(self, w: LayerWeights, normed: Any) -> Any:
+    def _ffn(self, w: LayerWeights, normed: Tensor) -> Tensor:
         lap = self._lap
         if w.router is not None:
             out = self._mixture(w, normed)
@@ -259,7 +262,7 @@ class LiveEngine:
             lap("feed-forward down")
         return self._sum(out, "feed-forward output")
 
-    def _mixture(self, w: LayerWeights, x: Any) -> Any:
+    def _mixture(self, w: LayerWeights, x: Tensor) -> Tensor:
         """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""
         lap, moe = self._lap, self.arch.model.experts
         assert moe is not None
@@ -290,25 +293,25 @@ class LiveEngine:
             return  # which experts run is decided on the host: such a step cannot be captured
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with self.group.replayed(), torch.cuda.stream(stream):
+        with self.group.record_sends(), torch.cuda.stream(stream):
             for _ in range(3):
                 self.static_step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with self.group.replayed() as sends, torch.cuda.graph(graph):
+        with self.group.record_sends() as sends, torch.cuda.graph(graph):
             self._logits = self.static_step()
         self._graph, self._graph_sends = graph, sends
 
-    def static_step(self) -> Any:
+    def static_step(self) -> Tensor:
         """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
-        mask = self._hiding(self._positions.unsqueeze(0) > self._at[:1])
+        mask = self._hide_scores(self._positions.unsqueeze(0) > self._at[:1])
         return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
 
-    def _hiding(self, hidden: Any) -> Any:
+    def _hide_scores(self, hidden: Tensor) -> Tensor:
         """What is added to scores so that nobody looks there."""
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
-    def place(self, tokens: Any, position: int) -> None:
+    def place(self, tokens: Tensor, position: int) -> None:
         """What the next static step reads."""
         self._tokens.copy_(tokens.view(-1, 1))
         self._at.fill_(position)

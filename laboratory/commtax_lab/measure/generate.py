@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from commtax.units import plural
 from commtax_lab.measure.comm import IssuedCollective
 from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.live_documents import LogitsCheck
 from commtax_lab.measure.worker import RankPlace, gather
 
 
@@ -26,8 +27,8 @@ class GenerationRun:
 
     prefill_s: float = 0.0
     decode_s: list[float] = field(default_factory=list)
-    tokens: list[Any] = field(default_factory=list)
-    logits: list[Any] = field(default_factory=list)
+    tokens: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
     prefill_sent: list[IssuedCollective] = field(default_factory=list)
     prefill_comm_s: list[float] = field(default_factory=list)  # seconds inside each collective, in order
     decode_sent: list[Counter[IssuedCollective]] = field(default_factory=list)
@@ -54,7 +55,7 @@ class HostWatch:
     def __init__(self, engine: LiveEngine) -> None:
         self.engine, self.seconds = engine, list[float]()
 
-    def step(self, lines: dict[str, float], compute: Callable[[], Any]) -> Any:
+    def step(self, lines: dict[str, float], compute: Callable[[], Tensor]) -> Tensor:
         self.engine.watch(lines)
         start = time.perf_counter()
         logits = compute()
@@ -62,7 +63,7 @@ class HostWatch:
         self.engine.watch(None)
         return logits
 
-    def chosen(self) -> None:
+    def mark_chosen(self) -> None:
         """The host knows when a step ended."""
 
     def steps(self) -> list[float]:
@@ -73,13 +74,13 @@ class DeviceWatch:
     """Steps are queued without waiting for them, and events on the stream tell when the token of each was chosen."""
 
     def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.chosen()
+        self.events: list[torch.cuda.Event] = []
+        self.mark_chosen()
 
-    def step(self, _lines: dict[str, float], compute: Callable[[], Any]) -> Any:
+    def step(self, _lines: dict[str, float], compute: Callable[[], Tensor]) -> Tensor:
         return compute()
 
-    def chosen(self) -> None:
+    def mark_chosen(self) -> None:
         self.events.append(torch.cuda.Event(enable_timing=True))
         self.events[-1].record()
 
@@ -88,13 +89,15 @@ class DeviceWatch:
         return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(self.events)]
 
 
-def prompts(vocab: int, batch: int, length: int, seed: int, device: Any) -> Any:
+def prompts(vocab: int, batch: int, length: int, seed: int, device: torch.device) -> Tensor:
     """The same token ids on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab, (batch, length), generator=generator).to(device)
 
 
-def generate(engine: LiveEngine, tokens: Any, outputs: int, forced: list[Any] | None = None, keep: bool = False) -> GenerationRun:
+def generate(
+    engine: LiveEngine, tokens: Tensor, outputs: int, forced: list[Tensor] | None = None, keep: bool = False
+) -> GenerationRun:
     """Answer prompts with ``outputs`` tokens each: one prefill step, then ``outputs - 1`` decode steps.
 
     ``forced`` are the tokens to go on with instead of the engine's own choice, so that two runs see the same inputs. ``keep``
@@ -109,7 +112,7 @@ def generate(engine: LiveEngine, tokens: Any, outputs: int, forced: list[Any] | 
         run.tokens.append(logits.argmax(dim=-1))
         if keep:
             run.logits.append(logits.float().clone())
-        watch.chosen()
+        watch.mark_chosen()
         if step == outputs - 1:
             break
         book.clear()
@@ -143,17 +146,6 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Logits:
-    """Logits of every step against TP=1's on the same inputs; -1 where they are not finite."""
-
-    max_logit_diff: float
-    logit_tolerance: float
-    logits_equal: bool
-    same_tokens: int
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredJob:
     """All ranks of one job. ``tp1`` are rank 0's runs of the whole model alone, where somebody asked."""
 
@@ -163,7 +155,7 @@ class MeasuredJob:
     device: str
     tp1: list[GenerationRun] = field(default_factory=list)
     tp1_bytes: int = 0
-    logits: Logits | None = None
+    logits: LogitsCheck | None = None
 
 
 def gather_results(
@@ -195,14 +187,14 @@ class RunOfAllRanks:
         return [max(times) for times in zip(*(run.decode_s for run in self.runs), strict=True)]
 
     @property
-    def inside_s(self) -> Any:
+    def inside_s(self) -> np.ndarray:
         """Seconds inside collectives, (ranks, steps, collectives of a step); of size 0 where nobody timed them (CUDA)."""
         return np.array([run.comm_s for run in self.runs])
 
     @property
-    def wire_s(self) -> Any:
+    def wire_s(self) -> np.ndarray:
         """The least over ranks, (steps, collectives)."""
-        return self.inside_s.min(axis=0)
+        return np.asarray(self.inside_s.min(axis=0))
 
 
 def turns(parts: Sequence[RankResult]) -> list[RunOfAllRanks]:

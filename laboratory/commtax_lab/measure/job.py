@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,7 +47,7 @@ class LiveJob:
     profile: str = ""  # for the prediction
     trace: str = ""  # a folder for each rank's profiler trace of one more run
 
-    def settled(self) -> LiveJob:
+    def settle(self) -> LiveJob:
         """With defaults that depend on the machine filled in, and every mistake that can be seen beforehand refused."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device not in ("cpu", "cuda"):
@@ -56,9 +55,9 @@ class LiveJob:
         if device == "cuda" and not torch.cuda.is_available():
             raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
         impl = self.impl or ("nccl" if device == "cuda" else machine.carriers(machine.facts())[-1])
-        return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._checked()
+        return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._check()
 
-    def _checked(self) -> LiveJob:
+    def _check(self) -> LiveJob:
         if self.dtype not in DTYPES:
             raise Refusal(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}", "dtype")
         check_impl(self.impl)
@@ -101,7 +100,7 @@ class LiveJob:
         return ask(a.model, place, tp=self.tp, engine="builtin", dtype=self.dtype).plain()
 
     @property
-    def priced(self) -> bool:
+    def can_predict(self) -> bool:
         """Whether there are constants to predict with: a GPU's in the catalogue, a profile, or a cluster that was named. A CPU
         that nobody calibrated has none."""
         return bool(self.profile or self.cluster or self.device == "cuda")
@@ -111,13 +110,13 @@ class LiveJob:
         """Whether decode steps are replayed from a graph."""
         return self.graphs and self.device == "cuda"
 
-    def source(self, device: Any) -> Source:
+    def source(self, device: torch.device) -> Source:
         """Where whole tensors come from."""
         if self.random:
             return RandomWeights(self.seed, DTYPES[self.dtype], device)
         return Checkpoint(Path(self.model).expanduser())
 
-    def load(self, a: Arch, where: RankPlace, device: Any) -> RankWeights:
+    def load(self, a: Arch, where: RankPlace, device: torch.device) -> RankWeights:
         """A rank's part of the weights."""
         return load(self.source(device), a, where.rank, where.size, DTYPES[self.dtype], device)
 
@@ -131,7 +130,7 @@ class LiveJob:
 def chip_here() -> str:
     """This machine's GPU in the catalogue, by its name and memory."""
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
-    key = machine.chip_like(name, memory)
+    key = machine.nearest_chip(name, memory)
     if not key:
         raise Refusal(f"cluster: {name} is not in the catalogue; name what it is like with --cluster", "cluster")
     return key

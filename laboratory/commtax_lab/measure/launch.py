@@ -24,7 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypedDict
 
 from commtax.statement import Refusal
 
@@ -47,6 +48,7 @@ _NAME = re.compile(
     rf"(?:{MAPPED}|sem\.{SEMAPHORE})(?:([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-)?(?:[a-z0-9_]{{8}}|[0-9a-f]{{6,8}}-\d+)"
 )
 Progress = Callable[[Any], None]
+Launching = TypedDict("Launching", {"timeout_s": float, "lost_s": float, "progress": Progress}, total=False)  # noqa: UP013
 _NOISE = re.compile(r"\[[WIE]\d+ |.*Warning: ")  # torch's log lines are not part of a traceback
 
 
@@ -61,7 +63,7 @@ class RankError(RuntimeError):
 
 def run(
     target: str,
-    payload: Any,
+    payload: object,
     ranks: int,
     *,
     device: str = "cpu",
@@ -111,7 +113,7 @@ def run_folder() -> Iterator[Path]:
 def sweep(folders: Path, names: Path) -> None:
     """Remove what runs of this user left behind: folders that nobody holds, names in shared memory whose process is gone."""
     for left in _own_files(folders, _FOLDER):
-        if left.is_dir() and _unowned(left / OWNER):
+        if left.is_dir() and _is_unowned(left / OWNER):
             shutil.rmtree(left, ignore_errors=True)
     sweep_names(names)
 
@@ -136,8 +138,8 @@ def _pid_space() -> int:
 
 def _is_orphaned(name: str) -> bool:
     """Whether the process that made it is gone; of another container's nobody here can tell."""
-    said = _NAME.fullmatch(name)
-    pid, space = said.groups(default="") if said else ("", "")
+    match = _NAME.fullmatch(name)
+    pid, space = match.groups(default="") if match else ("", "")
     if not pid or int(space, 16) != _pid_space():
         return False
     try:
@@ -153,7 +155,7 @@ def _own_files(place: Path, named: re.Pattern[str]) -> list[Path]:
     return []
 
 
-def _unowned(owner: Path) -> bool:
+def _is_unowned(owner: Path) -> bool:
     """Whether the lock of a run's folder can be had; a folder without one is being made, or is not ours."""
     try:
         with owner.open("rb") as file:
@@ -163,7 +165,7 @@ def _unowned(owner: Path) -> bool:
     return True
 
 
-def leave_value(file: Path, value: Any) -> None:
+def leave_value(file: Path, value: object) -> None:
     """Leave a value for another process, whole or not at all."""
     part = file.with_suffix(".part")
     part.write_bytes(pickle.dumps(value))
@@ -269,20 +271,20 @@ class EndedBySignal:
 
     def __init__(self) -> None:
         self.came = self.urgent = False
-        self.before: dict[int, Any] = {}
+        self.before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> EndedBySignal:
         with suppress(ValueError):  # not the main thread: whoever owns it decides
             for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup, or a shell's background job
-                    self.before[sign] = signal.signal(sign, self._come)
+                    self.before[sign] = signal.signal(sign, self._interrupt)
         return self
 
     def __exit__(self, *_error: object) -> None:
         for sign, handler in self.before.items():
             signal.signal(sign, handler)
 
-    def _come(self, *_ignored: object) -> None:
+    def _interrupt(self, *_ignored: object) -> None:
         self.came, self.urgent = True, self.came
         if not self.urgent:
             raise KeyboardInterrupt

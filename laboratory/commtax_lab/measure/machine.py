@@ -43,8 +43,8 @@ class MachineFacts:
 def facts() -> MachineFacts:
     """This machine's."""
     apple, written = platform.system() == "Darwin", CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
-    features = apple_features(tool("sysctl", "hw.optional.arm")) if apple else linux_features(written)
-    return MachineFacts(platform.system(), platform.machine().lower(), features, semaphores_missing())
+    features = apple_features(tool_output("sysctl", "hw.optional.arm")) if apple else linux_features(written)
+    return MachineFacts(platform.system(), platform.machine().lower(), features, semaphore_fault())
 
 
 def cores() -> list[int]:
@@ -52,12 +52,12 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def share(ranks: int) -> int:
+def cores_per_rank(ranks: int) -> int:
     """Cores of a rank where ``ranks`` divide the machine."""
     return max(1, len(cores()) // ranks)
 
 
-def shared_cores(share: int) -> str:
+def core_words(share: int) -> str:
     """What CPU ranks run on, in words."""
     return f"{os.cpu_count()} CPU cores, {share} per rank"
 
@@ -67,7 +67,7 @@ def free_bytes() -> float:
     available = (
         meminfo_available(MEMINFO.read_text()) if MEMINFO.exists() else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )
-    return min(available, cgroups_leave(OWN_CGROUPS.read_text(), CGROUPS) if OWN_CGROUPS.exists() else math.inf)
+    return min(available, free_in_cgroups(OWN_CGROUPS.read_text(), CGROUPS) if OWN_CGROUPS.exists() else math.inf)
 
 
 def meminfo_available(text: str) -> float:
@@ -80,7 +80,7 @@ def meminfo_available(text: str) -> float:
     return next(float(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:")
 
 
-def cgroups_leave(own: str, root: Path) -> float:
+def free_in_cgroups(own: str, root: Path) -> float:
     """Bytes below the lowest limit of this process's cgroups, of version 1 or 2; infinite where none has one.
 
     A container sees its own group at the root, under another path than ``/proc/self/cgroup`` names.
@@ -90,10 +90,10 @@ def cgroups_leave(own: str, root: Path) -> float:
     folders = [
         home / "/".join(parts[:n]) for home, path in homes for parts in [path.strip("/").split("/")] for n in range(len(parts) + 1)
     ]
-    return min((_cgroup_leaves(folder) for folder in dict.fromkeys(folders)), default=math.inf)
+    return min((_free_in_cgroup(folder) for folder in dict.fromkeys(folders)), default=math.inf)
 
 
-def _cgroup_leaves(folder: Path) -> float:
+def _free_in_cgroup(folder: Path) -> float:
     """A group's limit less what it uses; cached files that can go at once are not used."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         with suppress(OSError, ValueError):
@@ -103,13 +103,13 @@ def _cgroup_leaves(folder: Path) -> float:
     return math.inf
 
 
-def keep_to(chosen: Sequence[int]) -> None:
+def pin_to_cores(chosen: Sequence[int]) -> None:
     """Run this process on these cores only, where the system lets one choose."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, chosen)
 
 
-def tool(*command: str, timeout_s: float = 20.0) -> str:
+def tool_output(*command: str, timeout_s: float = 20.0) -> str:
     """What a program of this machine says; nothing where it is missing, fails or takes too long."""
     if not shutil.which(command[0]):
         return ""
@@ -119,7 +119,7 @@ def tool(*command: str, timeout_s: float = 20.0) -> str:
         return ""
 
 
-def chip_like(name: str, memory_bytes: float) -> str:
+def nearest_chip(name: str, memory_bytes: float) -> str:
     """The chip of the catalogue whose words are in a GPU's name, the nearest by memory of several; empty where none is."""
     spelled = name.lower().replace("-", " ").split()
     scored = [(sum(part in spelled for part in key.split("-")), key) for key in catalog.keys("chips")]
@@ -158,7 +158,7 @@ def bf16_note(f: MachineFacts, dtype: str) -> str:
     return f"this CPU ({f.architecture}) has no bf16 instructions: products in bf16 are emulated, far slower than fp32"
 
 
-def semaphores_missing() -> str:
+def semaphore_fault() -> str:
     """Why a named POSIX semaphore cannot be made here; empty where it can."""
     try:
         from _multiprocessing import SemLock, sem_unlink

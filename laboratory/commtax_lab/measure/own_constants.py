@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.compute import step_kernels
 from commtax.cost.kernel import Kernel
-from commtax.files import Document
 from commtax.question import workload
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -36,6 +34,7 @@ from commtax_lab.measure.comm import Carrier, RankGroup, check_impl, wire
 from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import GenerationRun, RunOfAllRanks, generate, lower_quartile, prompts
 from commtax_lab.measure.job import DTYPES
+from commtax_lab.measure.live_documents import MachineProfile, WirePath
 from commtax_lab.measure.weights import RandomWeights, load
 from commtax_lab.measure.worker import RankPlace, gather, report
 
@@ -95,7 +94,7 @@ def calibrate(
     impls: Sequence[str] = (),
     lost_s: float = launch.LOST_S,
     progress: launch.Progress | None = None,
-) -> Document:
+) -> MachineProfile:
     """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
     dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
     if dtype not in DTYPES_HERE:
@@ -115,7 +114,7 @@ def calibrate(
 def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
     """One rank's part; everything is done by all ranks at once, because that is how they will run."""
     dtype = DTYPES[work.dtype]
-    stream = [_stream(dtype, work.stream_bytes) for _ in range(3)]
+    stream = [_stream_rate(dtype, work.stream_bytes) for _ in range(3)]
     report("memory")
     rate = _gemm_rate(dtype)
     report("matrix products")
@@ -123,12 +122,12 @@ def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
     cases = []
     for shape in work.shapes:
         for batch, length in work.steps:
-            cases.append(_model(shape, batch, length, dtype, where, wires))
+            cases.append(_run_model(shape, batch, length, dtype, where, wires))
             report(f"hidden {shape['hidden_size']}, batch {batch}")
     return gather(RankMeasurements(stream, rate, cases, os.getloadavg()[0], torch.get_num_threads()))
 
 
-def _stream(dtype: Any, nbytes: int) -> float:
+def _stream_rate(dtype: torch.dtype, nbytes: int) -> float:
     """Bytes a second on the core of a matrix that no cache holds, read by a product with one row (as decode does)."""
     inner = 4096
     rows = nbytes // (inner * dtype.itemsize)
@@ -140,7 +139,7 @@ def _stream(dtype: Any, nbytes: int) -> float:
     return float(matrix.nbytes / (time.thread_time() - start))
 
 
-def _gemm_rate(dtype: Any, size: int = 1024) -> float:
+def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
     """FLOP a second on the core of a square product, the best of several."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     marks = [time.thread_time()]
@@ -156,7 +155,9 @@ def _arch(shape: Mapping[str, int]) -> Arch:
     return arch_of_config({**shape, **more}, f"calibration-{shape['hidden_size']}")
 
 
-def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where: RankPlace, wires: dict[str, Carrier]) -> ShapeRuns:
+def _run_model(
+    shape: Mapping[str, int], batch: int, length: int, dtype: torch.dtype, where: RankPlace, wires: dict[str, Carrier]
+) -> ShapeRuns:
     """TP=1 on every rank at once, then TP=N over each wire, in turns."""
     a, cpu = _arch(shape), torch.device("cpu")
     source = RandomWeights(0, dtype, cpu)
@@ -175,7 +176,7 @@ def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where:
     return case
 
 
-def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> Document:
+def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> MachineProfile:
     """The measurements as a profile: rates at the best that was seen, attained shares and fixed costs fitted to the lines."""
     ranks, impls = len(seen), [impl for impl in seen[0].cases[0].runs if impl != ALONE]
     memory_Bps = max(rate for rank in seen for rate in rank.stream_Bps)
@@ -236,16 +237,16 @@ def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, 
     one = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) == 1]
     few = [(kernel, seconds) for kernel, seconds in points if 1 < float(kernel.m) <= 8]
     many = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) >= 64]
-    fixed, slope = _line(one, "nbytes")
+    fixed, slope = _fit_line(one, "nbytes")
     slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
     pack = min(MOST_PACK, median((seconds - fixed) / (slope * float(kernel.nbytes)) for kernel, seconds in few) - 1)
     shares = [float(kernel.flops) / (peak * max(seconds - fixed, 1e-9)) for kernel, seconds in many]
     plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
-    attained = {"eb": _share(1 / (slope * memory_Bps)), "ep": _share(median(shares)), "pack": max(0.0, pack)}
+    attained = {"eb": _clip_share(1 / (slope * memory_Bps)), "ep": _clip_share(median(shares)), "pack": max(0.0, pack)}
     return {"t0": fixed, **attained, **plain}
 
 
-def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
+def _fit_line(points: Sequence[Point], name: str) -> tuple[float, float]:
     """Seconds as a fixed time and a slope over the kernels' bytes or FLOPs."""
     return alpha_beta(
         np.array([float(getattr(kernel, name)) for kernel, _ in points]), np.array([seconds for _, seconds in points])
@@ -254,8 +255,8 @@ def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
 
 def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str, plain: dict[str, float]) -> dict[str, float]:
     """A fixed time, and the share of ``rate`` at which bytes or FLOPs go, the same for every head size; ``plain`` is not fitted."""
-    fixed, slope = _line(points, bound)
-    attained = _share(1 / (slope * rate)) if slope else 1.0
+    fixed, slope = _fit_line(points, bound)
+    attained = _clip_share(1 / (slope * rate)) if slope else 1.0
     return {"t0": fixed, **{f"{share}{head_dim}": attained for head_dim in (64, 128, 256)}, **plain}
 
 
@@ -267,27 +268,27 @@ def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
     fixed = float(np.sum(times[light] * counts[light]) / np.sum(counts[light]))
     moving = float(np.sum((times[~light] - fixed) * counts[~light]))
     moved = float(np.sum(sizes[~light] * counts[~light]))
-    return {"t0": fixed, "eb": _share(moved / max(moving, 1e-9) / memory_Bps)}
+    return {"t0": fixed, "eb": _clip_share(moved / max(moving, 1e-9) / memory_Bps)}
 
 
-def _share(value: float) -> float:
+def _clip_share(value: float) -> float:
     """An attained share is at most 1: no constant lets a kernel beat what was measured as the limit."""
     return float(min(1.0, max(value, 1e-3)))
 
 
-def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[Document]:
+def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[WirePath]:
     """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
-    rows = []
+    rows: list[WirePath] = []
     for op in OPS:
         cases = zip(*(rank.cases for rank in seen), strict=True)
-        sizes, times = np.array([point for case in cases for point in _wires(case, impl, op)]).T
+        sizes, times = np.array([point for case in cases for point in _wire_points(case, impl, op)]).T
         fixed, slope = alpha_beta(sizes, times)
-        constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12}
-        rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})
+        rate, how = min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12, "between computing"
+        rows.append({"op": op, "algorithm": "ring", "launch_s": fixed, "bandwidth_Bps": rate, "name": impl, "source": how})
     return rows
 
 
-def _wires(cases: Sequence[ShapeRuns], impl: str, op: str) -> Iterable[tuple[float, float]]:
+def _wire_points(cases: Sequence[ShapeRuns], impl: str, op: str) -> Iterable[tuple[float, float]]:
     """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
     turns = [RunOfAllRanks(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
     first = turns[0].runs[0]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from operator import itemgetter
 from statistics import median
 
@@ -10,11 +9,10 @@ from commtax.catalog import profile as overlay
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.compute import step_kernels
 from commtax.cost.tensors import held_tensors
-from commtax.files import Document
 from commtax.question import Question, workload
 from commtax.verbs.billing import StepBill, price, question_traffic, with_link
 from commtax.verbs.settling import settle
-from commtax_lab.measure import machine
+from commtax_lab.measure import live_documents, machine
 from commtax_lab.measure.comm import IssuedCollective
 from commtax_lab.measure.engine import OFF_CORE
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, RankResult, RunOfAllRanks, lower_quartile, turns
@@ -29,16 +27,28 @@ COMM, COMPUTE = "comm", "compute"
 WAIT = "wait"
 FOR_OTHERS: Line = (WAIT, "waiting for other ranks")
 FOR_A_CORE: Line = (WAIT, OFF_CORE)
+UNCOMPARED: live_documents.LogitsCheck = {"max_logit_diff": None, "logits_equal": None}
 
 
-def document(job: LiveJob, seen: MeasuredJob) -> Document:
+def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
     """``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
     tensors = held_tensors(asked.model, asked.plan, asked.engine, 0, 1)
     rank_bytes = round(sum(float(h.bytes_per_rank) for h in tensors))
     whole_bytes = seen.tp1_bytes or round(sum(float(h.ideal_bytes) * job.tp for h in tensors))
-    answer: Document = {
+    tp: live_documents.StepTimes = {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)}
+    alone: live_documents.OneRankRuns = {"tp1": tp} if job.tp == 1 else {}
+    if seen.tp1:
+        each = median(median(run.decode_s) for part in seen.ranks for run in part.replicas)  # with batches of their own
+        replicas: live_documents.Replicas = {
+            "replicas": job.tp,
+            "ms_per_token": each * 1e3,
+            "tokens_per_s": job.tp * job.batch / each,
+        }
+        tp1 = _times(seen.tp1, _measured_lines([RunOfAllRanks((run,)) for run in seen.tp1]))
+        alone = {"tp1": tp1, "replicas": replicas}
+    return {
         "schema": "commtax.measure-tp/1",
         "model": asked.model.key,
         "weights_source": "random" if job.random else job.model,
@@ -49,50 +59,53 @@ def document(job: LiveJob, seen: MeasuredJob) -> Document:
         "impl": job.impl,
         "emulated_link": job.emulate_link,
         "tp_size": job.tp,
-        **{name: getattr(job, name) for name in ("batch", "input_len", "output_len", "repeats")},
+        "batch": job.batch,
+        "input_len": job.input_len,
+        "output_len": job.output_len,
+        "repeats": job.repeats,
         "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
         "weights": _weights(seen.ranks, rank_bytes, whole_bytes),
         "collectives": _collectives(job, asked, seen.ranks),
-        **(asdict(seen.logits) if seen.logits else {"max_logit_diff": None, "logits_equal": None}),
-        "tp": {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)},
+        **(seen.logits or UNCOMPARED),
+        "tp": tp,
+        **alone,
+        **_bill(job, asked, tp, "tp1" in alone, all_turns),
     }
-    if seen.tp1:
-        each = median(median(run.decode_s) for part in seen.ranks for run in part.replicas)  # with batches of their own
-        replicas = {"replicas": job.tp, "ms_per_token": each * 1e3, "tokens_per_s": job.tp * job.batch / each}
-        answer |= {"tp1": _times(seen.tp1, _measured_lines([RunOfAllRanks((run,)) for run in seen.tp1])), "replicas": replicas}
-    elif job.tp == 1:
-        answer["tp1"] = answer["tp"]
-    return answer | _bill(job, asked, answer, all_turns)
 
 
-def is_reconciled(answer: Document) -> bool:
+def is_reconciled(answer: live_documents.TpDocument) -> bool:
     """Whether what must be equal is equal: counted collectives, weights, and logits where TP=1 was run."""
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
-def _rank(part: RankResult, asked: Question, weights_bytes: int) -> Document:
+def _rank(part: RankResult, asked: Question, weights_bytes: int) -> live_documents.RankMemory:
     """One rank's memory, and what the inventory says it must be."""
     m, plan = asked.model, asked.plan
     a_token = float(kv_bytes_per_token(m, plan))
-    names = ("rank", "host", "cores", "weights_bytes", "replicated", "kv_bytes", "kv_blocks", "block_size")
     return {
-        **{name: getattr(part, name) for name in names},
+        "rank": part.rank,
+        "host": part.host,
         "cores": list(part.cores),
+        "weights_bytes": part.weights_bytes,
+        "replicated": part.replicated,
+        "kv_bytes": part.kv_bytes,
+        "kv_blocks": part.kv_blocks,
+        "block_size": part.block_size,
         "predicted_weights_bytes": weights_bytes,
         "predicted_kv_bytes": round(a_token * part.kv_blocks * part.block_size),
     }
 
 
-def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> Document:
+def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> live_documents.WeightSums:
     """All ranks together hold the model once, and copies that are named."""
     copies = sum((Counter(part.replicated) for part in parts), Counter[str]())
     total = sum(part.weights_bytes for part in parts)
     once = total - copies.total()
-    sums = {"sum_bytes": total, "copies": dict(copies), "sum_once_bytes": once, "tp1_bytes": whole_bytes}
-    return {**sums, "equal": once == whole_bytes and all(part.weights_bytes == rank_bytes for part in parts)}
+    equal = once == whole_bytes and all(part.weights_bytes == rank_bytes for part in parts)
+    return {"sum_bytes": total, "copies": dict(copies), "sum_once_bytes": once, "tp1_bytes": whole_bytes, "equal": equal}
 
 
-def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> Document:
+def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> live_documents.CollectiveCounts:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
     predicted: dict[str, Counter[IssuedCollective]] = {}
     for phase in ("prefill", "decode"):
@@ -110,26 +123,32 @@ def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> 
     return {"measured": measured, "predicted": _rows(predicted), "equal": seen == [predicted]}
 
 
-def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[Document]:
-    return [{"phase": phase, **asdict(one), "count": n} for phase, of_phase in counted.items() for one, n in of_phase.items()]
+def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[live_documents.IssuedCount]:
+    every = ((phase, one, n) for phase, of_phase in counted.items() for one, n in of_phase.items())
+    return [{"phase": phase, "what": one.what, "op": one.op, "nbytes": one.nbytes, "count": n} for phase, one, n in every]
 
 
-def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> Document:
+def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> live_documents.StepTimes:
     """The median step of each run; over runs their median, least and largest. What is no line's is waiting, which no price
     holds: for a core that others have, and for ranks that wait so."""
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
     spread, step_s = [min(decode) * 1e3, max(decode) * 1e3], median(decode)
     own_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
-    waiting = {"own_ms": own_s * 1e3, "waiting_ms": (step_s - own_s) * 1e3}
-    return {"ms_per_token": step_s * 1e3, **waiting, "spread_ms": spread, "prefill_ms": median(prefill) * 1e3}
+    return {
+        "ms_per_token": step_s * 1e3,
+        "own_ms": own_s * 1e3,
+        "waiting_ms": (step_s - own_s) * 1e3,
+        "spread_ms": spread,
+        "prefill_ms": median(prefill) * 1e3,
+    }
 
 
-def _wire(all_turns: Sequence[RunOfAllRanks]) -> Document:
+def _wire(all_turns: Sequence[RunOfAllRanks]) -> live_documents.WireTimes:
     """Inside a collective the least waiting rank shows the wire; what others wait longer is skew. CPU ranks only."""
     if not all_turns[0].inside_s.size:
         return {}
     steps = sum(len(turn.wire_s) for turn in all_turns)
-    wires = by_collective(all_turns)
+    wires = wire_seconds(all_turns)
     waited = sum((turn.inside_s - turn.wire_s).sum(axis=(1, 2)) for turn in all_turns)
     skew = sum(float((turn.inside_s.max(axis=0) - turn.wire_s).sum()) for turn in all_turns)
     return {
@@ -141,7 +160,7 @@ def _wire(all_turns: Sequence[RunOfAllRanks]) -> Document:
     }
 
 
-def by_collective(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
+def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
     """Seconds on the wire of every collective, by what it is for."""
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
@@ -151,36 +170,37 @@ def by_collective(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
     return wires
 
 
-def _bill(job: LiveJob, asked: Question, answer: Document, all_turns: Sequence[RunOfAllRanks]) -> Document:
+def _bill(
+    job: LiveJob, asked: Question, tp: live_documents.StepTimes, alone: bool, all_turns: Sequence[RunOfAllRanks]
+) -> live_documents.LiveBill:
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
     priced = predicted_step(job, asked, job.tp)
     measured = _measured_lines(all_turns, job.slow)
     if measured:  # so that lines and waiting are the step
-        core_s, waiting_s = measured.pop(FOR_A_CORE, 0.0), answer["tp"]["waiting_ms"] * 1e-3
+        core_s, waiting_s = measured.pop(FOR_A_CORE, 0.0), tp["waiting_ms"] * 1e-3
         core_s = min(core_s, waiting_s) if job.tp > 1 else waiting_s
         measured |= {FOR_A_CORE: core_s} | ({FOR_OTHERS: waiting_s - core_s} if job.tp > 1 else {})
     rows = []
     for line in (line for line in priced.items if line.kind != "host" or float(line.total_s)):
         seconds = measured.pop((COMM if line.kind == COMM else COMPUTE, line.item.what), None)
-        rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.priced else None, seconds))
-    rows += [
-        {**_row(*line, None, seconds), "kind": line[0] if line[0] == WAIT else "unpriced"} for line, seconds in measured.items()
-    ]
+        rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.can_predict else None, seconds))
+    for line_kind, what in measured:
+        rows.append({**_row(line_kind, what, None, measured[line_kind, what]), "kind": WAIT if line_kind == WAIT else "unpriced"})
     here = machine.facts()
-    said = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
-    predicted = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
-    if "tp1" in answer:
+    machine_notes = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
+    predicted: live_documents.PredictedStep = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
+    if alone:
         predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
     return {
-        "weight_read": _weight_read(job, asked, answer["tp"]["own_ms"]),
+        "weight_read": _weight_read(job, asked, tp["own_ms"]),
         "bill": rows,
-        "predicted": predicted if job.priced else None,
-        "notes": [*filter(None, said), *([] if job.priced else [UNCALIBRATED])],
+        "predicted": predicted if job.can_predict else None,
+        "notes": [*filter(None, machine_notes), *([] if job.can_predict else [UNCALIBRATED])],
     }
 
 
-def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | None) -> Document:
+def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | None) -> live_documents.BillRow:
     item = f"tp {what}" if kind == COMM else what
     return {"item": item, "kind": kind, "predicted_s": predicted_s, "measured_s": measured_s}
 
@@ -195,18 +215,18 @@ def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] 
     for turn in all_turns:
         ranks = [run.line_medians() for run in turn.runs]
         for name in ranks[0]:
-            own = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
-            lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(own))
-        for what, seconds in by_collective([turn]).items() if turn.inside_s.size else ():
+            seconds_by_rank = [rank.get(name, 0.0) * (slow[1] if index == slow[0] else 1.0) for index, rank in enumerate(ranks)]
+            lines.setdefault(FOR_A_CORE if name == OFF_CORE else (COMPUTE, name), []).append(max(seconds_by_rank))
+        for what, seconds in wire_seconds([turn]).items() if turn.inside_s.size else ():
             lines.setdefault((COMM, what), []).append(lower_quartile(seconds) * len(seconds) / len(turn.wire_s))
     return {line: median(values) for line, values in lines.items()}
 
 
-def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> Document:
+def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> live_documents.WeightRead:
     """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
-    if not job.priced:
+    if not job.can_predict:
         return {"bytes": round(nbytes), "memory_Bps": None, "bound_ms": None, "attained": None}
     chip = overlay.measured_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
     bound = nbytes / chip.memory_Bps * 1e3

@@ -17,10 +17,10 @@ import sys
 import tempfile
 from _multiprocessing import SemLock, sem_unlink
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commtax.statement import Refusal
 from commtax_lab.measure.launch import MAPPED, SEMAPHORE, owner
@@ -42,9 +42,9 @@ class SharedMemory:
         self._map = _map_pages(rank, 2 * size * slot_bytes)
         self._posts, self._waits = _semaphores(rank, size)
         self._slots = torch.frombuffer(self._map, dtype=torch.uint8).view(2, size, slot_bytes)
-        self._views: dict[tuple[int, Any], list[list[Any]]] = {}
+        self._views: dict[tuple[int, torch.dtype], list[list[Tensor]]] = {}
 
-    def all_reduce(self, tensor: Any) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks, in place."""
         flat = tensor.view(-1)
         step = self._piece(flat)
@@ -54,7 +54,7 @@ class SharedMemory:
             for slot in slots[2:]:
                 piece.add_(slot)
 
-    def all_gather(self, whole: Any, part: Any) -> None:
+    def all_gather(self, whole: Tensor, part: Tensor) -> None:
         """Every rank's part, one after the other, into ``whole``."""
         rows, flat = whole.view(self.size, -1), part.reshape(-1)
         step = self._piece(flat)
@@ -63,13 +63,13 @@ class SharedMemory:
             for row, slot in zip(rows, self._exchange(piece), strict=True):
                 row[start : start + step].copy_(slot)
 
-    def _piece(self, flat: Any) -> int:
+    def _piece(self, flat: Tensor) -> int:
         return min(PIECE, self.slot_bytes // int(flat.element_size()))
 
-    def _exchange(self, flat: Any) -> list[Any]:
+    def _exchange(self, flat: Tensor) -> list[Tensor]:
         """Put a piece into this rank's slot and wait until every rank has; returns all slots."""
         self.turn += 1
-        slots = self._of(flat.numel(), flat.dtype)[self.turn & 1]
+        slots = self._slot_views(flat.numel(), flat.dtype)[self.turn & 1]
         slots[self.rank].copy_(flat)
         for post in self._posts:
             post.release()
@@ -78,7 +78,7 @@ class SharedMemory:
                 _await(semaphore, other)
         return slots
 
-    def _of(self, count: int, dtype: Any) -> list[list[Any]]:
+    def _slot_views(self, count: int, dtype: torch.dtype) -> list[list[Tensor]]:
         """Views of all slots as tensors of this length and type; made once."""
         if (count, dtype) not in self._views:
             used = count * dtype.itemsize
@@ -114,7 +114,7 @@ def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, Se
 def _map_pages(rank: int, nbytes: int) -> mmap.mmap:
     """The same pages in every rank: rank 0 makes the file, all map it, and its name goes before anything can fail."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    named: list[Any] = [None]
+    named = [("", "")]
     if rank == 0:
         handle, name = tempfile.mkstemp(prefix=f"{MAPPED}{owner()}-", dir=folder)
         os.ftruncate(handle, nbytes)

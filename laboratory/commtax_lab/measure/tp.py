@@ -11,19 +11,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commtax import files
-from commtax.files import Document
 from commtax.statement import Refusal
 from commtax_lab.measure import launch
 from commtax_lab.measure.comm import RankGroup
 from commtax_lab.measure.engine import LiveEngine
-from commtax_lab.measure.generate import GenerationRun, Logits, MeasuredJob, gather_results, generate, prompts
+from commtax_lab.measure.generate import GenerationRun, MeasuredJob, gather_results, generate, prompts
 from commtax_lab.measure.job import TOLERANCE, LiveJob
+from commtax_lab.measure.live_documents import LogitsCheck, TpDocument
 from commtax_lab.measure.reconcile import document, is_reconciled
 from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place, report
@@ -31,10 +32,10 @@ from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place,
 TARGET = "commtax_lab.measure.tp:measure_all"
 
 
-def run_all(jobs: Sequence[LiveJob], **launching: Any) -> list[Document]:
+def run_all(jobs: Sequence[LiveJob], **launching: Unpack[launch.Launching]) -> list[TpDocument]:
     """Start ranks on this machine and return the documents of jobs of one degree, one after the other in the same ranks; the rest
     is as ``launch.run`` takes it. A bad checkpoint is bad input, not a crash."""
-    settled = [job.settled() for job in jobs]
+    settled = [job.settle() for job in jobs]
     if len({(job.tp, job.device) for job in settled}) != 1:
         raise Refusal("tp: jobs that run together have one degree and one device", "tp")
     seen = launch.run(TARGET, settled, settled[0].tp, device=settled[0].device, **launching)
@@ -46,7 +47,7 @@ def measure_all(where: RankPlace, jobs: Sequence[LiveJob]) -> list[MeasuredJob]:
     every = []
     for job in jobs:
         alone, part = _engines(job, where)
-        runs, tp1, replicas = _rounds(job, where, alone, part)
+        runs, tp1, replicas = _run_rounds(job, where, alone, part)
         if job.trace:
             _trace_run(job, where, part)
         seen = gather_results(where, part, runs, replicas)
@@ -72,7 +73,7 @@ def _engines(job: LiveJob, where: RankPlace) -> tuple[LiveEngine | None, LiveEng
     return alone, part
 
 
-def _rounds(
+def _run_rounds(
     job: LiveJob, where: RankPlace, alone: LiveEngine | None, part: LiveEngine
 ) -> tuple[list[GenerationRun], list[GenerationRun], list[GenerationRun]]:
     """Runs of TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once: all three kinds interleaved,
@@ -82,7 +83,7 @@ def _rounds(
         if engine:
             generate(engine, tokens, 2)  # first touches, allocations, libraries' own warm-up
     runs, tp1, replicas = list[GenerationRun](), list[GenerationRun](), list[GenerationRun]()
-    forced: list[Any] | None = None
+    forced: list[Tensor] | None = None
     for turn in range(job.repeats):
         first = turn == 0
         if alone:
@@ -112,13 +113,15 @@ def _trace_run(job: LiveJob, where: RankPlace, part: LiveEngine) -> None:
     meet()
 
 
-def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> Logits:
+def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> LogitsCheck:
+    """Logits of every step against TP=1's on the same inputs; -1 where they are not finite."""
     differences = [float((a - b).abs().max()) for a, b in zip(one.logits, many.logits, strict=True)]
     finite = all(bool(torch.isfinite(t).all()) for t in many.logits)
     allowed = tolerance * max(1.0, float(torch.stack(one.logits).std()))
     same = [bool(torch.equal(a, b)) for a, b in zip(one.tokens, many.tokens, strict=True)]
     worst = max(differences) if finite else -1.0
-    return Logits(worst, allowed, finite and worst <= allowed, sum(same), len(same))
+    equal, tokens = finite and worst <= allowed, sum(same)
+    return {"max_logit_diff": worst, "logit_tolerance": allowed, "logits_equal": equal, "same_tokens": tokens, "steps": len(same)}
 
 
 def _arguments(argv: list[str] | None) -> tuple[LiveJob, str]:
@@ -145,14 +148,14 @@ def main(argv: list[str] | None = None) -> int:
     if {"RANK", "MASTER_ADDR"} <= os.environ.keys():
         where = place()
         carrier = job.impl or ("gloo" if where.local_size < where.size and not torch.cuda.is_available() else "")
-        job = replace(job, tp=where.size, impl=carrier).settled()
+        job = replace(job, tp=where.size, impl=carrier).settle()
         join(where, job.device)
         seen = measure_all(pin(where), [job])[0]
         leave(_write_answer(document(job, seen), output) if where.rank == 0 else 0)
     return _write_answer(run_all([job])[0], output)
 
 
-def _write_answer(answer: Document, output: str) -> int:
+def _write_answer(answer: TpDocument, output: str) -> int:
     """Show the document, keep it where asked; the exit code says whether all that must be equal is."""
     text = json.dumps(answer, indent=2) + "\n"
     if output:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from commtax_lab.measure.engine import LiveEngine
@@ -22,10 +22,10 @@ def trace(engine: LiveEngine, file: Path) -> Iterator[None]:
 class NamedStepsEngine(LiveEngine):
     """An engine whose steps have names in a trace."""
 
-    def prefill(self, tokens: Any) -> Any:
+    def prefill(self, tokens: Tensor) -> Tensor:
         with record_function(f"execute_context_{self.batch}({tokens.numel()})_generation_0(0)"):
             return super().prefill(tokens)
 
-    def decode(self, tokens: Any, position: int) -> Any:
+    def decode(self, tokens: Tensor, position: int) -> Tensor:
         with record_function(f"execute_context_0(0)_generation_{self.batch}({self.batch})"):
             return super().decode(tokens, position)

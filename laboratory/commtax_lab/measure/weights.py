@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from commtax import files
 from commtax.catalog.models import safetensors_header
@@ -25,10 +26,10 @@ STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class RandomWeights:
     """The same numbers on every rank and at every degree: each tensor's generator is seeded by its name."""
 
-    def __init__(self, seed: int, dtype: Any, device: Any) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self.seed, self.dtype, self.device = seed, dtype, device
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         generator = torch.Generator(device=self.device).manual_seed(self.seed * 2**32 + zlib.crc32(name.encode()))
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
         if len(shape) == 1:
@@ -43,7 +44,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, tuple[mmap.mmap, int]] = {}
-        self._entries: dict[str, tuple[str, files.Document]] = {}
+        self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
         shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if not shards:
             raise Refusal(f"model '{folder}': no folder with safetensors files (for random weights: --random)", "model")
@@ -51,7 +52,9 @@ class Checkpoint:
             header, start = safetensors_header(shard)
             with shard.open("rb") as file:
                 self._files[shard.name] = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start)
-            self._entries |= {name: (shard.name, entry) for name, entry in header.items() if name != "__metadata__"}
+            self._entries |= {
+                name: (shard.name, files.object_of(entry)) for name, entry in header.items() if name != "__metadata__"
+            }
         self._check_index()
 
     def _check_index(self) -> None:
@@ -60,14 +63,15 @@ class Checkpoint:
         if not index.is_file():
             return
         try:
-            wanted = set(files.read_json(index, "index")["weight_map"].values())
+            told = files.need_object(files.read_json(index, "index"))
+            wanted = set(map(str, files.need_object(told["weight_map"]).values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refusal(f"{index}: not a safetensors index") from None
         missing = sorted(wanted - self._files.keys())
         if missing:
             raise Refusal(f"model '{self.folder}': {missing[0]} is missing ({len(missing)} of {len(wanted)} files)", "model")
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._entries:
             raise Refusal(f"model '{self.folder}': tensor {name} is missing", "model")
         file, entry = self._entries[name]
@@ -94,27 +98,27 @@ Source = RandomWeights | Checkpoint
 class LayerWeights:
     """One decoder layer's part on this rank. A mixture has ``router`` and stacked experts."""
 
-    norm_in: Any
-    qkv: Any
-    out: Any
-    norm_post: Any
-    up: Any  # gate rows, then up rows; experts first in a mixture
-    down: Any
-    qkv_bias: Any = None
-    out_bias: Any = None
-    q_norm: Any = None
-    k_norm: Any = None
-    router: Any = None
+    norm_in: Tensor
+    qkv: Tensor
+    out: Tensor
+    norm_post: Tensor
+    up: Tensor  # gate rows, then up rows; experts first in a mixture
+    down: Tensor
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    router: Tensor | None = None
 
 
 @dataclass(slots=True)
 class RankWeights:
     """All that one rank holds, and how much of it other ranks hold as well."""
 
-    embed: Any
+    embed: Tensor
     layers: list[LayerWeights]
-    norm: Any
-    head: Any
+    norm: Tensor
+    head: Tensor
     nbytes: int = 0
     replicated: dict[str, int] = field(default_factory=dict)  # by part: bytes beyond an equal share
 
@@ -122,22 +126,22 @@ class RankWeights:
 class Cutter:
     """Cuts whole tensors for one rank of ``size`` and keeps the books."""
 
-    def __init__(self, source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> None:
+    def __init__(self, source: Source, a: Arch, rank: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.source, self.arch, self.rank, self.size = source, a, rank, size
         self.dtype, self.device = dtype, device
         self.nbytes, self.replicated = 0, Counter[str]()
 
-    def full(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Any:
+    def whole(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Tensor:
         return self.share(name, shape, part, parts=1)
 
-    def share(self, name: str, shape: tuple[int, ...], part: str, axis: int = 0, parts: int = 0) -> Any:
+    def share(self, name: str, shape: tuple[int, ...], part: str, axis: int = 0, parts: int = 0) -> Tensor:
         """One of ``parts`` equal parts of a tensor (0: one for each rank), by rows or another axis, in own memory and
         the engine's type. With fewer parts than ranks neighbours hold the same one: what exceeds an equal share of all ranks is a
         copy that others hold too."""
         whole, parts = self.source.tensor(name, shape), parts or self.size
         length = shape[axis] // parts
-        own = whole.narrow(axis, self.rank * parts // self.size * length, length)
-        kept = own.to(self.device, self.dtype, copy=True).contiguous()
+        part_of_rank = whole.narrow(axis, self.rank * parts // self.size * length, length)
+        kept = part_of_rank.to(self.device, self.dtype, copy=True).contiguous()
         self.nbytes += kept.nbytes
         extra = kept.nbytes - whole.numel() * kept.element_size() // self.size
         if extra:
@@ -145,41 +149,41 @@ class Cutter:
         return kept
 
 
-def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> RankWeights:
+def load(source: Source, a: Arch, rank: int, size: int, dtype: torch.dtype, device: torch.device) -> RankWeights:
     """This rank's part of the whole model."""
     cut, m = Cutter(source, a, rank, size, dtype, device), a.model
     if m.vocab % size:
         raise Refusal(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it", "tp")
     embed = cut.share("model.embed_tokens.weight", (m.vocab, m.hidden), "embedding")
     layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
-    norm = cut.full("model.norm.weight", (m.hidden,))
+    norm = cut.whole("model.norm.weight", (m.hidden,))
     head = embed if m.tied else cut.share("lm_head.weight", (m.vocab, m.hidden), "head")
     return RankWeights(embed, layers, norm, head, cut.nbytes, dict(cut.replicated))
 
 
 def _layer(cut: Cutter, name: str) -> LayerWeights:
-    m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
+    m, att, attention = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
     up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.feed_forward.intermediate), None)
     return LayerWeights(
-        norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
-        qkv=_qkv(cut, own, "weight", (m.hidden,)),
-        out=cut.share(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),
-        norm_post=cut.full(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
+        norm_in=cut.whole(f"{name}.input_layernorm.weight", (m.hidden,)),
+        qkv=_qkv(cut, attention, "weight", (m.hidden,)),
+        out=cut.share(f"{attention}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),
+        norm_post=cut.whole(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
         up=up,
         down=down,
-        qkv_bias=_qkv(cut, own, "bias") if att.qkv_bias else None,
-        out_bias=cut.full(f"{own}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
-        q_norm=cut.full(f"{own}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
-        k_norm=cut.full(f"{own}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        qkv_bias=_qkv(cut, attention, "bias") if att.qkv_bias else None,
+        out_bias=cut.whole(f"{attention}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
+        q_norm=cut.whole(f"{attention}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        k_norm=cut.whole(f"{attention}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
         router=router,
     )
 
 
-def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Any:
+def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Tensor:
     """Queries, keys and values in one; keys and values are cut until a rank has one head."""
     att = cut.arch.model.attention
-    own = (att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads))
-    parts = {"q": (att.num_heads, "attention", cut.size), "k": own, "v": own}
+    keys = (att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads))
+    parts = {"q": (att.num_heads, "attention", cut.size), "k": keys, "v": keys}
     shapes = {x: (heads * att.head_dim, *inputs) for x, (heads, _, _) in parts.items()}
     return torch.cat([cut.share(f"{name}.{x}_proj.{kind}", shapes[x], part, 0, n) for x, (_, part, n) in parts.items()])
 
@@ -187,18 +191,18 @@ def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Any
 MLP, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
-def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: str = "mlp") -> tuple[Any, Any]:
+def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: str = "mlp") -> tuple[Tensor, Tensor]:
     """Gate and up in one, and down."""
     hidden = cut.arch.model.hidden
     gate_up = torch.cat([cut.share(f"{name}.{n}.weight", (width, hidden), part) for n in names[:2]])
     return gate_up, cut.share(f"{name}.{names[2]}.weight", (hidden, width), part, axis=1)
 
 
-def _experts(cut: Cutter, name: str) -> tuple[Any, Any, Any]:
+def _experts(cut: Cutter, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Every expert is cut over all ranks; the router is whole. Mixtral has names of its own."""
     m, moe = cut.arch.model, cut.arch.model.experts
     assert moe is not None
     home, names = (f"{name}.mlp", MLP) if m.architecture != "MixtralForCausalLM" else (f"{name}.block_sparse_moe", MIXTRAL)
     every = [_mlp(cut, f"{home}.experts.{e}", names, moe.intermediate, "experts") for e in range(moe.num_experts)]
     ups, downs = (torch.stack(matrices) for matrices in zip(*every, strict=True))
-    return ups, downs, cut.full(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")
+    return ups, downs, cut.whole(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")

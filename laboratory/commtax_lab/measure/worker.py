@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from commtax_lab.measure.launch import FOLDER, NEWS, RESULT, TASK, leave_value, 
 
 LOST_S = 120.0  # a collective that waits longer than this has lost a rank …
 WATCHED_S = 3600.0  # … unless a launcher watches: then a rank may compute alone for long
+T = TypeVar("T")
 _news = itertools.count()
 
 
@@ -33,7 +34,7 @@ class RankPlace:
     local_size: int
     cores: tuple[int, ...] = ()
 
-    def device(self, kind: str) -> Any:
+    def device(self, kind: str) -> torch.device:
         """This rank's own device of a kind, made current."""
         if kind == "cpu":
             return torch.device("cpu")
@@ -64,16 +65,16 @@ def pin(where: RankPlace) -> RankPlace:
     """
     cores = machine.cores()
     share = len(cores) // where.local_size
-    own = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
+    mine = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
     if share:
-        machine.keep_to(own)
-    torch.set_num_threads(len(own) if share else 1)
-    return replace(where, cores=tuple(own))
+        machine.pin_to_cores(mine)
+    torch.set_num_threads(len(mine) if share else 1)
+    return replace(where, cores=tuple(mine))
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: T) -> list[T]:
     """Every rank's value, on every rank."""
-    values: list[Any] = [None] * dist.get_world_size()
+    values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
@@ -83,7 +84,7 @@ def meet() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def report(news: Any) -> None:
+def report(news: object) -> None:
     """Tell the launcher how far the run is (rank 0 only; silent under torchrun)."""
     folder = os.environ.get(FOLDER, "")
     if folder and os.environ.get("RANK") == "0":

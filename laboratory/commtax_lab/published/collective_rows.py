@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from commtax import catalog
 from commtax.catalog.fabric import library
 from commtax.catalog.foreign_names import find_chip_name
-from commtax.files import Json
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 from commtax_lab.published.rows import (
@@ -157,11 +157,11 @@ def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:
     return replace(made, nvlink_domain=made.num_gpus // racks) if racks > 1 else made
 
 
-def _network(place: str) -> Json:
+def _network(place: str) -> Any:
     """The first network whose words are in a text, with the number of NICs where they say it; None where none is."""
     for network in names()["networks"]:
-        if found := re.search(network["pattern"], place):
-            return {**network, **{name: int(number) for name, number in found.groupdict().items()}}
+        if match := re.search(network["pattern"], place):
+            return {**network, **{name: int(number) for name, number in match.groupdict().items()}}
     return None
 
 

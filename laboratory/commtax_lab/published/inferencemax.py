@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 
-from commtax.files import Json
 from commtax_lab import lab_table
 from commtax_lab.published.rows import Row, cell
 
@@ -18,7 +16,7 @@ DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
 SAID = "the row says that tokens were drafted"
 
 
-def by_inferencemax(row: Row) -> bool:
+def is_by_inferencemax(row: Row) -> bool:
     """Its daily files, its database, and the analyses of one model, whose rows are its own (rounded, without their day).
 
     >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
@@ -32,13 +30,8 @@ def by_inferencemax(row: Row) -> bool:
 
 def day_of(row: Row) -> tuple[str, str]:
     """Month and day of a run; a month after all others where its source says none."""
-    said = _DAY.search(row.get("silicon_data_source") or "")
-    return (said[1], said[1] + (said[2] or "")) if said else ("9999", "")
-
-
-@lru_cache(maxsize=1)
-def _recipes() -> Json:
-    return lab_table("published/recipes.toml")["recipe"]
+    day = _DAY.search(row.get("silicon_data_source") or "")
+    return (day[1], day[1] + (day[2] or "")) if day else ("9999", "")
 
 
 def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
@@ -46,16 +39,16 @@ def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int)
     month, day = day_of(row)
     is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
     least = {"from_clients": clients, "from_dp": dp, "since": month}
-    found: dict[str, object] = {}
-    for one in _recipes():
+    options: dict[str, object] = {}
+    for one in lab_table("published/recipes.toml")["recipe"]:
         fits = [
             value in one[key] if isinstance(one[key], list) else value == one[key] for key, value in is_of.items() if key in one
         ]
         fits += [value >= one[key] for key, value in least.items() if key in one]
         if all(fits) and month <= one.get("until", "9999"):
             told = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
-            found |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
-    return found
+            options |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+    return options
 
 
 def draft_rule(row: Row) -> str:

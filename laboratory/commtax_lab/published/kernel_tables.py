@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -214,6 +213,6 @@ def tables_of_rows(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable
         index = [i for i, row in enumerate(rows) if (row["system"], row["form"]) == (system, tail)]
         dtype = KINDS[tail].dtype if tail in KINDS else ""
         formats = ({dtype: rows[i]["dtype"]} if dtype else {} for i in index)
-        own: list[dict[str, Any]] = [{**f, **rows[i], "latency_us": rows[i]["us"]} for f, i in zip(formats, index, strict=True)]
-        header = [name for name in own[0] if any(row[name] for row in own)]
-        yield index, read(f"{system}_{tail}", header, [[row[name] for name in header] for row in own])
+        cells = [{**f, **rows[i], "latency_us": rows[i]["us"]} for f, i in zip(formats, index, strict=True)]
+        header = [name for name in cells[0] if any(row[name] for row in cells)]
+        yield index, read(f"{system}_{tail}", header, [[row[name] for name in header] for row in cells])

@@ -32,20 +32,20 @@ def lengths_of_row(row: Row, folder: Path | None) -> tuple[Lengths, Lengths]:
 
 def _side(row: Row, side: Side, folder: Path | None) -> Lengths:
     column = side.removesuffix("s")
-    said, told = cell(row, f"{column}_dist"), cell(row, f"{column}_mean_tokens")
-    if parts := mix(said) or mix(told):
+    spelled_as, mean_cell = cell(row, f"{column}_dist"), cell(row, f"{column}_mean_tokens")
+    if parts := mix(spelled_as) or mix(mean_cell):
         return _mix_lengths(parts)
     mean = number(row, f"{column}_mean_tokens")
-    named = re.match(r"mlperf_lengths/([\w.-]+)", said)
+    named = re.match(r"mlperf_lengths/([\w.-]+)", spelled_as)
     samples = named and _samples(named[1], side, folder)
     if samples:
         return scale_to_mean(samples, mean)
     middle, tail = (number(row, name) if cell(row, name) else None for name in (f"{column}_p50_tokens", f"{column}_p90_tokens"))
     if middle is None and tail is None:
-        drawn = Lengths("lognormal", mean, sigma=0.0 if said.startswith(ALIKE) else ANSWER_SIGMA)
+        drawn = Lengths("lognormal", mean, sigma=0.0 if spelled_as.startswith(ALIKE) else ANSWER_SIGMA)
     else:
         drawn = lognormal_with_mean(mean, middle, tail)
-    least = re.search(r"\(min (\d{1,9})\)", said)
+    least = re.search(r"\(min (\d{1,9})\)", spelled_as)
     kind = drawn.kind if drawn.sigma else "constant"
     return replace(drawn, kind=kind, low=float(least[1]) if least else 1.0)
 

@@ -354,5 +354,5 @@ def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:
     if not kind and named not in WIDE:
         raise Refusal(f"weights in '{named}' are not known", "weights_dtype")
     cached = "fp8" if kv == "fp8" or (not kv and kind and _is_mlperf(row)) else ""
-    own = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
-    return "" if own else kind, cached
+    as_stored = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
+    return "" if as_stored else kind, cached

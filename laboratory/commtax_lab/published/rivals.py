@@ -50,8 +50,8 @@ def read_rival(path: Path) -> Rival:
 
 
 def _column(rows: Mapping[str, Row], name: str, known: Metric) -> dict[str, float]:
-    found = {key: _number(cell(row, name)) * known.unit for key, row in rows.items()}
-    return {key: value for key, value in found.items() if 0 < value <= MOST}
+    figures = {key: _number(cell(row, name)) * known.unit for key, row in rows.items()}
+    return {key: value for key, value in figures.items() if 0 < value <= MOST}
 
 
 def _number(text: str) -> float:

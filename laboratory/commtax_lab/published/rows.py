@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from commtax.files import Json
 from commtax.records import record_from
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
@@ -23,8 +22,7 @@ LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
-@lru_cache(maxsize=1)
-def names() -> Json:
+def names() -> Any:
     return lab_table("published/names.toml")
 
 
@@ -102,16 +100,16 @@ def publisher(row: Row) -> str:
     >>> publisher({"experiment": "mlperf/v6.0/AMD/94xMI355X", "source_group": "mlperf-v6.0"})
     'MLPerf AMD'
     """
-    said = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
-    return _publisher(said.strip())
+    source = " ".join(cell(row, name) for name in ("silicon_data_source", "experiment", "source", "source_id", "source_group"))
+    return _publisher(source.strip())
 
 
 @lru_cache(maxsize=8192)
-def _publisher(said: str) -> str:
+def _publisher(source: str) -> str:
     for pattern, name in names()["patterns"]["publishers"]:
-        if found := re.search(pattern, said, re.IGNORECASE):
-            return found.expand(name)
-    return re.split(r"[ ,;@]", said)[0]
+        if match := re.search(pattern, source, re.IGNORECASE):
+            return match.expand(name)
+    return re.split(r"[ ,;@]", source)[0]
 
 
 def describe_row(row: Row, table: str) -> PublishedFigure:

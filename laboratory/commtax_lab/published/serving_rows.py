@@ -16,7 +16,7 @@ from commtax.catalog.transfer import fitted_runs
 from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import SimulateOptions
-from commtax_lab.published.inferencemax import INFERENCEMAX, by_inferencemax, draft_rule, recipe_options
+from commtax_lab.published.inferencemax import INFERENCEMAX, draft_rule, is_by_inferencemax, recipe_options
 from commtax_lab.published.metrics import Metric, figures
 from commtax_lab.published.rows import (
     PublishedFigure,
@@ -31,7 +31,7 @@ from commtax_lab.published.rows import (
     tokens,
     whole_cell,
 )
-from commtax_lab.published.weights import kept, stored
+from commtax_lab.published.weights import cache_dtype, stored_model
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
@@ -53,12 +53,12 @@ class SimulateArguments(SimulateOptions, total=False):
 
 def question(row: Row) -> SimulateArguments:
     """The run of one row; raises ``Refusal`` with the reason where there is none."""
-    (model, dtype), sizes = stored(row), _sizes(row)
+    (model, dtype), sizes = stored_model(row), _sizes(row)
     workers = _workers(row) if _is_disaggregated(row) else {}
     clients = _concurrency(row, sizes["dp"])
     (inputs, outputs), spread = _lengths(row)
     cluster = _cluster(row, sizes)
-    launch = {"kv_dtype": kept(row), **recipe(row, sizes)}
+    launch = {"kv_dtype": cache_dtype(row), **recipe(row, sizes)}
     for said in ("drafts", "spread_experts", "dp_attention"):
         launch.pop(said, None)
     engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
@@ -113,7 +113,7 @@ def describe(row: Row) -> PublishedFigure:
     what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
     entry, source = describe_row(row, "serving_runs"), cell(row, "silicon_data_source", "source")
     # InferenceMAX names its daily files, the others are aiconfigurator's own.
-    origin = INFERENCEMAX if by_inferencemax(row) else "aiconfigurator" if source else ""
+    origin = INFERENCEMAX if is_by_inferencemax(row) else "aiconfigurator" if source else ""
     counted = all(cell(row, f"{part}_num_workers") not in ("", "0") for part in ("prefill", "decode"))
     untold = not (cell(row, "isl") and cell(row, "osl")) or (_is_disaggregated(row) and not counted)
     return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
@@ -189,14 +189,14 @@ def _sizes(row: Row) -> dict[str, int]:
         _size(row, f"{prefix}attention_dp_size", 1),
         _size(row, f"{prefix}moe_ep_size", 1),
     )
-    tp, dp, ep = _undo_multiplied_sizes(tp, dp, ep, row.get("id") or "") if by_inferencemax(row) else (tp, dp, ep)
+    tp, dp, ep = _undo_multiplied_sizes(tp, dp, ep, row.get("id") or "") if is_by_inferencemax(row) else (tp, dp, ep)
     if dp > 1 and ep == 1:  # ranks whose experts are cut in parts hold no more of them than ranks that hold some whole
         ep = min(tp * dp, _size(row, f"{prefix}moe_tp_size", 1))
     sizes = {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": ep}
-    said = recipe(row, sizes) if dp == ep == 1 else {}
-    if said.get("dp_attention"):
+    launched = recipe(row, sizes) if dp == ep == 1 else {}
+    if launched.get("dp_attention"):
         return sizes | {"tp": 1, "dp": tp, "ep": tp}
-    return sizes | {"ep": tp} if said.get("spread_experts") else sizes
+    return sizes | {"ep": tp} if launched.get("spread_experts") else sizes
 
 
 def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
@@ -233,9 +233,9 @@ def _prompt_gpus(row: Row) -> int:
 
 def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
     """How InferenceMAX launched a run, as far as its scripts say; nothing of other runs."""
-    if not by_inferencemax(row):
+    if not is_by_inferencemax(row):
         return {}
-    model, dtype = stored(row)
+    model, dtype = stored_model(row)
     is_of = {
         "engine": cell(row, "backend"),
         "models": model.key,
@@ -268,9 +268,9 @@ def _concurrency(row: Row, dp: int) -> int:
 
     A server without a number of clients is full: rates are of as many as its engine takes.
     """
-    said = _CLIENTS.search(row.get("silicon_data_source") or "")
-    if said:
-        return int(said[1])
+    clients = _CLIENTS.search(row.get("silicon_data_source") or "")
+    if clients:
+        return int(clients[1])
     if cell(row, "concurrency") and _is_counted(row):
         return whole_cell(row, "concurrency")
     if not _is_counted(row) and any(known.kind in RATES for known, _ in figures(row)):
@@ -290,7 +290,7 @@ def _lengths(row: Row) -> tuple[tuple[float, float], float]:
     """Mean lengths of inputs and outputs, and the spread around them: that of a uniform one as wide as a mix is."""
     means = tokens(row, "isl"), tokens(row, "osl")
     wide = min(1.0, max(_spread(mix(cell(row, name))) for name in ("isl", "osl")))
-    if by_inferencemax(row):
+    if is_by_inferencemax(row):
         middle = (1 + SHORTEST) / 2
         return (middle * means[0], middle * means[1]), max(wide, (1 - SHORTEST) / (1 + SHORTEST))
     return means, wide

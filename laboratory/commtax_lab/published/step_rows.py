@@ -14,7 +14,7 @@ from commtax.catalog.foreign_names import find_chip_name
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax_lab.published.rows import PublishedFigure, Row, RowQuestion, cell, describe_row, names, number, whole_cell
-from commtax_lab.published.weights import kept, stored
+from commtax_lab.published.weights import cache_dtype, stored_model
 
 RUNNING = 0.8  # E[L^2] / (2 E[L]^2) of answers whose lengths have a standard deviation of three quarters of their mean
 
@@ -53,7 +53,7 @@ def ask(row: Row, entry: PublishedFigure) -> RowQuestion[MixedStep]:
 
 
 def question(row: Row) -> MixedStep:
-    model, dtype = stored(row)
+    model, dtype = stored_model(row)
     sizes = {name: whole_cell(row, name, 1) for name in ("tp", "dp", "ep")}
     gpus = whole_cell(row, "gpus", sizes["tp"] * sizes["dp"])
     if sizes["ep"] > 1 and sizes["tp"] * sizes["dp"] == 1:  # experts on all GPUs; the attention is cut over them as well
@@ -72,7 +72,7 @@ def question(row: Row) -> MixedStep:
         batch=batch,
         context=round(prompt + RUNNING * answer),
         dtype=dtype,
-        kv_dtype=kept(row),
+        kv_dtype=cache_dtype(row),
         prompts=median_count(batch / sizes["dp"] / answer),
         prompt_len=prompt,
         sampling="greedy" if model.key in names()["sampled_from_all"] else "top-p",

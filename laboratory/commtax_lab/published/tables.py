@@ -69,8 +69,8 @@ def folder_tables(folder: Path, only: str = "") -> Iterator[Table]:
 
 def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
     """The tables of a folder and of those in it, each once: a plain file before a gzipped one."""
-    found = [(kind, path) for path in _files(folder) if (kind := kind_of_table(path)) and only in ("", kind)]
-    yield from sorted(found, key=lambda one: (KINDS.index(one[0]), one[1]))
+    tables = [(kind, path) for path in _files(folder) if (kind := kind_of_table(path)) and only in ("", kind)]
+    yield from sorted(tables, key=lambda one: (KINDS.index(one[0]), one[1]))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -136,9 +136,9 @@ def _fits(run: TrainBillArguments) -> bool:
 
 def _recompute(row: Row, dtype: str) -> str:
     """What a row calls recomputation: none, selective or full, alone or with remarks; else modules that its recipe names."""
-    said = lower_cell(row, "recompute").split("+")[0].split("-")[0].split("(")[0].strip()
-    if said in ("selective", "full"):
-        return said
+    word = lower_cell(row, "recompute").split("+")[0].split("-")[0].split("(")[0].strip()
+    if word in ("selective", "full"):
+        return word
     return first_match("recipe_recompute", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}") or "none"
 
 

@@ -38,5 +38,5 @@ def _text_after(word: str, section: str) -> str:
     >>> _text_after("System", "Pre-Training Performance / System: DGX-H100, Precision: BF16")
     'DGX-H100'
     """
-    found = re.search(rf"\b{word}: *([^/,]+)", section)
-    return found[1].strip() if found else ""
+    match = re.search(rf"\b{word}: *([^/,]+)", section)
+    return match[1].strip() if match else ""

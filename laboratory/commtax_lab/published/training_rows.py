@@ -61,7 +61,7 @@ def model_of(row: Row) -> Model:
         if cut:
             decoder = _first_layers(decoder, int(cut[1]))
         if decoder.mtp and "w/o mtp" not in name:
-            decoder = _predicting(decoder)
+            decoder = _with_prediction_layers(decoder)
         return replace(decoder, max_len=max(decoder.max_len, whole_cell(row, "seq")))
     if missing := [c for c in ("layers", "hidden", "heads", "vocab") if not cell(row, c)]:
         raise Refusal(f"model '{cell(row, 'model')}' is not in the catalogue and the row leaves out {', '.join(missing)}", "model")
@@ -81,7 +81,7 @@ def _first_layers(model: Model, wanted: int) -> Model:
     return replace(model, blocks=tuple(model.blocks[i] for i in used), layers=tuple(map(used.index, layers)), mtp=())
 
 
-def _predicting(model: Model) -> Model:
+def _with_prediction_layers(model: Model) -> Model:
     """With the layers that guess further tokens: they are trained as layers of the model."""
     first, more = len(model.blocks), len(model.mtp)
     layers = (*model.layers, *range(first, first + more))
@@ -102,11 +102,11 @@ def dtype_of(row: Row, model: Model) -> str:
 
     Pages of Megatron-Bridge that name none are of fp8 scaled by tensors, and of MXFP8 where a second figure stands in brackets.
     """
-    said = lower_cell(row, "precision")
-    if not said and engine_of(row) == "megatron-bridge":
+    precision = lower_cell(row, "precision")
+    if not precision and engine_of(row) == "megatron-bridge":
         finer = "variant 2" in lower_cell(row, "note") and "fp4" in catalog.chip(chip_of(row)).flops_per_s
-        said = "mxfp8" if finer else "fp8"
-    return first_match("trained_in", said) or ("bf16" if model.quant else "")
+        precision = "mxfp8" if finer else "fp8"
+    return first_match("trained_in", precision) or ("bf16" if model.quant else "")
 
 
 def chip_of(row: Row) -> str:
@@ -157,8 +157,8 @@ def measured_s(row: Row, model: Model, plan: Plan, chip: Chip) -> float:
     flops, peak = tokens * counted_flops(row, model, plan) / gpus, _peak(chip, plan)
     if cell(row, "step_time_s"):
         took_s = number(row, "step_time_s")
-    elif found := TOKENS_PER_S.search(lower_cell(row, "note")):
-        took_s = tokens / (gpus * float(found[1]))
+    elif rate := TOKENS_PER_S.search(lower_cell(row, "note")):
+        took_s = tokens / (gpus * float(rate[1]))
     elif cell(row, "tflops_per_gpu"):
         took_s = flops / (TERA * number(row, "tflops_per_gpu"))
     elif cell(row, "mfu"):

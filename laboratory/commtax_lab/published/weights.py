@@ -16,16 +16,16 @@ FLOATS_OF_4_BITS = ("nvfp4", "mxfp4", "fp4")
 KV_COLUMNS = ("kvcache_quant_mode", "kv_quant_mode", "kv_cache_dtype", "kv_dtype")
 
 
-def stored(row: Row) -> tuple[Model, str]:
+def stored_model(row: Row) -> tuple[Model, str]:
     """The model as a run stored it, and the number format of its weights where no checkpoint says it."""
     name = row.get("model_path") or ""
     if model_named(name) is None:
         raise Refusal(f"model '{name}' is not in the catalogue", "model_path")
-    return _stored(name, *(cell(row, column) for column in ("gemm_quant_mode", "moe_quant_mode")))
+    return _shared_model(name, *(cell(row, column) for column in ("gemm_quant_mode", "moe_quant_mode")))
 
 
 @lru_cache(maxsize=512)
-def _stored(name: str, products: str, experts: str) -> tuple[Model, str]:
+def _shared_model(name: str, products: str, experts: str) -> tuple[Model, str]:
     """Runs that store a model in the same way share one object."""
     model = model_named(name)
     assert model is not None
@@ -58,17 +58,17 @@ def _is_stored(kind: str, quant: Quant) -> bool:
 
 def _checkpoint(name: str, model: Model) -> Quant | None:
     """What a checkpoint of this name holds, as the catalogue knows it; None where it knows none."""
-    found = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
-    return next((taken_as(name, model, known, rule).quant for rule, known in found), None)
+    rules = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
+    return next((taken_as(name, model, known, rule).quant for rule, known in rules), None)
 
 
-def kept(row: Row) -> str:
+def cache_dtype(row: Row) -> str:
     """The cache's format as the row says it; "" where the engine decides.
 
     TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
     fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.
     """
-    if said := cell(row, *KV_COLUMNS):
-        return _kind(said, "kv_cache_dtype")
+    if stated := cell(row, *KV_COLUMNS):
+        return _kind(stated, "kv_cache_dtype")
     products = cell(row, "gemm_quant_mode")
     return "fp8" if row.get("backend") == "trtllm" and products != TILES and products and dtype_named(products) == "fp8" else ""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from commtax.files import table
-from commtax.report.documents import Record, record
+from commtax.report.documents import record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import notes, say, show_table
 from commtax_lab.census import KINDS, LAW, CensusEntry, breakers, earlier_counts, totals
@@ -14,7 +14,7 @@ LONGEST = 60
 """Signs of a source in a table."""
 
 
-def census_document(numbers: list[CensusEntry], part: str) -> Record:
+def census_document(numbers: list[CensusEntry], part: str) -> dict[str, object]:
     """``catalog constants --json``."""
     here = [number for number in numbers if part in number.file]
     return record(
@@ -33,11 +33,10 @@ def show_census(console: Console, numbers: list[CensusEntry], part: str) -> None
         _show_files(console, here, law)
     _show_effects(console, here, law)
     broken = sum(number.where in law for number in here)
-    found = f"{broken} of them break it" if broken else "all of them obey it"
+    verdict = f"{broken} of them break it" if broken else "all of them obey it"
     effects = sum(number.kind == "effect" and bool(number.fitted_on) for number in here)
-    say(
-        console, f"the law of parts: {effects} effects on kernels were fitted end to end, {found}", "bold red" if broken else "bold"
-    )
+    style = "bold red" if broken else "bold"
+    say(console, f"the law of parts: {effects} effects on kernels were fitted end to end, {verdict}", style)
     notes(console, [f"an effect lies within {LAW[0]:g} to {LAW[1]:g}, belongs to an engine, a kind of kernel and chips, names its "
                     "mechanism, and never belongs to a model or a family of models"])  # fmt: skip
 
@@ -55,20 +54,20 @@ def _show_files(console: Console, numbers: list[CensusEntry], law: Mapping[str, 
     by_file: dict[str, list[CensusEntry]] = {}
     for number in numbers:
         by_file.setdefault(number.file, []).append(number)
-    rows = [_file_cells(file, own, law) for file, own in by_file.items()]
+    rows = [_file_cells(file, entries, law) for file, entries in by_file.items()]
     show_table(console, ("file", *(f">{kind}" for kind in KINDS), ">chosen", ">all", ">breakers"), rows)
 
 
-def _file_cells(file: str, own: list[CensusEntry], law: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    broken = sum(number.where in law for number in own)
-    counts = totals(own)
+def _file_cells(file: str, entries: list[CensusEntry], law: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    broken = sum(number.where in law for number in entries)
+    counts = totals(entries)
     return (file, *(f"{count:,}" if count else "" for count in counts.values()), f"{sum(counts.values()):,}", str(broken or ""))
 
 
 def _show_groups(console: Console, numbers: list[CensusEntry]) -> None:
     groups: dict[tuple[str, ...], Counter[str]] = {}
     for n in numbers:
-        key = (n.file, n.group, n.owner.engine, n.owner.chips, _brief(n.fitted_on))
+        key = (n.file, n.group, n.owner.engine, n.owner.chips, _shorten(n.fitted_on))
         groups.setdefault(key, Counter())[n.kind] += 1
     rows = [
         (file, group, engine, chips, ", ".join(f"{count} {kind}" for kind, count in kinds.items()), fitted_on or "chosen")
@@ -94,5 +93,5 @@ def _show_effects(console: Console, numbers: Iterable[CensusEntry], law: Mapping
         show_table(console, ("effect", ">value", "engine", "chips", "mechanism", "law"), rows)
 
 
-def _brief(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

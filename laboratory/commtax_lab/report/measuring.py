@@ -3,38 +3,38 @@
 from pathlib import Path
 from typing import Any
 
-from commtax.files import Document
 from commtax.report.drawing import Console
 from commtax.report.plots import picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
+from commtax_lab.measure.live_documents import CollectivesDocument, CollectiveTime, FittedCollective, MachineProfile, TpDocument
 
 
-def show_tp(console: Console, d: Document) -> None:
+def show_tp(console: Console, d: TpDocument) -> None:
     """The proof first (weights, collectives, logits), then times, then the bill line by line."""
     where = f"{d['tp_size']} ranks, {d['impl']}" + (f" with {d['emulated_link']} emulated" if d["emulated_link"] else "")
     say(console, f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}, {where}", "bold")
     lengths = f"{d['input_len']} prompt tokens, {d['output_len']} output tokens"
     say(console, f"batch {d['batch']}, {lengths}; load {d['load'][0]:.1f}", "dim")
-    _ranks(console, d)
-    _collectives(console, d)
+    _show_ranks(console, d)
+    _show_counts(console, d)
     if d["max_logit_diff"] is None:
-        _verdict(console, None, "logits (no TP=1 run to compare with)")
+        _say_verdict(console, None, "logits (no TP=1 run to compare with)")
     else:
         text = f"logits differ from TP=1's by {d['max_logit_diff']:.2e} at most (tolerance {d['logit_tolerance']:.2e})"
-        _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
-    _times(console, d)
-    _bill(console, d)
+        _say_verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
+    _show_times(console, d)
+    _show_bill(console, d)
     source = [f"predicted from: {d['predicted']['source']}"] if d["predicted"] else []
     notes(console, [*source, *d["notes"]])
 
 
-def _verdict(console: Console, good: bool | None, text: str) -> None:
+def _say_verdict(console: Console, good: bool | None, text: str) -> None:
     word, style = {True: ("equal", "green"), False: ("NOT EQUAL", "bold red"), None: ("not compared", "dim")}[good]
     say(console, f"{word}: {text}", style)
 
 
-def _ranks(console: Console, d: Document) -> None:
+def _show_ranks(console: Console, d: TpDocument) -> None:
     rows = []
     for r in d["ranks"]:
         copies = ", ".join(f"{part} {format_bytes(n)}" for part, n in r["replicated"].items())
@@ -44,29 +44,31 @@ def _ranks(console: Console, d: Document) -> None:
     show_table(console, columns, rows)
     w = d["weights"]
     counted = f"all ranks' weights, replicated ones counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
-    _verdict(console, w["equal"], counted)
+    _say_verdict(console, w["equal"], counted)
 
 
-def _collectives(console: Console, d: Document) -> None:
+def _show_counts(console: Console, d: TpDocument) -> None:
     c = d["collectives"]
-    counts = [{tuple(r[k] for k in ("phase", "what", "op", "nbytes")): r["count"] for r in c[k]} for k in ("measured", "predicted")]
+    counts = [{(r["phase"], r["what"], r["op"], r["nbytes"]): r["count"] for r in rows} for rows in (c["measured"], c["predicted"])]
     kinds = dict.fromkeys((*counts[0], *counts[1]))
-    rows = [(*kind[:3], format_bytes(kind[3]), *(str(count.get(kind, "none")) for count in counts)) for kind in kinds]
-    if rows:
-        show_table(console, ("step", "what", "collective", ">tensor", ">counted", ">predicted"), rows)
-    _verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
+    lines = [(*kind[:3], format_bytes(kind[3]), *(str(count.get(kind, "none")) for count in counts)) for kind in kinds]
+    if lines:
+        show_table(console, ("step", "what", "collective", ">tensor", ">counted", ">predicted"), lines)
+    _say_verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
 
 
-def _times(console: Console, d: Document) -> None:
+def _show_times(console: Console, d: TpDocument) -> None:
     rows: list[tuple[str, ...]] = []
-    for key, name in (("tp1", "TP=1, one rank"), ("tp", f"TP={d['tp_size']}")):
-        if key in d and not (key == "tp1" and d["tp_size"] == 1):
-            t, guess = d[key], (d["predicted"] or {}).get(f"{key}_ms")
+    many, p = d["tp_size"], d["predicted"]
+    one = ("TP=1, one rank", d.get("tp1") if many > 1 else None, p.get("tp1_ms") if p else None)
+    runs = (one, (f"TP={many}", d["tp"], p["tp_ms"] if p else None))
+    for name, t, guess in runs:
+        if t:
             spread = "{:.3g} - {:.3g}".format(*t["spread_ms"])
             rate = f"{d['batch'] / t['ms_per_token'] * 1e3:,.1f}"
             error = (f"{guess:.3g}", f"{guess / t['own_ms'] - 1:+.0%}") if guess else ("", "")
-            own = (f"{t['waiting_ms']:.3g}", f"{t['own_ms']:.3g}", *error)
-            rows.append((name, f"{t['ms_per_token']:.3g}", spread, *own, f"{t['prefill_ms']:.3g}", rate))
+            steps = (f"{t['waiting_ms']:.3g}", f"{t['own_ms']:.3g}", *error)
+            rows.append((name, f"{t['ms_per_token']:.3g}", spread, *steps, f"{t['prefill_ms']:.3g}", rate))
     r = d.get("replicas")
     if r:
         rate = f"{r['tokens_per_s']:,.1f}"
@@ -79,26 +81,26 @@ def _times(console: Console, d: Document) -> None:
         say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms per token")
         waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
         say(console, f"waiting for others: {waits} per token; rank {t['slowest_rank']} is the slowest and sets the pace")
-    _weight_read(console, d)
+    _show_weight_read(console, d)
     if r:  # latency or throughput: who wins at this batch
-        one, many = d["tp1"]["ms_per_token"], t["ms_per_token"]
-        sooner = f"TP={d['tp_size']} gives each token {one / many:.2f}x as fast as TP=1"
-        rate = r["tokens_per_s"] / (d["batch"] / many * 1e3)
-        more = f"{r['replicas']} replicas give {rate:.2f}x the tokens/s of TP={d['tp_size']}"
+        one_ms, many_ms = d["tp1"]["ms_per_token"], d["tp"]["ms_per_token"]
+        sooner = f"TP={many} gives each token {one_ms / many_ms:.2f}x as fast as TP=1"
+        gain = r["tokens_per_s"] / (d["batch"] / many_ms * 1e3)
+        more = f"{r['replicas']} replicas give {gain:.2f}x the tokens/s of TP={many}"
         say(console, f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)", "bold yellow")
 
 
-def _weight_read(console: Console, d: Document) -> None:
+def _show_weight_read(console: Console, d: TpDocument) -> None:
     """The physical floor of a token, where this machine's memory was measured."""
     w = d["weight_read"]
-    if w["bound_ms"] is None:
+    if w["bound_ms"] is None or w["memory_Bps"] is None:
         say(console, f"each token reads {format_bytes(w['bytes'])} of weights on each rank")
         return
     bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
     say(console, f"{bound}: TP={d['tp_size']} without waiting runs at {w['attained']:.0%} of that bound")
 
 
-def _bill(console: Console, d: Document) -> None:
+def _show_bill(console: Console, d: TpDocument) -> None:
     rows = []
     for row in sorted(d["bill"], key=lambda r: -(r["measured_s"] or r["predicted_s"] or 0.0)):
         p, m = row["predicted_s"], row["measured_s"]
@@ -112,11 +114,11 @@ _COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", 
 _UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
 
 
-def show_collectives(console: Console, d: Document) -> None:
+def show_collectives(console: Console, d: CollectivesDocument) -> None:
     """nccl-tests' own layout, so that what reads its output reads this; then a fit for each group."""
     name = d["op"].replace("-", "_")
     for f in d["fits"]:
-        rows = _rows_of(d, f)
+        rows = _rows_of_fit(d, f)
         link = f", {d['emulated_link']} emulated on top" if d["emulated_link"] else ""
         say(console, f"# {name}_perf: {f['impl']}, {f['ranks']} ranks on this machine{link}", "bold")
         for rank in range(f["ranks"]):
@@ -139,17 +141,17 @@ def show_collectives(console: Console, d: Document) -> None:
     notes(console, d["notes"])
 
 
-def _rows_of(d: Document, fit: Document) -> list[Document]:
+def _rows_of_fit(d: CollectivesDocument, fit: FittedCollective) -> list[CollectiveTime]:
     return [r for r in d["rows"] if (r["impl"], r["ranks"]) == (fit["impl"], fit["ranks"])]
 
 
-def plot_collectives(d: Document, path: Path) -> None:
+def plot_collectives(d: CollectivesDocument, path: Path) -> None:
     """Time over size on logarithmic axes, a line for each implementation and group, fits dashed."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, f in enumerate(d["fits"]):
-            rows, label = _rows_of(d, f), f"{f['impl']}, {f['ranks']} ranks"
+            rows, label = _rows_of_fit(d, f), f"{f['impl']}, {f['ranks']} ranks"
             sizes, times = [r["size_bytes"] for r in rows], [r["time_us"] for r in rows]
             axes.plot(sizes, times, **style(index, linestyle="", label=label))
             slope = 1e-3 / f["bandwidth_GBps"] if f["bandwidth_GBps"] else 0.0
@@ -162,7 +164,7 @@ def plot_collectives(d: Document, path: Path) -> None:
     picture(path, draw)
 
 
-def show_profile(console: Console, profile: Document, path: str) -> None:
+def show_profile(console: Console, profile: MachineProfile, path: str) -> None:
     """What calibration found, in one table."""
     chip = profile["chip"]
     say(console, f"{profile['name']}: written to {path}", "bold")

@@ -10,21 +10,22 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from commtax.report.documents import Record, facts
+from commtax.report.documents import facts
+from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax_lab.scoring import Report
 from commtax_lab.scoring.prediction_columns import Records
 from commtax_lab.scoring.rival_comparison import PredictorErrors, RivalComparison
-from commtax_lab.scoring.scoreboard import at_home
-from commtax_lab.scoring.statistics import RATES, Bound, Figures, figures, groups, skipped, verdicts, worst
+from commtax_lab.scoring.scoreboard import score_lines
+from commtax_lab.scoring.statistics import RATES, Bound, Figures, figures, groups, skipped_reasons, verdicts, worst_misses
 
 SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
 
 
-def validation_document(report: Report) -> Record:
+def validation_document(report: Report) -> dict[str, object]:
     kinds: dict[str, type] = {"tp": int, "fitted": bool}  # of columns that are not text
     return {
         "schema": "commtax.validate/1",
@@ -36,33 +37,34 @@ def validation_document(report: Report) -> Record:
             for key, figured in groups(report.records)
         ],
         "scoreboard": [
-            {"part": line.part, "name": line.name, **asdict(line.found)} for line in at_home(report.records) if line.found
+            {"part": line.part, "name": line.name, **asdict(line.found)} for line in score_lines(report.records) if line.found
         ],
         "apart": [{"rule": rule, "n": n} for rule, n in report.apart],
         "verdicts": [asdict(one) for one in verdicts(report.records)],
-        "skipped": [{"reason": reason, "n": n} for reason, n in skipped(report.records)],
-        "worst": [asdict(miss) for miss in worst(report.records)],
+        "skipped": [{"reason": reason, "n": n} for reason, n in skipped_reasons(report.records)],
+        "worst": [asdict(miss) for miss in worst_misses(report.records)],
         **({"compared": asdict(report.compared)} if report.compared else {}),
     }
 
 
-def show_validation(console: Any, report: Report) -> None:
-    judged = [_verdicts(report.records)] if verdicts(report.records) else []
-    for table in (_bounds(report), _scoreboard(report.records), _errors(report.records), *judged, _worst(report.records)):
+def show_validation(console: Console, report: Report) -> None:
+    records = report.records
+    judged = [_verdicts_table(records)] if verdicts(records) else []
+    for table in (_bounds_table(report), _scoreboard_table(records), _errors_table(records), *judged, _worst_table(records)):
         console.print(table)
     if report.compared:
         _show_compared(console, report.compared)
     for bound in report.bounds:
         if bound.ok is False and bound.why:
             console.print(f"{bound.name}: {bound.why}")
-    for why, names in _without_rows(report.bounds):
+    for why, names in _reasons_without_rows(report.bounds):
         console.print(f"{names} {'bound has' if names == 1 else 'bounds have'} no rows: {why}")
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
     for rule, n in report.apart:
         console.print(f"  {n:,} set apart: {rule}")
-    for reason, n in skipped(report.records):
+    for reason, n in skipped_reasons(report.records):
         console.print(f"  {n:,} not priced: {reason}")
     console.print(Text("every stated bound holds", "bold") if report.ok else Text("a stated bound is exceeded", "bold red"))
 
@@ -77,17 +79,15 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Tex
     return table
 
 
-def _bounds(report: Report) -> Table:
+def _bounds_table(report: Report) -> Table:
     holds: dict[bool | None, str | Text] = {False: Text("NO", "red"), True: "yes", None: "no rows"}
     rows = [(b.name, limit_text(b), value_text(b), f"{b.n:,}", holds[b.ok]) for b in report.bounds]
     return _table("Stated bounds, on rows that nothing was fitted on", ("bound", ">limit", ">value", ">rows", ">holds"), rows)
 
 
-def _show_compared(console: Any, c: RivalComparison) -> None:
-    rows = [
-        (d.kind, f"{d.by} {d.value}".strip(), f"{d.n:,}", *_off(d.ours), *_off(d.rival), f"{d.wins / d.n:.0%}" if d.n else "-")
-        for d in c.duels
-    ]
+def _show_compared(console: Console, c: RivalComparison) -> None:
+    cells = [(*_error_cells(d.ours), *_error_cells(d.rival), f"{d.wins / d.n:.0%}" if d.n else "-") for d in c.duels]
+    rows = [(d.kind, f"{d.by} {d.value}".strip(), f"{d.n:,}", *errors) for d, errors in zip(c.duels, cells, strict=True)]
     columns = ("kind", "rows of", ">rows", ">median", ">p90", ">bias", ">its median", ">its p90", ">its bias", ">nearer")
     console.print(_table(f"Beside {c.name}, on the rows that both priced", columns, rows, "nearer: rows on which ours is"))
     units = "".join(f"; {kind} read as {unit}, which is nearer to what was measured" for kind, unit in c.units.items())
@@ -95,41 +95,41 @@ def _show_compared(console: Any, c: RivalComparison) -> None:
     console.print(f"{told}, {c.unread:,} figures are no number{units}")
 
 
-def _off(o: PredictorErrors) -> tuple[str, ...]:
+def _error_cells(o: PredictorErrors) -> tuple[str, ...]:
     return tuple("-" if x != x else f"{x:{form}}" for x, form in ((o.median_ape, ".1%"), (o.p90_ape, ".1%"), (o.bias, "+.1%")))
 
 
-def _without_rows(bounds: Iterable[Bound]) -> list[tuple[str, int]]:
+def _reasons_without_rows(bounds: Iterable[Bound]) -> list[tuple[str, int]]:
     """Why bounds have no rows, and how many for each reason."""
     return Counter(b.why for b in bounds if b.ok is None).most_common()
 
 
-def _verdicts(records: Records) -> Table:
+def _verdicts_table(records: Records) -> Table:
     """Yes or no: how many of each are called right."""
-    rows = [(v.kind, _of(v.yes_right, v.yes), _of(v.no_right, v.no)) for v in verdicts(records)]
+    rows = [(v.kind, _share_text(v.yes_right, v.yes), _share_text(v.no_right, v.no)) for v in verdicts(records)]
     return _table("Verdicts that are right", ("kind", ">where it was so", ">where it was not"), rows)
 
 
-def _of(right: int, every: int) -> str:
+def _share_text(right: int, every: int) -> str:
     return f"{right:,} of {every:,}" if every else "-"
 
 
-def _scoreboard(records: Records) -> Table:
-    rows = [(line.part, line.name, *figure_cells(line.found)) for line in at_home(records) if line.found]
+def _scoreboard_table(records: Records) -> Table:
+    rows = [(line.part, line.name, *figure_cells(line.found)) for line in score_lines(records) if line.found]
     columns = ("", "what", ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
     return _table("At one look, on rows that nothing was fitted on", columns, rows)
 
 
-def _errors(records: Records) -> Table:
+def _errors_table(records: Records) -> Table:
     """By kind, system and library, on rows that were not fitted."""
     tested = groups(records.where_true(~records.fitted), SHOWN)
-    rows = [(*(_short(str(key[name])) for name in SHOWN), *figure_cells(figured)) for key, figured in tested]
+    rows = [(*(_shorten(str(key[name])) for name in SHOWN), *figure_cells(figured)) for key, figured in tested]
     columns = (*SHOWN, ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
     return _table("Errors", columns, rows, "bias: geometric mean of predicted over measured; range: 80 %")
 
 
-def _worst(records: Records) -> Table:
-    rows = [(m.kind, m.what, quantity(m.kind, m.measured), quantity(m.kind, m.predicted), m.reason) for m in worst(records)]
+def _worst_table(records: Records) -> Table:
+    rows = [(m.kind, m.what, quantity(m.kind, m.measured), quantity(m.kind, m.predicted), m.reason) for m in worst_misses(records)]
     columns = ("kind", "row", ">measured", ">predicted", "likely reason")
     return _table("The worst rows (one a source, system and library)", columns, rows)
 
@@ -144,7 +144,7 @@ def value_text(bound: Bound) -> str:
     return "-" if bound.value is None else f"{bound.value:.0f}" if bound.is_count else f"{bound.value:.1%}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 34 else f"{text[:33]}…"
 
 
@@ -171,14 +171,14 @@ def plot_kinds(report: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
         mpl.rcParams["svg.fonttype"] = "none"
         panels = figure.subplots(lines, columns, squeeze=False).ravel()
         for panel, kind in zip(panels, shown, strict=False):
-            _panel(panel, records.where_true((records.kind == kind) & records.timed), kind)
+            _draw_panel(panel, records.where_true((records.kind == kind) & records.timed), kind)
         for panel in panels[len(shown) :]:
             panel.set_axis_off()
 
     picture(path, draw, (4.2 * columns, 4.0 * lines), 110)
 
 
-def _panel(panel: Any, records: Records, kind: str) -> None:
+def _draw_panel(panel: Any, records: Records, kind: str) -> None:
     factor = 1.0 if kind in RATES else 1e3
     ends = np.array([records.measured.min(), records.measured.max()]) * factor
     panel.plot(ends, ends, color="grey", linewidth=0.8)
@@ -186,10 +186,10 @@ def _panel(panel: Any, records: Records, kind: str) -> None:
         panel.plot(ends, ends * band, color="grey", linewidth=0.5, linestyle=":")
     systems = list(dict.fromkeys(records.where_true(~records.fitted).system.tolist()))[: len(COLOURS)]
     for index, system in enumerate(systems):
-        drawn = _few(records.where_true((records.system == system) & ~records.fitted), MOST_POINTS // len(systems))
-        signs = style(index, linestyle="-", label=_short(str(system))[:24])
+        drawn = _thin_out(records.where_true((records.system == system) & ~records.fitted), MOST_POINTS // len(systems))
+        signs = style(index, linestyle="-", label=_shorten(str(system))[:24])
         panel.scatter(drawn.measured * factor, drawn.predicted * factor, alpha=0.6, s=7, linewidths=0, **signs)
-    fitted = _few(records.where_true(records.fitted), MOST_POINTS // 4)
+    fitted = _thin_out(records.where_true(records.fitted), MOST_POINTS // 4)
     if len(fitted):
         cross = {"color": "black", "marker": "x", "s": 5, "linewidths": 0.4}
         panel.scatter(fitted.measured * factor, fitted.predicted * factor, label="fitted", **cross)
@@ -198,6 +198,6 @@ def _panel(panel: Any, records: Records, kind: str) -> None:
     panel.legend(fontsize=6, loc="upper left")
 
 
-def _few(records: Records, most: int) -> Records:
+def _thin_out(records: Records, most: int) -> Records:
     """An even choice of rows, so that a picture stays small."""
     return records if len(records) <= most else records.where_true(np.linspace(0, len(records) - 1, most).astype(int))

@@ -20,9 +20,10 @@ from commtax_lab.published import inference, rivals, step_rows, sweep, training
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.rows import read
 from commtax_lab.published.tables import ADDED, KINDS, Table, folder_tables, headers, paths, shipped_tables, usual_columns
-from commtax_lab.scoring import excluded_rows, kernel_scores, open_loop, predicting, serving_scores
-from commtax_lab.scoring.prediction_columns import Records, answers, joined
-from commtax_lab.scoring.rival_comparison import RivalComparison, compared
+from commtax_lab.scoring import excluded_rows, kernel_scores, open_loop, serving_scores
+from commtax_lab.scoring.predicting import predict_curve, predict_inference, predict_mixed_step, predict_sweep_row, predict_training
+from commtax_lab.scoring.prediction_columns import Records, answers, join_records
+from commtax_lab.scoring.rival_comparison import RivalComparison, compare_with_rival
 from commtax_lab.scoring.statistics import Bound, judge, share_unpriced
 
 APART = ("serving_runs", "steps")
@@ -60,52 +61,52 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     rules = Counter[str]()
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in folder_tables(folder, only) if folder else shipped_tables(only):
-            part = excluded_rows.once(ANSWERS[table.kind](table), known)
+            part = excluded_rows.exclude_repeated(ANSWERS[table.kind](table), known)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
             unpriced[table.name] = share_unpriced(part)
-            rules += excluded_rows.by_rule(part)
+            rules += excluded_rows.count_by_rule(part)
             if table.kind in APART:
-                away[table.name] = excluded_rows.share(part)
+                away[table.name] = excluded_rows.excluded_share(part)
             if write:
                 write(table, part)
             parts.append(part)
     if not parts:
         of = f" of {only}" if only else ""
         raise Refusal(f"data '{folder}': no table{of} is here; a CSV with columns such as {usual_columns(only)} is one", "data")
-    records = joined(parts)
+    records = join_records(parts)
     bounds = tuple(judge(records, unpriced, away))
-    return Report(records, files, bounds, tuple(rules.most_common()), compared(records, other) if other else None)
+    return Report(records, files, bounds, tuple(rules.most_common()), compare_with_rival(records, other) if other else None)
 
 
-def _kernels(table: Table) -> Records:
+def _kernel_answers(table: Table) -> Records:
     """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
     if not table.ships:
         files = kernel_tables.tables_of_file(table.name, table.columns, table.rows)
-        return joined([_placed(kernel_scores.answers(part, table.name), index) for index, part in files])
+        return join_records([_with_places(kernel_scores.answers(part, table.name), index) for index, part in files])
     rows = table.dicts()
     parts = []
     for index, part in kernel_tables.tables_of_rows(rows):
         source = np.array([rows[i]["source"] for i in index], dtype=object)
-        parts.append(_placed(kernel_scores.answers(part, source), index))
-    return joined(parts)
+        parts.append(_with_places(kernel_scores.answers(part, source), index))
+    return join_records(parts)
 
 
-def _placed(part: Records, index: list[int]) -> Records:
+def _with_places(part: Records, index: list[int]) -> Records:
     """Rows of a part of a file, with their places in it."""
     return Records({**part.columns, "row": np.array(index, dtype=int)})
 
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
-    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predicting.on_curve, same=lambda c: c),
-    "serving_runs": serving_scores.answered,
-    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
-    "training_runs": lambda table: answers(training.row_questions(table.dicts()), predicting.trained),
-    "steps": lambda table: excluded_rows.impossible(
-        answers(read(table.dicts(), step_rows.describe, step_rows.ask), predicting.between_tokens)
+    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predict_curve, same=lambda c: c),
+    "serving_runs": serving_scores.score_table,
+    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predict_inference),
+    "training_runs": lambda table: answers(training.row_questions(table.dicts()), predict_training),
+    "steps": lambda table: excluded_rows.exclude_impossible(
+        answers(read(table.dicts(), step_rows.describe, step_rows.ask), predict_mixed_step)
     ),
-    "open_loop_runs": open_loop.answered,
-    "kernels": _kernels,
-    "h200": lambda table: answers(sweep.read([sweep.row_of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
+    "open_loop_runs": open_loop.score_table,
+    "kernels": _kernel_answers,
+    "h200": lambda table: answers(sweep.read([sweep.row_of_cells(row) for row in table.dicts()], SWEPT_CHIP), predict_sweep_row),
 }
 
 
@@ -117,7 +118,7 @@ def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, R
     def write(table: Table, part: Records) -> None:
         place = {name: i for i, name in enumerate(table.header)}
         copied = [place.get(name, -1) for name in columns[1 : -len(ADDED)]]  # -1: the empty cell that each row gets
-        added = zip(*(map(_cell, part.columns[name].tolist()) for name in ADDED), strict=True)
+        added = zip(*(map(_cell_text, part.columns[name].tolist()) for name in ADDED), strict=True)
         for index, values in zip(part.row.tolist(), added, strict=True):
             cells = [*table.rows[index][: len(place)], ""]
             lines.writerow([table.name, *(cells[i] for i in copied), *values])
@@ -131,7 +132,7 @@ def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, R
         yield write
 
 
-def _cell(value: bool | float | str) -> str:
+def _cell_text(value: bool | float | str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -17,7 +17,7 @@ from commtax_lab import lab_table
 from commtax_lab.published import sweep
 from commtax_lab.published.kernel_tables import KernelTable
 from commtax_lab.published.spellings import dtype_named, engine_named
-from commtax_lab.scoring.prediction_columns import Prediction, Records, around, of_columns
+from commtax_lab.scoring.prediction_columns import Prediction, Records, prediction_around, records_of_columns
 
 UNMEASURED = 0.5  # half-width of the range where a family or number format has no residuals
 SPREADS: dict[str, dict[str, dict[str, float]]] = lab_table("scoring/spreads.toml")
@@ -30,7 +30,7 @@ def answers(table: KernelTable, source: Array | str) -> Records:
     """Every row of one file priced, or with its reason."""
     kind = table.kind.name
     if table.wrong or table.chip is None:
-        return of_columns(table.count, kind=kind, source=source, system=table.system, skipped=table.wrong)
+        return records_of_columns(table.count, kind=kind, source=source, system=table.system, skipped=table.wrong)
     predicted, floor, factor = (np.full(table.count, np.nan) for _ in range(3))
     untimed = table.sizes["seconds"] == 0  # such tables write what they did not time as 0
     skipped = np.where(table.good, "", np.where(untimed, "its time is 0: nothing was timed", UNSIZED)).astype(object)
@@ -51,10 +51,10 @@ def answers(table: KernelTable, source: Array | str) -> Records:
         except Refusal as why:
             skipped[mask] = str(why)
             continue
-        predicted[mask], floor[mask] = priced(made, table.chip, constants)
+        predicted[mask], floor[mask] = price_kernels(made, table.chip, constants)
         known = spread(kind, table.chip.family, words["dtype"])
-        factor[mask] = known if known != UNMEASURED else unmeasured(made, table.chip, constants)
-    return of_columns(
+        factor[mask] = known if known != UNMEASURED else unmeasured_half_widths(made, table.chip, constants)
+    return records_of_columns(
         table.count,
         kind=kind,
         source=source,
@@ -78,7 +78,7 @@ def answers(table: KernelTable, source: Array | str) -> Records:
     )
 
 
-def priced(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Number, Number]:
+def price_kernels(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Number, Number]:
     """Seconds of kernels that run one after another, and the least that bandwidth and peak allow."""
     none: Number = 0.0
     total, host, least = none, none, none
@@ -87,17 +87,17 @@ def priced(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) ->
         taken = (fixed + moving) * one.count
         total, host = (total, host + taken) if one.form in EAGER else (total + taken, host)
         least = least + least_s(one, chip, constants) * one.count
-    return together(total, host, constants), least
+    return overlap_launches(total, host, constants), least
 
 
-def unmeasured(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> Array:
+def unmeasured_half_widths(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> Array:
     """Half-widths of 80 % ranges on a family that has no residuals: those of its constants, which all err together."""
     took = [np.asarray(sum(seconds(one, chip, constants)) * one.count) for one in kernels]
     sigma = sum(kernel_sigma(one, constants) * s for one, s in zip(kernels, took, strict=True)) / np.maximum(sum(took), 1e-300)
     return np.maximum(UNMEASURED, np.expm1(Z80 * sigma))
 
 
-def together(device_s: Number, host_s: Number, constants: KernelConstants) -> Number:
+def overlap_launches(device_s: Number, host_s: Number, constants: KernelConstants) -> Number:
     """Launches that no graph holds run beside the device: the slower of both, smoothly, on a host so many times slower."""
     if not np.any(host_s):
         return device_s
@@ -113,7 +113,7 @@ def swept_kernel(row: SweepRow, kind: str, chip: Chip) -> Prediction:
     one = kernel(row)
     fixed, moving = seconds(one, chip, catalog.kernel_constants(catalog.engine(sweep.ENGINE), chip))
     least = max(one.nbytes / chip.memory_Bps, one.flops / chip.flops_per_s[one.dtype])
-    return around(float(fixed + moving), 1 + spread(kind, sweep.ENGINE, row["dtype"]), float(least))
+    return prediction_around(float(fixed + moving), 1 + spread(kind, sweep.ENGINE, row["dtype"]), float(least))
 
 
 def spread(kind: str, family: str, dtype: str) -> float:

@@ -22,7 +22,7 @@ FEW = 4  # runs that are not worth starting processes for
 
 
 @dataclass(frozen=True, slots=True)
-class RunWithRows:
+class ScoringJob:
     """A run and all that rows ask of it."""
 
     run: OpenLoopRun
@@ -33,15 +33,15 @@ Scores = Mapping[str, Prediction]
 """Of one run, by kind."""
 
 
-def answered(table: Table) -> Records:
+def score_table(table: Table) -> Records:
     """Every row of a table with its figures, or with the reason why it has none."""
     asked = open_loop.read(table.dicts(), table.folder)
     wanted: dict[OpenLoopRun, set[str]] = {}
     for one in asked:
         if one.question is not None:
             wanted.setdefault(one.question, set()).update(entry.kind for entry in one.entries)
-    jobs = [RunWithRows(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
-    scores = dict(zip(wanted, scored(jobs), strict=True))
+    jobs = [ScoringJob(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
+    scores = dict(zip(wanted, score_runs(jobs), strict=True))
 
     def predict(run: OpenLoopRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
         known = scores[run]
@@ -58,7 +58,7 @@ def _with_reason(one: RowQuestion[OpenLoopRun], scores: Mapping[OpenLoopRun, Sco
     return RowQuestion(tuple(replace(entry, skipped=entry.skipped or reason) for entry in one.entries), None)
 
 
-def scored(jobs: Sequence[RunWithRows]) -> list[Scores | str]:
+def score_runs(jobs: Sequence[ScoringJob]) -> list[Scores | str]:
     """What each run gives, or why it gives nothing; longer runs first, so that no core is left with one of them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(jobs) <= FEW or cores == 1 or current_process().daemon:  # which may have no children
@@ -71,23 +71,23 @@ def scored(jobs: Sequence[RunWithRows]) -> list[Scores | str]:
     return results
 
 
-def score(job: RunWithRows) -> Scores | str:
+def score(job: ScoringJob) -> Scores | str:
     """A run's figures and verdicts; the refusal where there is none."""
     run = job.run
     try:
         outcome = serve(settle(question_of(run)))
-        return {kind: _predicted(kind, run, outcome) for kind in job.kinds}
+        return {kind: _prediction(kind, run, outcome) for kind in job.kinds}
     except ValueError as error:
         return str(error)
 
 
-def _predicted(kind: str, run: OpenLoopRun, outcome: RequestsInTime) -> Prediction:
+def _prediction(kind: str, run: OpenLoopRun, outcome: RequestsInTime) -> Prediction:
     if kind == OVERLOADED:
         return _verdict(outcome.overloaded)
     if kind == HOLDS:
-        return _verdict(_holds(run, outcome))
+        return _verdict(_holds_limits(run, outcome))
     if kind == HOLDS_BEYOND:
-        return _verdict(_holds(run, serve(settle(question_of(beyond(run))))))
+        return _verdict(_holds_limits(run, serve(settle(question_of(overload_question(run))))))
     low, high = outcome.range_of(kind)
     return Prediction(outcome.statistic(kind), low, high)
 
@@ -96,11 +96,11 @@ def _verdict(yes: bool) -> Prediction:
     return Prediction(float(yes), float(yes), float(yes))
 
 
-def _holds(run: OpenLoopRun, outcome: RequestsInTime) -> bool:
+def _holds_limits(run: OpenLoopRun, outcome: RequestsInTime) -> bool:
     return outcome.holds(run.slo_ttft_s, run.slo_tpot_s)
 
 
-def beyond(run: OpenLoopRun) -> OpenLoopRun:
+def overload_question(run: OpenLoopRun) -> OpenLoopRun:
     """The same at a rate that is out of reach, for as long as it takes to see that."""
     load = run.load
     fewer = min(load.num_requests, JUDGED_REQUESTS)

@@ -30,7 +30,7 @@ from commtax_lab.published.kernel_kinds import experts, plain
 from commtax_lab.published.kernel_kinds.kind import Sizes, Words
 from commtax_lab.published.kernel_tables import KernelTable
 from commtax_lab.published.spellings import dtype_named, engine_named
-from commtax_lab.scoring.kernel_scores import ENGINE, together
+from commtax_lab.scoring.kernel_scores import ENGINE, overlap_launches
 
 DYNAMIC = Quant("compressed-tensors", "fp8", (1, 0))
 """fp8 whose activations are quantised on the way, as the tables of products time it."""
@@ -80,27 +80,27 @@ class ShapeGroup:
         return self.chip, self.engine, self.kind, self.form, self.size, self.why
 
     @property
-    def lawful(self) -> bool:
+    def obeys_law(self) -> bool:
         return bool(self.why) or abs(float(np.median(self.errors))) <= math.log(LAWFUL)
 
 
 def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
     """All groups of some tables."""
-    found: dict[tuple[str, str, str, str, str, str], list[Array]] = {}
+    errors_by_group: dict[tuple[str, str, str, str, str, str], list[Array]] = {}
     for one in tables:
         for words, mask, charged in bill_seconds(one):
             assert one.chip
             errors = np.log(charged / one.sizes["seconds"][mask])
             form = words.get("moe_dtype") or "/".join(dict.fromkeys((words["written"], words["stored"])))
-            sizes = _classes(one.kind.tail, {name: x[mask] for name, x in one.sizes.items()})
+            sizes = _size_classes(one.kind.tail, {name: x[mask] for name, x in one.sizes.items()})
             for size in dict.fromkeys(sizes):
-                key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _unlike(one, words))
-                found.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
-    whole = {key: np.concatenate(errors) for key, errors in sorted(found.items())}
+                key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _reason_unserved(one, words))
+                errors_by_group.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
+    whole = {key: np.concatenate(errors) for key, errors in sorted(errors_by_group.items())}
     return [ShapeGroup(*key[:5], errors, key[5]) for key, errors in whole.items()]
 
 
-def _classes(tail: str, x: Sizes) -> Array:
+def _size_classes(tail: str, x: Sizes) -> Array:
     """Small, middling or large, by the rows that enter, or what each sequence has cached."""
     rows = next(x[name] for name in ("m", "num_tokens", "isl", "seq_len", "batch_size") if name in x)
     if tail == "generation_attention":
@@ -110,7 +110,7 @@ def _classes(tail: str, x: Sizes) -> Array:
     return np.where(rows <= SMALL, "small", np.where(rows >= LARGE, "large", "middling"))
 
 
-def _unlike(one: KernelTable, words: Words) -> str:
+def _reason_unserved(one: KernelTable, words: Words) -> str:
     """Why no engine serves these rows so; "": one does."""
     told = {"kind": one.kind.name, "family": one.chip.family if one.chip else "", **words}
     for name, fact in UNLIKE.items():
@@ -130,7 +130,7 @@ def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
             made = _kernels(timed, named, {name: sizes[mask] for name, sizes in timed.sizes.items()}, engine)
         except (Refusal, KeyError):
             continue
-        charged, launched = _priced(made, timed.chip, engine)
+        charged, launched = _price_lines(made, timed.chip, engine)
         shown = np.broadcast_to(~launched, (int(mask.sum()),))
         if np.any(shown):
             yield named, np.flatnonzero(mask)[shown], np.broadcast_to(charged, shown.shape)[shown]
@@ -142,7 +142,7 @@ def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequ
     return own(words, x, engine) if own else timed.kind.make(words, x)
 
 
-def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Number, Array]:
+def _price_lines(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Number, Array]:
     """Seconds of a step's lines, and rows that show a host's launches instead: no graph held them, and a step never pays those."""
     even = engine.but(popularity=np.inf)
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
@@ -150,7 +150,7 @@ def _priced(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Numb
     step = replace(terms, constants=catalog.kernel_constants(even, chip))
     host = sum((x.total_s for x in served_lines([k for k in kernels if k.form in EAGER], terms)), start=0.0)
     device = sum((x.total_s for x in served_lines([k for k in kernels if k.form not in EAGER], step)), start=0.0)
-    return together(device, host, alone), np.asarray(host * SURELY > device)
+    return overlap_launches(device, host, alone), np.asarray(host * SURELY > device)
 
 
 def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
@@ -170,7 +170,7 @@ def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
         raise Refusal(f"prompts of {engine.key} attend in 16 bits", "engine")
     seqs, none = x["batch_size"], np.zeros(len(x["batch_size"]))
     work = Workload(none, none, seqs, seqs * x["isl"], seqs * x["step"])
-    step, attention = _attending(words, x, work, seqs * x["isl"], engine)
+    step, attention = _attention_step(words, x, work, seqs * x["isl"], engine)
     return [plain.with_cache_write(one, x, DTYPE_BYTES[words["stored"]]) for one in prefill_attention(step, attention, 1)]
 
 
@@ -181,13 +181,13 @@ def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     for rows in (single, ~single):
         x_of = {name: np.where(rows, sizes, sizes[np.argmax(rows)]) for name, sizes in x.items()}
         work = Workload(x_of["batch_size"], x_of["batch_size"] * x_of["step"])
-        step, attention = _attending(words, x_of, work, seqs, engine)
+        step, attention = _attention_step(words, x_of, work, seqs, engine)
         kernels = [plain.with_warm_cache(one, x_of) for one in decode_attention(step, attention, 1)]
         made += [replace(one, count=np.where(rows, 1, 0)) for one in kernels] if np.any(rows) else []
     return made
 
 
-def _attending(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engine) -> tuple[KernelStep, Attention]:
+def _attention_step(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engine) -> tuple[KernelStep, Attention]:
     """A step of one layer of attention whose heads are columns: a step divides and multiplies them and asks no more."""
     dim, window = int(np.max(x["head_dim"])), int(np.max(x["window_size"]))
     attention = Attention(cast(int, x["num_heads"]), cast(int, x["num_key_value_heads"]), dim, dim, window=window)
@@ -198,10 +198,10 @@ def _experts(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     """A layer of experts as a step of the model of that shape has it."""
     shapes = list(zip(x["hidden_size"], x["inter_size"], x["num_experts"], strict=True))
     families = np.array([_architectures().get(shape, "") for shape in shapes], dtype=object)
-    return [one for name in dict.fromkeys(families) for one in _of_family(name, families == name, words, x, engine)]
+    return [one for name in dict.fromkeys(families) for one in _family_experts(name, families == name, words, x, engine)]
 
 
-def _of_family(architecture: str, rows: Array, words: Words, x: Sizes, engine: Engine) -> Iterator[Kernel]:
+def _family_experts(architecture: str, rows: Array, words: Words, x: Sizes, engine: Engine) -> Iterator[Kernel]:
     """Experts of one architecture, loaded as the table's were and with what its repetitions keep in the chip's cache."""
     first = {name: int(sizes[np.argmax(rows)]) for name, sizes in x.items()}  # sizes decide no kernel's name or format
     plan = Plan(tp=first["moe_tp_size"] * first["moe_ep_size"], ep=first["moe_ep_size"])

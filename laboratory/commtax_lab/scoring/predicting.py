@@ -24,18 +24,18 @@ from commtax_lab.published.rows import PublishedFigure
 from commtax_lab.scoring.excluded_rows import UNFIT
 from commtax_lab.scoring.floors import holds_weights, least_s
 from commtax_lab.scoring.kernel_scores import swept_kernel
-from commtax_lab.scoring.prediction_columns import Prediction, around
+from commtax_lab.scoring.prediction_columns import Prediction, prediction_around
 from commtax_lab.scoring.serving_scores import FIGURES
 
 TOTALS = ("step_s", "low_s", "high_s")
 
 
-def timed(run: inference.InferenceRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
+def predict_inference(run: inference.InferenceRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of published inference runs."""
-    return [_mean(run) if run.served else _steps(run)] * len(entries)
+    return [_closed_loop_mean(run) if run.served else _steps(run)] * len(entries)
 
 
-def _mean(run: inference.InferenceRun) -> Prediction:
+def _closed_loop_mean(run: inference.InferenceRun) -> Prediction:
     """Of a closed loop in which all requests have the same lengths."""
     requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
     loop = serve(settle(resolve_question(run.model, run.cluster, {**requests, **run.options})))
@@ -58,7 +58,7 @@ def _steps(run: inference.InferenceRun) -> Prediction:
     return Prediction(value, low, high, floor)
 
 
-def between_tokens(run: step_rows.MixedStep, entries: Sequence[PublishedFigure]) -> list[Prediction]:
+def predict_mixed_step(run: step_rows.MixedStep, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """The step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
     batch = max(1, round(run.batch / run.dp))
@@ -72,46 +72,46 @@ def between_tokens(run: step_rows.MixedStep, entries: Sequence[PublishedFigure])
     return [Prediction(value, low, high, float(least_s(price(asked))), apart=unfit)] * len(entries)
 
 
-def trained(run: training.TrainBillArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
+def predict_training(run: training.TrainBillArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of published training runs."""
     simulated = train_bill(**run)
     floor = float(simulated.model_flops("causal")) / float(simulated.num_gpus * simulated.peak_flops_per_s)
     return [Prediction(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)] * len(entries)
 
 
-def swept(row: SweepRow, entries: Sequence[PublishedFigure]) -> list[Prediction]:
+def predict_sweep_row(row: SweepRow, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """A row of our own sweep: a kernel, or one rank's kernels of a whole step."""
     entry = entries[0]
     kernel_of = row["kind"] != "step"
-    return [swept_kernel(row, entry.kind, catalog.chip(entry.system)) if kernel_of else _swept_step(row, entry.system)]
+    return [swept_kernel(row, entry.kind, catalog.chip(entry.system)) if kernel_of else _predict_sweep_step(row, entry.system)]
 
 
-def _swept_step(row: SweepRow, chip: str) -> Prediction:
+def _predict_sweep_step(row: SweepRow, chip: str) -> Prediction:
     """One rank's kernels of a whole step: no collectives, no host."""
     dtype, engine = "" if row["dtype"] == "bf16" else row["dtype"], row.get("engine") or sweep.ENGINE
     model, phase, batch, context = row["model"], row["phase"], row["batch"], row["length"]
     priced = bill(model, f"8x{chip}", phase=phase, batch=batch, context=context, tp=row["tp"], dtype=dtype, engine=engine)
     kernels = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
     value = float(kernels.step_s)
-    return around(value, float(kernels.high_s) / value, float(least_s(priced)))
+    return prediction_around(value, float(kernels.high_s) / value, float(least_s(priced)))
 
 
-def on_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Prediction]:
+def predict_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of one curve of published collectives."""
     sizes = np.array([entry.size for entry in entries])
     predicted, width, floor = curve_seconds(curve, sizes)
     known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind in MEASURED
     rows = zip(np.asarray(predicted), np.broadcast_to(width, sizes.shape), floor, strict=True)
     hint = "" if known else "link assumed"
-    return [replace(around(float(p), 1 + float(s), float(f)), hint=hint) for p, s, f in rows]
+    return [replace(prediction_around(float(p), 1 + float(s), float(f)), hint=hint) for p, s, f in rows]
 
 
 def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Number, Number, Array]:
     """Predicted seconds, the half-width of their range as a factor, and the least that the links allow."""
     place = curve.cluster
-    fabric = _able(catalog.fabric(curve.library, place), curve)
+    fabric = _usable_paths(catalog.fabric(curve.library, place), curve)
     if curve.algorithm:
-        chosen = choose(_only(fabric, curve.algorithm), nbytes, curve.ranks)
+        chosen = choose(_paths_of_algorithm(fabric, curve.algorithm), nbytes, curve.ranks)
     else:
         where = Span(curve.ranks, curve.inside, -(-curve.ranks // curve.inside))
         chosen = collective_price(curve.op, nbytes, curve.ranks, where, place, fabric)
@@ -121,7 +121,7 @@ def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Number, Number, Array]:
     return predicted, width, _floor(curve, nbytes)
 
 
-def _able(fabric: Fabric, curve: Curve) -> Fabric:
+def _usable_paths(fabric: Fabric, curve: Curve) -> Fabric:
     """The library's paths without those that cannot add such numbers."""
     if not curve.integers or curve.op != "all-reduce":
         return fabric
@@ -131,7 +131,7 @@ def _able(fabric: Fabric, curve: Curve) -> Fabric:
     return replace(fabric, paths={**fabric.paths, curve.op: paths}, network_paths={**fabric.network_paths, curve.op: across})
 
 
-def _only(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
+def _paths_of_algorithm(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
     """The paths of one algorithm, at any size."""
     paths = tuple(replace(p, max_bytes=(), worlds=(), turn=0) for p in fabric.paths["all-reduce"] if p.algorithm == algorithm)
     if not paths:

@@ -30,7 +30,7 @@ class Prediction:
     apart: str = ""  # the rule by which the row is no test, beside its own
 
 
-def around(value: float, factor: float, floor: float) -> Prediction:
+def prediction_around(value: float, factor: float, floor: float) -> Prediction:
     """A prediction whose range is this factor to either side."""
     return Prediction(value, value / factor, value * factor, floor)
 
@@ -100,10 +100,10 @@ def answers(
             rows += zip(entries, predict(question, entries), strict=True)
         except ValueError as error:  # the question has no answer
             rows += [(replace(one.entries[-1], skipped=str(error), measured=np.nan), NONE) for one in group]
-    return _of_rows(sorted(rows, key=lambda pair: pair[0].row))
+    return _columns_of_rows(sorted(rows, key=lambda pair: pair[0].row))
 
 
-def _of_rows(rows: Sequence[tuple[PublishedFigure, Prediction]]) -> Records:
+def _columns_of_rows(rows: Sequence[tuple[PublishedFigure, Prediction]]) -> Records:
     def column(name: str) -> Array:
         if name == "hint":
             values = [", ".join(filter(None, (entry.hint, predicted.hint))) for entry, predicted in rows]
@@ -118,7 +118,7 @@ def _of_rows(rows: Sequence[tuple[PublishedFigure, Prediction]]) -> Records:
     return Records({name: column(name) for name in COLUMNS})
 
 
-def of_columns(count: int, **given: Array | str) -> Records:
+def records_of_columns(count: int, **given: Array | str) -> Records:
     """Columns from arrays and single values; what is not given is as in an empty row."""
     empty = PublishedFigure("")
     usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}
@@ -126,8 +126,8 @@ def of_columns(count: int, **given: Array | str) -> Records:
     return Records({name: np.broadcast_to(values, (count,)) for name, values in arrays.items()})
 
 
-def joined(parts: Sequence[Records]) -> Records:
+def join_records(parts: Sequence[Records]) -> Records:
     some = [part for part in parts if len(part)]
     if not some:
-        return _of_rows([])
+        return _columns_of_rows([])
     return Records({name: np.concatenate([part.columns[name] for part in some]) for name in COLUMNS})

@@ -51,7 +51,7 @@ class RivalComparison:
     duels: tuple[Duel, ...]
 
 
-def compared(records: Records, rival: Rival) -> RivalComparison:
+def compare_with_rival(records: Records, rival: Rival) -> RivalComparison:
     ours = set(records.id.tolist()) - {""}
     theirs = {key for figures in rival.figures.values() for key in figures}
     if not ours:
@@ -62,14 +62,14 @@ def compared(records: Records, rival: Rival) -> RivalComparison:
     priced = records.where_true(records.timed)
     known = set(priced.id.tolist()) & theirs
     units: dict[str, str] = {}
-    duels = [duel for kind, figures in rival.figures.items() for duel in _of_kind(kind, figures, priced, rival, units)]
+    duels = [duel for kind, figures in rival.figures.items() for duel in _rows_of_kind(kind, figures, priced, rival, units)]
     if not duels:
         raise Refusal(f"compare '{rival.name}': no figure of its rows was measured and priced here", "compare")
     unknown, unpriced = len(theirs - ours), len((theirs & ours) - known)
     return RivalComparison(rival.name, rival.ids, len(known), unknown, unpriced, rival.unread, units, tuple(duels))
 
 
-def _of_kind(kind: str, figures: Mapping[str, float], priced: Records, rival: Rival, units: dict[str, str]) -> Iterator[Duel]:
+def _rows_of_kind(kind: str, figures: Mapping[str, float], priced: Records, rival: Rival, units: dict[str, str]) -> Iterator[Duel]:
     """All rows of a kind, those that nothing was fitted on, and those that agree in a column."""
     alike = priced.where_true(priced.kind == kind)
     rows = alike.where_true(np.array([key in figures for key in alike.id], dtype=bool))
@@ -98,10 +98,10 @@ def duel(rows: Records, theirs: Array, kind: str, by: str, value: str) -> Duel:
     ours, other = rows.log_error, np.log(theirs / rows.measured)
     near = np.abs(np.expm1(ours)) - np.abs(np.expm1(other))
     wins, draws = int(np.sum(near < -ALIKE)), int(np.sum(np.abs(near) <= ALIKE))
-    return Duel(kind, by, value, len(rows), _off(ours), _off(other), wins, draws)
+    return Duel(kind, by, value, len(rows), _predictor_errors(ours), _predictor_errors(other), wins, draws)
 
 
-def _off(logs: Array) -> PredictorErrors:
+def _predictor_errors(logs: Array) -> PredictorErrors:
     if not len(logs):
         return PredictorErrors(np.nan, np.nan, np.nan)
     errors = np.abs(np.expm1(logs))

@@ -7,7 +7,6 @@ Abroad whole engines, chips or families of models were left out of the fits; ``t
 from dataclasses import dataclass
 from pathlib import Path
 
-from commtax.files import Json
 from commtax.records import record_from
 from commtax_lab import lab_table
 from commtax_lab.scoring.prediction_columns import Records
@@ -38,13 +37,13 @@ class Fold:
     half_width: float
 
 
-def at_home(records: Records) -> list[ScoreLine]:
+def score_lines(records: Records) -> list[ScoreLine]:
     tested = records.where_true(records.timed & ~records.fitted)
-    lines: list[Json] = lab_table("scoring/scoreboard.toml")["line"]
+    lines = lab_table("scoring/scoreboard.toml")["line"]
     return [ScoreLine(one["part"], one["name"], figures(choose(tested, one["rows"])[0])) for one in lines]
 
 
-def abroad() -> list[Fold]:
+def transfer_folds() -> list[Fold]:
     """The folds of ``transfer.toml``, in its order; none where it is not there."""
     if not (Path(__file__).parents[1] / TRANSFER).is_file():
         return []

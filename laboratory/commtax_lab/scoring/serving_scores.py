@@ -15,7 +15,7 @@ from commtax_lab.published import serving_rows
 from commtax_lab.published.rows import PublishedFigure, RowQuestion, read
 from commtax_lab.published.spellings import spelled_run
 from commtax_lab.published.tables import Table
-from commtax_lab.scoring.excluded_rows import UNFIT, impossible
+from commtax_lab.scoring.excluded_rows import UNFIT, exclude_impossible
 from commtax_lab.scoring.floors import holds_weights, least_s
 from commtax_lab.scoring.prediction_columns import Prediction, Records, answers
 
@@ -24,12 +24,12 @@ Scores = Mapping[str, Prediction]
 """Of one run, by kind."""
 
 
-def answered(table: Table) -> Records:
+def score_table(table: Table) -> Records:
     """Every figure of every row with its prediction, or with the reason why it has none."""
     asked = read([spelled_run(row) for row in table.dicts()], serving_rows.describe, serving_rows.ask)
     scores: dict[int, Scores | str] = {}
-    for runs in _alike(asked):
-        scores.update(zip(map(id, runs), _scored(runs), strict=True))
+    for runs in _group_alike(asked):
+        scores.update(zip(map(id, runs), _score_runs(runs), strict=True))
 
     def predict(run: serving_rows.SimulateArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
         known = scores[id(run)]
@@ -37,10 +37,10 @@ def answered(table: Table) -> Records:
             raise Refusal(known)
         return [replace(known[entry.kind], hint="") if entry.hint else known[entry.kind] for entry in entries]
 
-    return impossible(answers(asked, predict))
+    return exclude_impossible(answers(asked, predict))
 
 
-def _alike(asked: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -> Iterator[list[serving_rows.SimulateArguments]]:
+def _group_alike(asked: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -> Iterator[list[serving_rows.SimulateArguments]]:
     """Runs of one engine, model, place and format; workers apart are asked for one run at a time."""
     groups: dict[object, dict[int, serving_rows.SimulateArguments]] = {}
     for run in (one.question for one in asked if one.question is not None):
@@ -50,15 +50,15 @@ def _alike(asked: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -> Iter
     return (list(runs.values()) for runs in groups.values())
 
 
-def _scored(runs: Sequence[serving_rows.SimulateArguments]) -> list[Scores | str]:
+def _score_runs(runs: Sequence[serving_rows.SimulateArguments]) -> list[Scores | str]:
     """All at once; one by one where one of them has no answer."""
     try:
-        return list(_together(runs))
+        return list(_score_together(runs))
     except ValueError as error:
-        return [str(error)] if len(runs) == 1 else [score for run in runs for score in _scored([run])]
+        return [str(error)] if len(runs) == 1 else [score for run in runs for score in _score_runs([run])]
 
 
-def _together(runs: Sequence[serving_rows.SimulateArguments]) -> Iterator[Scores | str]:
+def _score_together(runs: Sequence[serving_rows.SimulateArguments]) -> Iterator[Scores | str]:
     words = {name: value for name, value in runs[0].items() if name not in ARRAYS}
     sizes = {name: np.array([cast(dict[str, float], run)[name] for run in runs]) for name in ARRAYS}
     one = cast(
@@ -68,10 +68,10 @@ def _together(runs: Sequence[serving_rows.SimulateArguments]) -> Iterator[Scores
     simulated = simulate(**one)
     columns = {kind: [np.broadcast_to(x, len(runs)) for x in figure(simulated)] for kind, figure in FIGURES.items()}
     waits = np.broadcast_to(simulated.running * simulated.question.plan.dp < simulated.requests.concurrency, len(runs))
-    legal, fits = (np.broadcast_to(x, len(runs)) for x in (simulated.legal, _fits(simulated)))
+    legal, fits = (np.broadcast_to(x, len(runs)) for x in (simulated.legal, _weights_fit(simulated)))
     for i, wait in enumerate(waits):
         if not legal[i]:  # alone it says which rule it breaks
-            yield _scored([runs[i]])[0]
+            yield _score_runs([runs[i]])[0]
             continue
         hint = "requests wait for the cache" if wait else "launch options are not said"
         away = "" if fits[i] else UNFIT
@@ -81,17 +81,17 @@ def _together(runs: Sequence[serving_rows.SimulateArguments]) -> Iterator[Scores
         }
 
 
-def _fits(s: ClosedLoop) -> Array:
+def _weights_fit(s: ClosedLoop) -> Array:
     """Whether every worker's weights go into its memory."""
     fits = holds_weights(s.question)
     return fits & holds_weights(s.question, s.apart.plan) if s.apart else fits
 
 
-def _time(name: str, phase: str) -> Callable[[ClosedLoop], tuple[Number, ...]]:
+def _time_figure(name: str, phase: str) -> Callable[[ClosedLoop], tuple[Number, ...]]:
     return lambda s: (getattr(s, name), *s.range_of(name), floor(s, phase))
 
 
-def _rate(tokens: Callable[[ClosedLoop], Number]) -> Callable[[ClosedLoop], tuple[Number, ...]]:
+def _rate_figure(tokens: Callable[[ClosedLoop], Number]) -> Callable[[ClosedLoop], tuple[Number, ...]]:
     """So many a second of what each request has; as sure as the tokens a second are."""
 
     def figure(s: ClosedLoop) -> tuple[Number, ...]:
@@ -101,7 +101,7 @@ def _rate(tokens: Callable[[ClosedLoop], Number]) -> Callable[[ClosedLoop], tupl
     return figure
 
 
-def _whole(s: ClosedLoop) -> tuple[Number, ...]:
+def _request_seconds(s: ClosedLoop) -> tuple[Number, ...]:
     """Seconds of a request: as sure as the rate that follows from them."""
     low, high = s.range_of("tokens_per_s")
     return (
@@ -119,13 +119,13 @@ def _interactivity(s: ClosedLoop) -> tuple[Number, ...]:
 
 
 FIGURES: dict[str, Callable[[ClosedLoop], tuple[Number, ...]]] = {
-    "ttft": _time("ttft_s", "prefill"),
-    "tpot": _time("tpot_s", "decode"),
-    "e2e": _whole,
-    "throughput": _rate(lambda s: s.requests.output_len),
-    "total-rate": _rate(lambda s: s.requests.input_len + s.requests.output_len),
-    "input-rate": _rate(lambda s: s.requests.input_len),
-    "request-rate": _rate(lambda s: np.ones_like(s.requests.output_len, dtype=float)),
+    "ttft": _time_figure("ttft_s", "prefill"),
+    "tpot": _time_figure("tpot_s", "decode"),
+    "e2e": _request_seconds,
+    "throughput": _rate_figure(lambda s: s.requests.output_len),
+    "total-rate": _rate_figure(lambda s: s.requests.input_len + s.requests.output_len),
+    "input-rate": _rate_figure(lambda s: s.requests.input_len),
+    "request-rate": _rate_figure(lambda s: np.ones_like(s.requests.output_len, dtype=float)),
     "interactivity": _interactivity,
 }
 """Value, range and what physics allows at the least, of each kind of figure."""

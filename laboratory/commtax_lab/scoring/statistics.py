@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.files import Json
 from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.sweep import SOURCE
@@ -48,14 +47,14 @@ class Figures:
     width: float  # median half-width of the range over the prediction
 
 
-def _off(r: Records) -> Array:
+def _absolute_errors(r: Records) -> Array:
     return np.asarray(np.abs(np.expm1(r.log_error)))
 
 
 FIGURES: dict[str, Callable[[Records], float]] = {
-    "median": lambda r: float(np.median(_off(r))),
-    "mean": lambda r: float(np.mean(_off(r))),
-    "p90": lambda r: float(np.quantile(_off(r), 0.9)),
+    "median": lambda r: float(np.median(_absolute_errors(r))),
+    "mean": lambda r: float(np.mean(_absolute_errors(r))),
+    "p90": lambda r: float(np.quantile(_absolute_errors(r), 0.9)),
     "bias": lambda r: float(np.expm1(np.mean(r.log_error))),
     "covered": lambda r: float(np.mean(r.covered)),
     "uncovered": lambda r: float(1 - np.mean(r.covered)),
@@ -85,7 +84,7 @@ def groups(records: Records, by: tuple[str, ...] = BY) -> list[tuple[Key, Figure
     return [(key, figured) for key, part in parts(records, by) if (figured := figures(part))]
 
 
-def skipped(records: Records) -> list[tuple[str, int]]:
+def skipped_reasons(records: Records) -> list[tuple[str, int]]:
     return Counter(str(reason) for reason in records.skipped if reason).most_common()
 
 
@@ -123,7 +122,7 @@ class Miss:
     reason: str
 
 
-def worst(records: Records) -> list[Miss]:
+def worst_misses(records: Records) -> list[Miss]:
     """The largest errors on rows that were not fitted, one for each source, system and library, so that ten differ."""
     tested = records.where_true(records.timed & ~records.fitted)
     if not len(tested):
@@ -159,6 +158,16 @@ def reason(records: Records, i: int) -> str:
     return ", ".join(dict.fromkeys(causes)) or "no reason known"
 
 
+class StatedBound(TypedDict):
+    """A row of ``bounds.toml``."""
+
+    name: str
+    figure: str
+    limit: float | list[float]
+    by_tp: NotRequired[bool]
+    rows: dict[str, bool | float | str | list[bool | float | str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """``value`` must not exceed ``limit`` (or lie between two); without rows there is no verdict."""
@@ -178,6 +187,8 @@ class Bound:
         return bool(low <= self.value <= high)
 
 
+Wanted = bool | float | str | list[bool | float | str]
+"""A value that rows must have, or several of which they have one."""
 CHOICES: dict[str, Callable[[Records, Any], Array]] = {
     "size": lambda r, ends: (r.size >= ends[0]) & (r.size <= ends[1]),
     "source": lambda r, part: np.array([part in source.lower() for source in r.source], dtype=bool),
@@ -206,7 +217,7 @@ def judge(records: Records, unpriced: Shares, apart: Shares = MappingProxyType({
         *(_bound(one, tested) for one in stated),
         _worst_file("rows not priced, in the worst file", UNPRICED, unpriced),
         *([_worst_file("rows set apart, in the worst file", APART, apart)] if apart else []),
-        Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced)), is_count=True),
+        Bound("predictions below their physical floor", 0.0, _floor_breaches(records), int(np.sum(records.priced)), is_count=True),
     ]
 
 
@@ -216,19 +227,19 @@ def _worst_file(name: str, limit: float, of_files: Shares) -> Bound:
     return Bound(name, limit, shares.get(worst), sum(rows for _, rows in of_files.values()), why=worst)
 
 
-def choose(records: Records, rows: Mapping[str, Json]) -> tuple[Records, str]:
+def choose(records: Records, rows: Mapping[str, Wanted]) -> tuple[Records, str]:
     """Rows by the keys of a bound; and, where none is left, after which key."""
     chosen, told, why = records, list[str](), ""
     for key, wanted in rows.items():
         mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.columns[key].astype(object), wanted)
         left = chosen.where_true(mask)
         if not len(left) and not why:
-            why = f"no tested row{' of ' + ' and '.join(told) if told else ''} has {_said(key, wanted)}"
-        chosen, told = left, [*told, _said(key, wanted)]
+            why = f"no tested row{' of ' + ' and '.join(told) if told else ''} has {_choice_words(key, wanted)}"
+        chosen, told = left, [*told, _choice_words(key, wanted)]
     return chosen, why
 
 
-def _bound(stated: Json, tested: Records) -> Bound:
+def _bound(stated: StatedBound, tested: Records) -> Bound:
     chosen, why = choose(tested, stated["rows"])
     figure, limit = FIGURES[stated["figure"]], stated["limit"]
     parts = [chosen.where_true(chosen.tp == tp) for tp in np.unique(chosen.tp)] if stated.get("by_tp") else [chosen]
@@ -236,17 +247,17 @@ def _bound(stated: Json, tested: Records) -> Bound:
     return Bound(stated["name"], (limit[0], limit[1]) if isinstance(limit, list) else limit, value, len(chosen), why=why)
 
 
-def _said(key: str, wanted: Json) -> str:
+def _choice_words(key: str, wanted: Wanted) -> str:
     """What chooses rows, in words."""
     if key in ("ours", "versioned", "sound"):
-        said = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
-        return said.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
-    if key == "size":
+        words = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
+        return words.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
+    if key == "size" and isinstance(wanted, list):
         return f"size {wanted[0]:,.0f} to {wanted[1]:,.0f}"
     return f"{key} {' or '.join(map(str, wanted)) if isinstance(wanted, list) else wanted}"
 
 
-def _below(records: Records) -> float | None:
+def _floor_breaches(records: Records) -> float | None:
     """How many; a rate's floor is the least time of a token."""
     if not np.any(records.priced):
         return None

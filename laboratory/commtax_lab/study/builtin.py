@@ -9,19 +9,19 @@ from statistics import median
 
 import torch
 
-from commtax.files import Document
 from commtax.results.bench_record import BenchmarkRun
 from commtax.traces.profilers import kineto
 from commtax_lab.measure import launch, machine
 from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import MeasuredJob, RunOfAllRanks, gather_results, generate, prompts, turns
 from commtax_lab.measure.job import LiveJob
-from commtax_lab.measure.reconcile import by_collective, document
+from commtax_lab.measure.reconcile import document, wire_seconds
 from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, report
-from commtax_lab.study.driving import ALL_REDUCE, Done, Driver, StudyOrder, allreduces, check, served
+from commtax_lab.study.driving import ALL_REDUCE, Done, Driver, StudyOrder, allreduces, check, serving_record
 from commtax_lab.study.recipe import Recipe, StudyRun, arrivals, lengths
 from commtax_lab.study.small_engine_serving import BatchingEngine, requests, result, serve
+from commtax_lab.study.study_documents import AllReduces, Check, RunRecord
 
 TARGET = "commtax_lab.study.builtin:measure_runs"
 SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "profile")
@@ -46,19 +46,19 @@ class Builtin(Driver):
     kinds = ("latency", "batch", "profile", "serve")
 
     def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
-        self.job = LiveJob(**{name: getattr(asked, name) for name in SHARED}, tp=max(asked.degrees), reference=False).settled()
+        self.job = LiveJob(**{name: getattr(asked, name) for name in SHARED}, tp=max(asked.degrees), reference=False).settle()
         self.asked, self.recipe = asked, recipe
         arch = self.job.arch()
         self.model, self.dtype, self.library = arch.model, self.job.dtype, self.job.impl
         self.on_cpu = self.eager = self.job.device != "cuda"
         self.version = f"torch {torch.__version__}"
         self.where = self.job.cluster or self.job.plan(arch).cluster.key
-        self.share = machine.share(max(asked.degrees))
-        self.device = machine.shared_cores(self.share)
+        self.share = machine.cores_per_rank(max(asked.degrees))
+        self.device = machine.core_words(self.share)
         if not self.on_cpu:
             self.device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
 
-    def checks(self) -> list[Document]:
+    def checks(self) -> list[Check]:
         ranks = max(self.asked.degrees)
         if not self.on_cpu:
             count = torch.cuda.device_count()
@@ -81,12 +81,12 @@ class Builtin(Driver):
             if runs:
                 launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=ended)
 
-    def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> Document:
+    def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> RunRecord:
         """What a run left behind, in the study's own terms; the whole of it is kept too."""
         raw = self.asked.out / "raw"
         if isinstance(seen, BenchmarkRun):
             (raw / f"{run.name}.json").write_text(json.dumps(asdict(seen)), encoding="utf-8")
-            return served(seen)
+            return serving_record(seen)
         job = replace(self.job, tp=run.tp, batch=run.batch, repeats=run.iters)
         answer = document(replace(job, input_len=run.input_len, output_len=run.output_len), seen)
         (raw / f"{run.name}.json").write_text(json.dumps(answer), encoding="utf-8")
@@ -94,7 +94,7 @@ class Builtin(Driver):
         whole = f"{answer['weights']['tp1_bytes'] / 1e6:,.1f} MB"
         counted = "collectives as predicted" if answer["collectives"]["equal"] else "collectives NOT as predicted"
         all_turns = turns(seen.ranks)
-        record: Document = {
+        record: RunRecord = {
             "latency_s": [turn.prefill_s + sum(turn.decode_s) for turn in all_turns],
             "prefill_s": [turn.prefill_s for turn in all_turns],
             "decode_s": [median(turn.decode_s) for turn in all_turns],
@@ -102,15 +102,15 @@ class Builtin(Driver):
         }
         if run.kind == "profile":
             traces = sorted(raw.glob(f"{run.name}-rank*.json"))
-            counts = allreduces([kineto.read(path) for path in traces]) if traces else _counted(all_turns)
+            counts = allreduces([kineto.read(path) for path in traces]) if traces else _count_allreduces(all_turns)
             record["profile"] = {**counts, "equal": answer["collectives"]["equal"]}
         return record
 
 
-def _counted(all_turns: Sequence[RunOfAllRanks]) -> Document:
+def _count_allreduces(all_turns: Sequence[RunOfAllRanks]) -> AllReduces:
     """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
     reduced = [sent for sent in all_turns[0].runs[0].order if sent.op == ALL_REDUCE]
-    wires = by_collective(all_turns)
+    wires = wire_seconds(all_turns)
     wire_s = sum(median(wires[sent.what]) for sent in reduced)
     step_s = median(median(turn.decode_s) for turn in all_turns)
     least = [zip(turn.inside_s.sum(axis=2).min(axis=0).tolist(), turn.decode_s, strict=True) for turn in all_turns]
@@ -129,7 +129,7 @@ def measure_runs(where: RankPlace, work: DegreeWork) -> None:
     """One rank: weights once, then every run; rank 0 tells each result."""
     job, a = work.job, work.job.arch()
     if job.device == "cpu" and len(where.cores) > work.share:  # as many cores as a rank of the largest degree has
-        machine.keep_to(where.cores[: work.share])
+        machine.pin_to_cores(where.cores[: work.share])
         torch.set_num_threads(work.share)
     weights, group = job.load(a, where, where.device(job.device)), job.group(where)
     for run in work.runs:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from commtax.files import Document
 from commtax.results.bench_record import METRICS, BenchmarkRun
 from commtax.spec import Model
 from commtax.traces.meeting import meet
 from commtax.traces.trace import Trace
 from commtax_lab.measure.launch import LOST_S
 from commtax_lab.study.recipe import StudyRun
+from commtax_lab.study.study_documents import AllReduces, Check, RunRecord
 
 ALL_REDUCE = "all-reduce"
-Done = Callable[[StudyRun, Document], None]
+Done = Callable[[StudyRun, RunRecord], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class Driver(ABC):
     library: str = ""
 
     @abstractmethod
-    def checks(self) -> list[Document]: ...
+    def checks(self) -> list[Check]: ...
 
     @abstractmethod
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Run all; ``done`` receives each record when it is there."""
 
 
-def check(what: str, ok: bool | None, seen: str) -> Document:
+def check(what: str, ok: bool | None, seen: str) -> Check:
     """One thing that was looked at before runs began; None: it decides nothing."""
     return {"check": what, "ok": ok, "found": seen}
 
 
-def allreduces(traces: Sequence[Trace]) -> Document:
+def allreduces(traces: Sequence[Trace]) -> AllReduces:
     """Those of the decode steps: how many a step, how large, how long, and their share of the step.
 
     Counted on the first rank; timed as the least over ranks where there are several (the wire), else one rank's own.
@@ -94,8 +94,16 @@ def allreduces(traces: Sequence[Trace]) -> Document:
     }
 
 
-def served(b: BenchmarkRun) -> Document:
+def serving_record(b: BenchmarkRun) -> RunRecord:
     """A serving benchmark, whichever engine ran it."""
     stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
-    kept = ("requests", "failed", "duration_s", "requests_per_s", "output_tokens_per_s", "input_len", "output_len")
-    return {"stats_s": stats, **{name: getattr(b, name) for name in kept}}
+    return {
+        "stats_s": stats,
+        "requests": b.requests,
+        "failed": b.failed,
+        "duration_s": b.duration_s,
+        "requests_per_s": b.requests_per_s,
+        "output_tokens_per_s": b.output_tokens_per_s,
+        "input_len": b.input_len,
+        "output_len": b.output_len,
+    }

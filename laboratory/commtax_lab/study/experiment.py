@@ -8,22 +8,22 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from commtax import files
 from commtax.catalog import profile as overlay
-from commtax.files import Document
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask
-from commtax_lab.measure.machine import tool
+from commtax_lab.measure.machine import tool_output
 from commtax_lab.study.driving import Driver, StudyOrder, check
-from commtax_lab.study.findings import Prices, analyse, answers
+from commtax_lab.study.findings import Prices, analyse
 from commtax_lab.study.recipe import StudyRun, dataset_lengths, recipe, runs
+from commtax_lab.study.study_documents import Check, CounterRate, RunRecord, StudyDocument, StudyFacts
 
 ENGINES = {"builtin": "Builtin", "vllm": "Vllm"}  # each a file of its name, and its driver there
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
@@ -36,7 +36,7 @@ Counters = dict[str, float]  # bytes that went over links, by the machine's own 
 Progress = Callable[[str], None]  # receives a line for each thing that begins or ended
 
 
-def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> Document:
+def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> StudyDocument:
     """Run what is missing, then analyse everything; the document is written to ``out`` too."""
     _check(asked)
     chosen = recipe(asked.recipe, asked.quick)
@@ -45,36 +45,41 @@ def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> Do
     where = asked.cluster or driver.where
     for tp in asked.degrees:
         ask(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
-    settings = _settings(asked, driver)
+    _check_settings(asked, driver)
     profile, unknown = _constants(asked, driver, progress)
     prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
     kept = {run: asked.out / "runs" / f"{run.name}.json" for run in runs(chosen, asked.degrees, driver.kinds)}
-    todo = [run for run, file in kept.items() if "error" in (_kept(file) or {"error": "missing or damaged"})]
+    todo = [run for run, file in kept.items() if "error" in (_read_kept(file) or {"error": "missing or damaged"})]
     checks = _checks(asked.out / "checks.json", driver, not todo)
     if todo:
         for one in checks:
             progress(f"{one['check']}: {'' if one['ok'] is not False else 'NO, '}{one['found']}")
         _run(todo, kept, driver, progress)
-    done = [(run, record) for run, file in kept.items() if (record := _kept(file)) is not None]
-    facts = {
-        **{key: settings[key] for key in ("recipe", "quick", "engine", "version", "model", "dtype", "device")},
+    done = [(run, record) for run, file in kept.items() if (record := _read_kept(file)) is not None]
+    facts: StudyFacts = {
+        "recipe": asked.recipe,
+        "quick": asked.quick,
+        "engine": asked.engine,
+        "version": driver.version,
+        "model": driver.model.key,
+        "dtype": driver.dtype,
+        "device": driver.device,
         "box": asked.name or driver.device,
         "cluster": where,
         "profile": Path(profile).name,
-        "serving_lengths": settings["dataset"] or "synthetic",
+        "serving_lengths": Path(asked.dataset).name or "synthetic",
         "checks": checks,
         "link_counters": _counters(done),
         "missing": [run.name for run in kept if run not in {r for r, _ in done}],
     }
     study = analyse(facts, done, prices)
-    study["answers"] = answers(study)
     write(asked.out / "experiment.json", study)
     return study
 
 
-def merge(folders: Sequence[Path]) -> list[Document]:
+def merge(folders: Sequence[Path]) -> list[StudyDocument]:
     """The documents of several machines; of one name twice the second is told apart by a number."""
-    boxes: list[Document] = []
+    boxes: list[StudyDocument] = []
     seen: Counter[str] = Counter()
     for folder in folders:
         file = folder / "experiment.json"
@@ -90,11 +95,11 @@ def merge(folders: Sequence[Path]) -> list[Document]:
         if odd is not None:
             raise Refusal(f"merge '{folder}': {odd:g} in experiment.json is nothing that was measured")
         seen[name] += 1
-        boxes.append({**document, "box": f"{name} #{seen[name]}" if seen[name] > 1 else name})
+        boxes.append(cast("StudyDocument", {**document, "box": f"{name} #{seen[name]}" if seen[name] > 1 else name}))
     return boxes
 
 
-def _figures(part: Any) -> Iterator[float]:
+def _figures(part: object) -> Iterator[float]:
     """All numbers of a document."""
     if isinstance(part, float | int):
         yield float(part) if abs(part) < 2**1000 else float("inf")
@@ -103,7 +108,7 @@ def _figures(part: Any) -> Iterator[float]:
             yield from _figures(inner)
 
 
-def write(path: Path, document: Document) -> None:
+def write(path: Path, document: Mapping[str, object]) -> None:
     """A file that is whole or not there."""
     files.write_text(path, json.dumps(document, indent=1) + "\n")
 
@@ -149,7 +154,7 @@ def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[s
     return str(file), ""
 
 
-def _settings(asked: StudyOrder, driver: Driver) -> Document:
+def _check_settings(asked: StudyOrder, driver: Driver) -> None:
     """What makes this study this one, kept beside its runs; a folder that holds another study is refused.
     On CPUs the device says a rank's cores, which depend on the largest degree."""
     settings = {
@@ -160,7 +165,7 @@ def _settings(asked: StudyOrder, driver: Driver) -> Document:
         "dataset": Path(asked.dataset).name,
     }
     file = asked.out / "settings.json"
-    before = _kept(file) or settings
+    before = _read_kept(file) or settings
     for key, value in settings.items():
         if before.get(key) != value:
             held = f"holds a study with {key} '{before.get(key)}', not '{value}'"
@@ -168,26 +173,25 @@ def _settings(asked: StudyOrder, driver: Driver) -> Document:
     for name in ("raw", "runs"):
         (asked.out / name).mkdir(parents=True, exist_ok=True)
     write(file, settings)
-    return settings
 
 
-def _kept(file: Path) -> Document | None:
-    """A kept document, where it is there and whole."""
+def _read_kept(file: Path) -> Any:
+    """A kept document, where it is there and whole; else None."""
     try:
-        document: Document = files.read_json(file)
+        document = files.read_json(file)
     except ValueError:
         return None
-    return document
+    return document if isinstance(document, dict) else None
 
 
 def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, progress: Progress) -> None:
     """Run what is missing; each record is kept with what moved over the links since the one before."""
     before, since, ended = snapshot(), time.monotonic(), len(kept) - len(todo)
 
-    def done(run: StudyRun, record: Document) -> None:
+    def done(run: StudyRun, record: RunRecord) -> None:
         nonlocal before, since, ended
         now, counters, ended = time.monotonic(), snapshot(), ended + 1
-        link = {"seconds": now - since, "bytes": moved(before, counters)}
+        link = {"seconds": now - since, "bytes": bytes_moved(before, counters)}
         before, since = counters, now
         write(kept[run], {"run": asdict(run), **record, "link": link})
         failed = f" FAILED: {record['error']}" if "error" in record else ""
@@ -196,9 +200,9 @@ def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, p
     driver.run(todo, done)
 
 
-def _checks(file: Path, driver: Driver, finished: bool) -> list[Document]:
+def _checks(file: Path, driver: Driver, finished: bool) -> list[Check]:
     """The checks of now, before runs start; those of then where nothing is left to run."""
-    before = _kept(file)
+    before = _read_kept(file)
     if finished and before is not None:
         return list(before["checks"])
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -209,7 +213,7 @@ def _checks(file: Path, driver: Driver, finished: bool) -> list[Document]:
     return checks
 
 
-def _counters(done: Sequence[tuple[StudyRun, Document]]) -> list[Document]:
+def _counters(done: Sequence[tuple[StudyRun, RunRecord]]) -> list[CounterRate]:
     """What moved over the links during the longest run of the largest degree, start-up included."""
     counted = [(r.tp, x["link"], r.name) for r, x in done if x.get("link") and r.kind in ("serve", "latency", "batch")]
     if not counted:
@@ -220,10 +224,10 @@ def _counters(done: Sequence[tuple[StudyRun, Document]]) -> list[Document]:
 
 def snapshot() -> Counters:
     """All counters that there are, in bytes since the machine started; none is no error."""
-    return {**nvlink(tool("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
+    return {**nvlink(tool_output("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
 
 
-def moved(before: Counters, after: Counters) -> Counters:
+def bytes_moved(before: Counters, after: Counters) -> Counters:
     """Bytes between two snapshots, of counters that moved."""
     return {name: after[name] - before.get(name, 0.0) for name in after if after[name] > before.get(name, 0.0)}
 

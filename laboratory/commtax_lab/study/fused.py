@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 try:
@@ -27,7 +27,7 @@ MAX_SPLITS = 64
 QUERY_ROWS = 16  # least rows of a tensor-core product: grouped queries are padded to it
 HEAD_TILE = 8  # heads that one program of the rotary kernel takes
 FP8_MAX = 448.0
-Turns = tuple[Any, Any]
+Turns = tuple[Tensor, Tensor]
 
 if triton is not None:
     # fmt: off
@@ -147,40 +147,40 @@ if triton is not None:
     # fmt: on
 
 
-def _plain(x: Any) -> bool:
+def _is_plain(x: Tensor) -> bool:
     return triton is None or (x.device.type == "cpu" and not INTERPRETED)
 
 
-def _normed(x: Any) -> Any:
+def _normalise(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
 
-def add_norm(x: Any, residual: Any, weight: Any, summed: Any, out: Any) -> None:
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, summed: Tensor, out: Tensor) -> None:
     """summed = x + residual; out = summed / rms(summed) * weight."""
     width = x.shape[-1]
-    if _plain(x):
+    if _is_plain(x):
         h = x.float() + residual.float()
         summed.copy_(h)
-        out.copy_(_normed(h) * weight.float())
+        out.copy_(_normalise(h) * weight.float())
         return
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(x.shape[0],)](x, residual, weight, summed, out, width, EPS, BLOCK=block, num_warps=4 if block <= 2048 else 8)
 
 
-def turns(positions: Any, slots: Any, head_dim: int, max_len: int) -> Turns:
+def turns(positions: Tensor, slots: Tensor, head_dim: int, max_len: int) -> Turns:
     """Cosines and then sines of every position, and position and cache slot of each row of the step."""
     rate = 10000.0 ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angle = torch.arange(max_len, device=positions.device)[:, None] * rate
     return torch.cat((angle.cos(), angle.sin()), -1).float(), torch.stack((positions, slots), -1).int()
 
 
-def rotary_write(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: Any) -> None:
+def rotary_write(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t: Turns, norms: Tensor | None) -> None:
     """Turn queries and keys by position; keys and values go to the cache, queries to their own array.
 
     ``norms``: weights of the per-head norms of queries and of keys, (2, head size), or None.
     """
     heads, (kv_heads, dim) = queries.shape[-2], keys.shape[-2:]
-    if _plain(qkv):
+    if _is_plain(qkv):
         _plain_rotary(qkv, queries, keys, values, t, norms)
         return
     grid = (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEAD_TILE))
@@ -189,11 +189,11 @@ def rotary_write(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms
     _rotary_kernel[grid](*arrays, heads, kv_heads, EPS, **sizes, num_warps=2)
 
 
-def _plain_rotary(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: Any) -> None:
+def _plain_rotary(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t: Turns, norms: Tensor | None) -> None:
     heads, (kv_heads, dim) = queries.shape[-2], keys.shape[-2:]
     q, k, v = qkv.view(qkv.shape[0], -1, dim).float().split((heads, kv_heads, kv_heads), 1)
     if norms is not None:
-        q, k = (_normed(x) * w.float() for x, w in zip((q, k), norms, strict=True))
+        q, k = (_normalise(x) * w.float() for x, w in zip((q, k), norms, strict=True))
     angles, places = t
     positions, slots = places.long().unbind(-1)
     c, s = angles[positions][:, None].chunk(2, -1)
@@ -204,19 +204,19 @@ def _plain_rotary(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norm
     values.view(-1, kv_heads, dim)[slots] = v.to(values.dtype)
 
 
-def swiglu(gate_up: Any, out: Any) -> None:
+def swiglu(gate_up: Tensor, out: Tensor) -> None:
     """out = SiLU(gate) * up, the two halves of one row."""
     rows, width = out.shape
-    if _plain(out):
+    if _is_plain(out):
         gate, up = gate_up.float().split(width, -1)
         out.copy_(torch.nn.functional.silu(gate) * up)
         return
     _swiglu_kernel[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, num_warps=4)
 
 
-def quantise(x: Any, out: Any, scales: Any) -> None:
+def quantise(x: Tensor, out: Tensor, scales: Tensor) -> None:
     """fp8 rows, each with a scale of its own (its largest value becomes the largest fp8)."""
-    if _plain(x):
+    if _is_plain(x):
         scales.copy_(x.float().abs().amax(-1, keepdim=True).clamp(min=1e-6) / FP8_MAX)
         out.copy_((x.float() / scales).to(out.dtype))
         return
@@ -240,11 +240,11 @@ class Splits:
 
     num: int
     chunk: int
-    parts: Any
-    sums: Any
+    parts: Tensor
+    sums: Tensor
 
     @classmethod
-    def make(cls, batch: int, heads: int, kv_heads: int, head_dim: int, length: int, device: Any, num_sms: int) -> Splits:
+    def make(cls, batch: int, heads: int, kv_heads: int, head_dim: int, length: int, device: torch.device, num_sms: int) -> Splits:
         wanted = num_splits(batch * kv_heads, length, num_sms)
         chunk = BLOCK_TOKENS * math.ceil(length / wanted / BLOCK_TOKENS)
         num = math.ceil(length / chunk)
@@ -252,11 +252,11 @@ class Splits:
         return cls(num, chunk, torch.empty(room, head_dim, device=device), torch.empty(room, device=device))
 
 
-def decode_attention(q: Any, keys: Any, values: Any, lengths: Any, out: Any, s: Splits) -> None:
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out: Tensor, s: Splits) -> None:
     """One query a sequence over its cached keys: softmax(q k / sqrt(d)) v, grouped heads together, length split."""
     batch, max_len, kv_heads, dim = keys.shape
     heads = q.shape[-2]
-    if _plain(q):
+    if _is_plain(q):
         _plain_attention(q, keys, values, lengths, out)
         return
     scale = 1.4426950408889634 / math.sqrt(dim)
@@ -271,7 +271,7 @@ def decode_attention(q: Any, keys: Any, values: Any, lengths: Any, out: Any, s: 
         _join_kernel[(batch * heads,)](s.parts, s.sums, out, s.num, **sizes, num_warps=2 if s.num <= 16 else 4)
 
 
-def _plain_attention(q: Any, keys: Any, values: Any, lengths: Any, out: Any) -> None:
+def _plain_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out: Tensor) -> None:
     batch, max_len, kv_heads, dim = keys.shape
     heads = q.shape[-2]
     k, v = (x.float().repeat_interleave(heads // kv_heads, 2).transpose(1, 2) for x in (keys, values))
@@ -284,7 +284,7 @@ def _plain_attention(q: Any, keys: Any, values: Any, lengths: Any, out: Any) -> 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
 
-def prefill_attention(q: Any, keys: Any, values: Any, backend: str) -> Any:
+def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, backend: str) -> Tensor:
     """Causal attention of whole prompts; q [batch, length, heads, d], keys and values [batch, length, kv heads, d]."""
     q, k, v = (x.transpose(1, 2) for x in (q, keys, values))
     grouped = q.shape[1] != k.shape[1]

@@ -19,10 +19,11 @@ import json
 import random
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TextIO
 
-from commtax.files import Document, check_writable
+from commtax.files import check_writable
 from commtax_lab import lab_table
 
 COMMAND = "python -m commtax_lab.study.kernels"
@@ -49,7 +50,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
     from commtax_lab.study import sweeps
 
-    def write(row: Document) -> None:
+    def write(row: Mapping[str, object]) -> None:
         out.write(json.dumps(row) + "\n")
         out.flush()
 
@@ -69,7 +70,7 @@ def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
             write(row)
 
 
-def _failed(text: str, code: int) -> int:
+def _fail(text: str, code: int) -> int:
     sys.stderr.write(text + "\n")
     return code
 
@@ -79,21 +80,21 @@ def main(argv: list[str]) -> int:
     try:
         import torch
     except ImportError:
-        return _failed("error: torch is needed to measure (pip install torch)", 2)
+        return _fail("error: torch is needed to measure (pip install torch)", 2)
     if asked.device == "cuda" and not torch.cuda.is_available():
-        return _failed("error: no CUDA device was found (--device cpu tries the sweep out on a tiny shard)", 2)
+        return _fail("error: no CUDA device was found (--device cpu tries the sweep out on a tiny shard)", 2)
     try:
         check_writable(asked.out, "--out") if asked.out != "-" else None
         with open(asked.out, "w", encoding="utf-8") if asked.out != "-" else nullcontext(sys.stdout) as out:
             run(asked, argv, out)
     except KeyboardInterrupt:
-        return _failed("stopped: what was measured is written", 130)
+        return _fail("stopped: what was measured is written", 130)
     except ArithmeticError as error:
-        return _failed(f"error: {error}", 1)
+        return _fail(f"error: {error}", 1)
     except ValueError as error:
-        return _failed(f"error: {error}", 2)
+        return _fail(f"error: {error}", 2)
     except OSError as error:
-        return _failed(f"error: --out {asked.out}: {error.strerror}", 2)
+        return _fail(f"error: --out {asked.out}: {error.strerror}", 2)
     return 0
 
 

@@ -18,7 +18,7 @@ LOOK_S = 0.2
 MEANT_FOR_THE_PROGRAM = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def leashed(command: Sequence[str]) -> list[str]:
+def leash_command(command: Sequence[str]) -> list[str]:
     """The command line that runs ``command`` on this process's leash; start it in a session of its own."""
     return [sys.executable, "-m", "commtax_lab.study.leash", str(os.getpid()), *command]
 

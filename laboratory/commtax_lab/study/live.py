@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from commtax_lab.measure.generate import prompts
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.worker import RankPlace, gather, report
 from commtax_lab.study.small_engine_serving import BatchingEngine, Request, TimedStep, requests, serve
-from commtax_lab.study.surface import SurfacePoint, Timings, grid, most_per_s, surface
+from commtax_lab.study.surface import SurfacePoint, Timings, grid, peak_rate, surface
 
 TARGET = "commtax_lab.study.live:measure_service"
 ROUNDS = 5  # of all steps, in each sweep
@@ -43,7 +43,7 @@ class Service:
     num_prompts: int = 60
     slots: int = 16  # requests that run at once
 
-    def settled(self) -> Service:
+    def settle(self) -> Service:
         """With what depends on the machine filled in, and every mistake that can be seen beforehand refused."""
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
@@ -53,7 +53,7 @@ class Service:
                 raise Refusal(f"{name}={value}: a whole number from 1 to {most:,} is needed", name)
         if self.job.seed < 0:
             raise Refusal(f"seed={self.job.seed}: a whole number of at least 0 is needed", "seed")
-        settled = replace(self, job=self.job.settled())
+        settled = replace(self, job=self.job.settle())
         longest, allowed = settled.longest, settled.job.arch().model.max_len
         if longest > allowed:
             raise Refusal(f"input_len, output_len: {longest:,} tokens together, the model has {allowed:,} positions", "input_len")
@@ -97,7 +97,7 @@ class LiveMeasurements:
     load: tuple[float, float, float]
 
 
-def run(service: Service, **launching: Any) -> LiveMeasurements:
+def run(service: Service, **launching: Unpack[launch.Launching]) -> LiveMeasurements:
     """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
     seen: LiveMeasurements = launch.run(TARGET, service, service.job.tp, device=service.job.device, **launching)
     return seen
@@ -118,14 +118,14 @@ def measure_service(where: RankPlace, service: Service) -> LiveMeasurements:
     sweeps, runs = [_sweep(server, steps, spread)], list[ServedRequests]()
     rates = service.rates or _usual_rates(service, sweeps[0])
     for rate in rates:
-        runs.append(_served(server, service.stream(rate), job.seed))
+        runs.append(_serve_stream(server, service.stream(rate), job.seed))
         sweeps.append(_sweep(server, steps, spread))
     return LiveMeasurements(rates, runs, sweeps, os.getloadavg())
 
 
 def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
     """Shares of what a server with all slots taken answers."""
-    most = most_per_s(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
+    most = peak_rate(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
     return LIGHT * most, BUSY * most
 
 
@@ -134,14 +134,14 @@ def _sweep(server: BatchingEngine, steps: Sequence[SurfacePoint], spread: int, r
     timings: dict[SurfacePoint, list[float]] = {step: [] for step in steps}
     for _ in range(rounds):
         for step in steps:
-            timings[step].append(_timed(server, step, spread))
+            timings[step].append(_time_step(server, step, spread))
     server.group.ledger.clear()
     report("steps")
     by_rank_0: Timings = gather(timings)[0]
     return by_rank_0
 
 
-def _timed(server: BatchingEngine, step: SurfacePoint, spread: int) -> float:
+def _time_step(server: BatchingEngine, step: SurfacePoint, spread: int) -> float:
     """Seconds until a step's tokens are on the host; sequences that decode together lie up to ``spread`` tokens to either side."""
     if not step.decoding:
         tokens = prompts(server.arch.model.vocab, 1, step.tokens, 0, server.device)
@@ -155,7 +155,7 @@ def _timed(server: BatchingEngine, step: SurfacePoint, spread: int) -> float:
     return time.perf_counter() - begin
 
 
-def _served(server: BatchingEngine, stream: RequestStream, seed: int) -> ServedRequests:
+def _serve_stream(server: BatchingEngine, stream: RequestStream, seed: int) -> ServedRequests:
     sizes = list(zip(stream.input_len.tolist(), stream.output_len.tolist(), strict=True))
     queue = requests(server, sizes, stream.arrival_s.tolist(), seed)
     steps: list[TimedStep] = []

@@ -21,9 +21,9 @@ array [sequences, length, kv heads, head size] a layer, keys and values apart; e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from commtax.spec import Mlp, Model
 from commtax_lab.study import fused
@@ -86,18 +86,18 @@ def shard(model: Model, tp: int) -> Shard | None:
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    qkv: Any
-    output: Any
-    gate_up: Any
-    down: Any
-    keys: Any
-    values: Any
-    bias: Any = None
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None = None
 
 
 def step(
     s: Shard, phase: str, batch: int, length: int, weights: OperandPool, cache: OperandPool, num_sms: int
-) -> Callable[[], Any]:
+) -> Callable[[], Tensor]:
     """One step as a function to call or to capture: ``decode`` of a batch over ``length`` cached tokens each (the new one
     beside them), or ``prefill`` of a batch of prompts of ``length`` tokens."""
     max_len = length + 1 if phase == "decode" else length
@@ -117,11 +117,11 @@ def _layer(s: Shard, batch: int, max_len: int, weights: OperandPool, cache: Oper
 class _StepBuffers:
     """Buffers of one step, and the launches in order."""
 
-    def __init__(self, s: Shard, phase: str, batch: int, max_len: int, device: Any, num_sms: int) -> None:
+    def __init__(self, s: Shard, phase: str, batch: int, max_len: int, device: torch.device, num_sms: int) -> None:
         decode = phase == "decode"
         rows = batch if decode else batch * max_len
 
-        def make(*shape: int) -> Any:
+        def make(*shape: int) -> Tensor:
             return torch.empty(*shape, dtype=torch.bfloat16, device=device)
 
         self.s, self.phase, self.batch, self.max_len = s, phase, batch, max_len
@@ -139,7 +139,7 @@ class _StepBuffers:
         self.last = torch.arange(1, batch + 1, device=device) * max_len - 1
         self.splits = fused.Splits.make(batch, s.heads, s.kv_heads, s.head_dim, max_len, device, num_sms) if decode else None
 
-    def __call__(self, layers: list[LayerTensors], table: Any, head: Any) -> Any:
+    def __call__(self, layers: list[LayerTensors], table: Tensor, head: Tensor) -> Tensor:
         residual = self.zeros
         torch.index_select(table, 0, self.ids, out=self.x)
         for layer in layers:
@@ -149,7 +149,7 @@ class _StepBuffers:
         rows = self.normed if self.phase == "decode" else self.normed[self.last]
         return torch.mm(rows, head.t(), out=self.logits)
 
-    def _layer(self, w: LayerTensors, residual: Any) -> None:
+    def _layer(self, w: LayerTensors, residual: Tensor) -> None:
         fused.add_norm(self.x, residual, self.ones, self.summed, self.normed)
         if w.bias is None:
             torch.mm(self.normed, w.qkv.t(), out=self.qkv)
@@ -162,7 +162,7 @@ class _StepBuffers:
         fused.swiglu(self.gate_up, self.wide)
         torch.mm(self.wide, w.down.t(), out=self.x)
 
-    def _attention(self, w: LayerTensors) -> Any:
+    def _attention(self, w: LayerTensors) -> Tensor:
         if self.splits is not None:
             fused.decode_attention(self.q, w.keys, w.values, self.lengths, self.mixed, self.splits)
             return self.mixed

@@ -108,8 +108,9 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     """First question and first answer of each conversation of a ShareGPT-shaped JSON file, in tokens by their characters."""
     rows = files.read_json(path, "dataset", most=files.DATASET_BYTES, memory=files.DATASET_MEMORY_BYTES)
     try:
-        turns = [row["conversations"][:2] for row in rows if len(row.get("conversations", ())) >= 2]
-        texts = [(str(first["value"]), str(second["value"])) for first, second in turns]
+        told = [files.need_object(row).get("conversations", []) for row in files.need_list(rows)]
+        turns = [[files.need_object(turn)["value"] for turn in files.need_list(talk)[:2]] for talk in told]
+        texts = [(str(values[0]), str(values[1])) for values in turns if len(values) == 2]
     except (TypeError, KeyError, AttributeError) as error:
         needed = "a list of objects with conversations of at least two values is needed"
         raise Refusal(f"dataset '{path}': {needed} ({error})") from None

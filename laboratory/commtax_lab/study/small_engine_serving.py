@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median, pstdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from commtax.results.bench_record import BenchmarkRun
 from commtax_lab.measure.arch import Arch
@@ -30,13 +31,13 @@ class Slots(Blocks):
 
     first, rows = 0, 1
 
-    def slots(self, positions: Any) -> Any:
+    def slots(self, positions: Tensor) -> Tensor:
         return self._slots[self.first :].gather(1, positions).reshape(-1)
 
-    def _rows(self, pool: Any) -> Any:
+    def _rows(self, pool: Tensor) -> Tensor:
         return pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
 
-    def _read(self, pool: Any, length: int) -> Any:
+    def _read(self, pool: Tensor, length: int) -> Tensor:
         return self._rows(pool)[:, self.first : self.first + self.rows, :length].reshape(-1, length, self.head_dim)
 
     def move(self, source: int, to: int) -> None:
@@ -52,9 +53,9 @@ class BatchingEngine(LiveEngine):
         super().__init__(a, weights, group, 1, length)
         self.limit = slots
         head_dim = a.model.attention.head_dim
-        self.cache = Slots(a.model.num_layers, self.kv_heads, head_dim, slots, length, self.dtype, self.device)
+        self.cache = Slots(a.model.num_layers, self.kv_heads, head_dim, slots, length, weights.embed)
 
-    def start(self, row: int, tokens: Any) -> int:
+    def start(self, row: int, tokens: Tensor) -> int:
         """Compute a prompt, (1, length) token ids, into a row; returns its first token."""
         self._window(row, 1)
         return int(self.prefill(tokens).argmax(dim=-1).item())
@@ -66,7 +67,7 @@ class BatchingEngine(LiveEngine):
         self._window(0, rows)
         at = torch.tensor(positions, device=self.device).view(rows, 1)
         hidden = self._positions[:length] > at
-        mask = self._hiding(hidden).repeat(self.kv_heads, 1).unsqueeze(1) if bool(hidden.any()) else None
+        mask = self._hide_scores(hidden).repeat(self.kv_heads, 1).unsqueeze(1) if bool(hidden.any()) else None
         logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, mask)
         return list(logits.argmax(dim=-1).tolist())
 
@@ -80,7 +81,7 @@ class Request:
     """One request: what it asks for, when it came, when its prompt was begun, and when each of its tokens was there."""
 
     arrived_s: float
-    prompt: Any
+    prompt: Tensor
     outputs: int
     begun_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
@@ -112,7 +113,7 @@ def serve(server: BatchingEngine, queue: list[Request], made: list[TimedStep] | 
     running: list[Request] = []
     begin, come, done = time.perf_counter(), 0, 0
     while done < len(queue):
-        due = _arrived(server.group, queue, come, bool(running), begin)
+        due = _count_arrived(server.group, queue, come, bool(running), begin)
         if come < due and len(running) < server.limit:
             request = queue[come]
             come += 1
@@ -135,7 +136,7 @@ def serve(server: BatchingEngine, queue: list[Request], made: list[TimedStep] | 
     return time.perf_counter() - begin
 
 
-def _arrived(group: RankGroup, queue: list[Request], come: int, busy: bool, begin: float) -> int:
+def _count_arrived(group: RankGroup, queue: list[Request], come: int, busy: bool, begin: float) -> int:
     """How many requests have come by now, as rank 0 sees it; with nothing to do it waits for the next."""
     count = torch.zeros(1, dtype=torch.int64)
     if group.rank == 0:

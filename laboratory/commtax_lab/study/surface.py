@@ -50,7 +50,7 @@ def batches(most: int) -> list[int]:
     return sorted({n for power in powers for n in (power, power * 3 // 2) if n < most} | {most})
 
 
-def rising(times: Array) -> Array:
+def make_rising(times: Array) -> Array:
     """Times that do not fall along the last axis, half-way between the least rise above them and the greatest below.
 
     >>> rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
@@ -61,12 +61,12 @@ def rising(times: Array) -> Array:
     return (above + below) / 2
 
 
-def together(sweeps: Sequence[Timings]) -> Timings:
+def join_timings(sweeps: Sequence[Timings]) -> Timings:
     """All timings of each step."""
     return {step: [s for sweep in sweeps for s in sweep[step]] for step in sweeps[0]}
 
 
-def apart(sweeps: Sequence[Timings]) -> float:
+def sweep_spread(sweeps: Sequence[Timings]) -> float:
     """How far sweeps of the same steps lie apart: the largest of their sums of medians over the least, less one."""
     sums = [sum(median(seconds) for seconds in sweep.values()) for sweep in sweeps]
     return max(sums) / min(sums) - 1
@@ -76,9 +76,9 @@ def surface(timings: Timings) -> Surface:
     """The table that the simulator looks steps up in: whole steps where a price would have their lines."""
     typical = {step: median(seconds) for step, seconds in timings.items()}
     prompts, known, lengths = _sizes(typical)
-    prompt_s = rising(np.array([typical[SurfacePoint(0, tokens)] for tokens in prompts]))
-    decode_s = rising(
-        rising(np.array([[typical[SurfacePoint(n, tokens)] for tokens in lengths] for n in known])).T
+    prompt_s = make_rising(np.array([typical[SurfacePoint(0, tokens)] for tokens in prompts]))
+    decode_s = make_rising(
+        make_rising(np.array([[typical[SurfacePoint(n, tokens)] for tokens in lengths] for n in known])).T
     )  # (lengths, known)
     rows, seqs = np.arange(prompts[-1] + 1), np.arange(known[-1] + 1)
     short, long = (np.interp(seqs, known, column) for column in decode_s)
@@ -108,7 +108,7 @@ def _sizes(steps: Iterable[SurfacePoint]) -> tuple[list[int], list[int], list[in
     return sorted({s.tokens for s in whole}), sorted({s.decoding for s in decoding}), sorted({s.tokens for s in decoding})
 
 
-def most_per_s(table: Surface, input_len: float, output_len: float, slots: int) -> float:
+def peak_rate(table: Surface, input_len: float, output_len: float, slots: int) -> float:
     """Requests a second of a server whose slots are always taken: each takes its prompt and its share of all steps but the first.
 
     1 / (t(prompt) + (output_len - 1) t(slots) / slots)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import cycle, product, zip_longest
 from statistics import median
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from commtax import catalog
-from commtax.files import Document
 from commtax_lab import lab_table
 from commtax_lab.study import fused, rank_steps
 from commtax_lab.study.rank_steps import Shard, shard
+from commtax_lab.study.study_documents import SizeGrid, SweepGrid, SweepPoint
 from commtax_lab.study.timing import Card, OperandPool, OperationTimer
 
 GRIDS = lab_table("study/sweeps.toml")
@@ -49,62 +49,64 @@ class Workbench:
         rounds = 1 if self.tiny else max(1, math.ceil(GRAPH_S / (count * call_s)))
         return self.timer.samples([make() for _ in range(count)] * rounds, call_s)
 
-    def empty(self, *shape: int) -> Any:
+    def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.bfloat16, device=self.device)
 
 
-def shards(grid: Document) -> list[Shard]:
+def shards(grid: SweepGrid) -> list[Shard]:
     """The shards of the models at every tensor-parallel degree that divides them."""
     every = (shard(catalog.model(key), tp) for key in grid["models"] for tp in grid["degrees"])
     return [replace(s, **grid["changed"]) for s in every if s]
 
 
-def shuffled(points: list[Document], rng: random.Random) -> list[Document]:
+def shuffle(points: list[SweepPoint], rng: random.Random) -> list[SweepPoint]:
     rng.shuffle(points)
     return points
 
 
-def gemm_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+def gemm_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     """Products of real shards, no side too small, at any number of rows."""
     least, modes = grid["gemm"]["least_side"], cycle(grid["gemm"]["modes"])
     sides = sorted({side for s in all_shards for side in s.products().values() if min(side) >= least})
-    every = shuffled([{"m": m, "n": n, "k": k} for m in grid["rows"] for n, k in sides if 2.0 * m * n * k < 1.5e13], rng)
-    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(every, modes, strict=False)]
+    able = [SweepPoint(m=m, n=n, k=k) for m in grid["rows"] for n, k in sides if 2.0 * m * n * k < 1.5e13]
+    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(shuffle(able, rng), modes, strict=False)]
 
 
-def _attentions(all_shards: list[Shard], sizes: Document) -> list[Document]:
+def _attentions(all_shards: list[Shard], sizes: SizeGrid) -> list[SweepPoint]:
     every = sorted({(s.heads, s.kv_heads, s.head_dim) for s in all_shards})
-    heads = [{"heads": h, "kv_heads": kv, "head_dim": d, "dtype": "bf16"} for h, kv, d in every]
-    return [{"batch": b, "length": s, **h} for h in heads for b in sizes["batches"] for s in sizes["lengths"]]
+    both = [(b, s) for b in sizes["batches"] for s in sizes["lengths"]]
+    return [
+        {"batch": b, "length": s, "heads": h, "kv_heads": kv, "head_dim": d, "dtype": "bf16"} for h, kv, d in every for b, s in both
+    ]
 
 
-def decode_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+def decode_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     every = _attentions(all_shards, grid["decode"])
-    return shuffled([p for p in every if p["batch"] * p["length"] * p["kv_heads"] * p["head_dim"] < 2e9], rng)
+    return shuffle([p for p in every if p["batch"] * p["length"] * p["kv_heads"] * p["head_dim"] < 2e9], rng)
 
 
-def prefill_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+def prefill_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     every = _attentions(all_shards, grid["prefill"])
     able = [p for p in every if p["batch"] * p["length"] <= 32768 and _prefill_flops(p) < 5e12]
-    return [{**p, "backend": way} for p, way in zip(shuffled(able, rng), cycle(grid["prefill"]["backends"]), strict=False)]
+    return [{**p, "backend": way} for p, way in zip(shuffle(able, rng), cycle(grid["prefill"]["backends"]), strict=False)]
 
 
-def _prefill_flops(p: Document) -> float:
+def _prefill_flops(p: SweepPoint) -> float:
     return float(2.0 * p["batch"] * p["heads"] * p["length"] ** 2 * p["head_dim"])
 
 
-def small_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+def small_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     """The operations in turn, whatever number of widths each has."""
     every = []
+    heads = [SweepPoint(width=w, heads=h, kv_heads=kv) for w, h, kv in sorted({(s.qkv, s.heads, s.kv_heads) for s in all_shards})]
     for op in grid["small"]["ops"]:
-        names = {"rotary_write": ("qkv", "heads", "kv_heads"), "swiglu": ("width",)}.get(op, ("hidden",))
-        sides = sorted({tuple(int(getattr(s, name)) for name in names) for s in all_shards})
-        widths = [dict(zip(("width", "heads", "kv_heads"), side, strict=False)) for side in sides]
-        every.append(shuffled([{"op": op, "rows": m, **w} for m in grid["rows"] for w in widths], rng))
+        sides = sorted({s.width if op == "swiglu" else s.hidden for s in all_shards})
+        widths = heads if op == "rotary_write" else [SweepPoint(width=side) for side in sides]
+        every.append(shuffle([{"op": op, "rows": m, **w} for m in grid["rows"] for w in widths], rng))
     return [p for turn in zip_longest(*every) for p in turn if p]
 
 
-COPIES: dict[str, Callable[[Any, Any], object]] = {
+COPIES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "copy": lambda a, c: torch.neg(a, out=c),
     "memcpy": lambda a, c: c.copy_(a),
     "read": lambda a, _: a.sum(),
@@ -112,30 +114,30 @@ COPIES: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
-def copy_points(grid: Document, _: list[Shard], rng: random.Random) -> list[Document]:
-    return shuffled([{"op": op, "nbytes": 2**x} for op in COPIES for x in grid["copy"]["powers_of_2"]], rng)
+def copy_points(grid: SweepGrid, _: list[Shard], rng: random.Random) -> list[SweepPoint]:
+    return shuffle([{"op": op, "nbytes": 2**x} for op in COPIES for x in grid["copy"]["powers_of_2"]], rng)
 
 
-def step_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+def step_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
     """Decode steps of the named batches at several contexts, and prefills; the order is random but 1 in 4 is a prefill."""
 
-    def points(phase: str, sizes: Iterable[tuple[int, int]]) -> list[Document]:
+    def points(phase: str, sizes: Iterable[tuple[int, int]]) -> list[SweepPoint]:
         every = product(all_shards, sizes)
-        able = [(s, b, c) for s, (b, c) in every if _seen(s, c + (phase == "decode"))]
-        return shuffled([{"phase": phase, "shard": s, "batch": b, "length": c} for s, b, c in able], rng)
+        able = [(s, b, c) for s, (b, c) in every if _sees_whole(s, c + (phase == "decode"))]
+        return shuffle([{"phase": phase, "shard": s, "batch": b, "length": c} for s, b, c in able], rng)
 
-    tokens = points("decode", product(*grid["step"]["decode"].values()))
+    tokens = points("decode", product(grid["step"]["decode"]["batches"], grid["step"]["decode"]["lengths"]))
     fresh = points("prefill", grid["step"]["prefill"])
     return [p for turn in zip_longest(*(tokens[i::3] for i in range(3)), fresh) for p in turn if p]
 
 
-def _seen(s: Shard, length: int) -> bool:
+def _sees_whole(s: Shard, length: int) -> bool:
     """Whether attention looks at this whole length: the kernels here know no window."""
     window = catalog.model(s.model).attention.window
     return not window or length <= window
 
 
-def measure_gemm(b: Workbench, p: Document) -> list[float]:
+def measure_gemm(b: Workbench, p: SweepPoint) -> list[float]:
     m, n, k = p["m"], p["n"], p["k"]
     size = 1 if p["dtype"] == "fp8" else 2
     guess = 2.0 * m * n * k / GUESS_FLOPS_PER_S + n * k * size / GUESS_BPS + GUESS_S
@@ -149,7 +151,7 @@ def measure_gemm(b: Workbench, p: Document) -> list[float]:
     return b.samples(make, n * k * size, guess)
 
 
-def _product(b: Workbench, mode: str, m: int, n: int, k: int) -> Callable[[Any], object]:
+def _product(b: Workbench, mode: str, m: int, n: int, k: int) -> Callable[[Tensor], object]:
     """By a matrix: plain in bf16; static in fp8 with one given scale; dynamic with a scale a row, found in a launch of its own."""
     x = b.cache.take(m, k)
     if mode == "plain":
@@ -158,7 +160,7 @@ def _product(b: Workbench, mode: str, m: int, n: int, k: int) -> Callable[[Any],
     a, shapes = x.to(torch.float8_e4m3fn), ((m, 1), (1, n)) if mode == "dynamic" else ((), ())
     rows, columns = (torch.ones(shape, device=b.device) for shape in shapes)
 
-    def scaled(w: Any) -> object:
+    def scaled(w: Tensor) -> object:
         if mode == "dynamic":
             fused.quantise(x, a, rows)
         return torch._scaled_mm(a, w, rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
@@ -166,8 +168,8 @@ def _product(b: Workbench, mode: str, m: int, n: int, k: int) -> Callable[[Any],
     return scaled
 
 
-def measure_decode(b: Workbench, p: Document) -> list[float]:
-    batch, length, heads, kv_heads, dim = (p[x] for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
+def measure_decode(b: Workbench, p: SweepPoint) -> list[float]:
+    batch, length, heads, kv_heads, dim = p["batch"], p["length"], p["heads"], p["kv_heads"], p["head_dim"]
     nbytes = 4.0 * batch * length * kv_heads * dim
     guess = nbytes / GUESS_BPS + 2 * GUESS_S
     q, out = (torch.randn(batch, heads, dim, device=b.device).bfloat16() for _ in range(2))
@@ -182,20 +184,20 @@ def measure_decode(b: Workbench, p: Document) -> list[float]:
     return b.samples(make, nbytes, guess)
 
 
-def measure_prefill(b: Workbench, p: Document) -> list[float]:
+def measure_prefill(b: Workbench, p: SweepPoint) -> list[float]:
     batch, length, dim = p["batch"], p["length"], p["head_dim"]
     q, k, v = (b.cache.take(batch, length, h, dim) for h in (p["heads"], p["kv_heads"], p["kv_heads"]))
     guess = _prefill_flops(p) / GUESS_FLOPS_PER_S + GUESS_S
     return b.samples(lambda: lambda: fused.prefill_attention(q, k, v, p["backend"]), 0, guess)
 
 
-def measure_small(b: Workbench, p: Document) -> list[float]:
+def measure_small(b: Workbench, p: SweepPoint) -> list[float]:
     guess = 6.0 * p["rows"] * p["width"] / GUESS_BPS + GUESS_S
     call = _small_call(b, p)
     return b.samples(lambda: call, 0, guess)
 
 
-def _small_call(b: Workbench, p: Document) -> Call:
+def _small_call(b: Workbench, p: SweepPoint) -> Call:
     rows, width = p["rows"], p["width"]
     x, y = b.cache.take(rows, width), b.empty(rows, width)
     if p["op"] == "add_norm":
@@ -214,7 +216,7 @@ def _small_call(b: Workbench, p: Document) -> Call:
     return lambda: fused.rotary_write(x, q, keys, values, t, None)
 
 
-def measure_copy(b: Workbench, p: Document) -> list[float]:
+def measure_copy(b: Workbench, p: SweepPoint) -> list[float]:
     """Targets are arrays of their own: what is written must not become an operand of later points (constants draw less power)."""
     elements = p["nbytes"] // (4 if p["op"] in ("copy", "memcpy") else 2)  # of each array; copies have two
     run = COPIES[p["op"]]
@@ -226,9 +228,9 @@ def measure_copy(b: Workbench, p: Document) -> list[float]:
     return b.samples(make, p["nbytes"], p["nbytes"] / GUESS_BPS + GUESS_S)
 
 
-def measure_step(b: Workbench, p: Document) -> list[float]:
+def measure_step(b: Workbench, p: SweepPoint) -> list[float]:
     s = p.pop("shard")
-    p.update(model=s.model, tp=s.tp, num_layers=s.num_layers, dtype="bf16")
+    p.update({"model": s.model, "tp": s.tp, "num_layers": s.num_layers, "dtype": "bf16"})
     tokens = p["batch"] * (p["length"] + 1)
     if not b.weights.holds(s.num_weights() * 1.002) or not b.cache.holds(s.cache_elements(tokens) * 1.002):
         raise MemoryError("does not fit")
@@ -238,7 +240,9 @@ def measure_step(b: Workbench, p: Document) -> list[float]:
     return b.timer.samples([call], guess, warm_s=0.25)
 
 
-SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Workbench, Document], list[float]]]] = {
+MakePoints = Callable[[SweepGrid, list[Shard], random.Random], list[SweepPoint]]
+MeasurePoint = Callable[[Workbench, SweepPoint], list[float]]
+SWEEPS: dict[str, tuple[MakePoints, MeasurePoint]] = {
     "copy": (copy_points, measure_copy),
     "small": (small_points, measure_small),
     "gemm": (gemm_points, measure_gemm),
@@ -248,7 +252,7 @@ SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Workbench, Docu
 }
 
 
-def sweep(b: Workbench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[Document]:
+def sweep(b: Workbench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[dict[str, object]]:
     """Measure points of one kind in random order until the deadline; what cannot run is named on stderr and left out."""
     points, measure = SWEEPS[kind]
     grid, done = GRIDS["tiny" if b.tiny else "full"], 0
@@ -288,12 +292,12 @@ def agreement(device: str) -> dict[str, float]:
         torch.manual_seed(0)
         weights, cache = OperandPool.make(1 << 23, "cpu", 0.02), OperandPool.make(1 << 24, "cpu", 1.0)
         there = OperandPool(weights.data.to(device, copy=True)), OperandPool(cache.data.to(device, copy=True))
-        own, other = (rank_steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
-        differences[f"{phase}-{batch}x{length}"] = float((own - other).norm() / own.norm())
+        plain, other = (rank_steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
+        differences[f"{phase}-{batch}x{length}"] = float((plain - other).norm() / plain.norm())
     return differences
 
 
-def header(b: Workbench, command: str, checked: dict[str, float]) -> Document:
+def header(b: Workbench, command: str, checked: dict[str, float]) -> dict[str, object]:
     """What the rows that follow were measured on, with and how."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"kind": "header", "date": now, "torch": torch.__version__, "command": command, "triton": fused.TRITON_VERSION}

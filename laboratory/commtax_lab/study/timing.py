@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import torch
+from torch import Tensor
 
 ALIGN = 256  # elements; keeps every view of the pool on a 512-byte boundary
 
@@ -21,7 +21,7 @@ ALIGN = 256  # elements; keeps every view of the pool on a 512-byte boundary
 class OperandPool:
     """One allocation of random values that all weights and caches are views of, so that nothing is filled twice."""
 
-    data: Any
+    data: Tensor
     at: int = 0
 
     @classmethod
@@ -31,7 +31,7 @@ class OperandPool:
             part.normal_(0, scale)
         return cls(data)
 
-    def take(self, *shape: int) -> Any:
+    def take(self, *shape: int) -> Tensor:
         """The next view; wraps at the end, so a caller that needs distinct values asks ``holds`` first."""
         size = math.prod(shape)
         if self.at + size > self.data.numel():
@@ -60,7 +60,7 @@ class OperationTimer:
         """
         num = self.num_samples
         if self.device == "cpu":
-            return [_wall(calls) for _ in range(num)]
+            return [_wall_seconds(calls) for _ in range(num)]
         graph = _capture(calls)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(num + 1)]
         for _ in range(1 + int(warm_s / (call_s * len(calls)))):
@@ -83,14 +83,14 @@ class OperationTimer:
         return lowest
 
 
-def _wall(calls: list[Callable[[], object]]) -> float:
+def _wall_seconds(calls: list[Callable[[], object]]) -> float:
     start = time.perf_counter()
     for call in calls:
         call()
     return (time.perf_counter() - start) / len(calls)
 
 
-def _capture(calls: list[Callable[[], object]]) -> Any:
+def _capture(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     """One eager call compiles and picks algorithms; then all calls go into a graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -111,7 +111,7 @@ class Card:
 
     def __init__(self, index: int = 0) -> None:
         self._device = ctypes.c_void_p()
-        self._nvml: Any = None
+        self._nvml: ctypes.CDLL | None = None
         with suppress(OSError):
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
             if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._device)) == 0:

@@ -19,10 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from commtax import catalog
-from commtax.files import Document
 from commtax.logs.engine_logs import vllm_log
 from commtax.results import bench
 from commtax.results.bench_record import BenchmarkRun
@@ -30,9 +28,10 @@ from commtax.traces.profilers import kineto
 from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
 from commtax_lab.study import vllm_setup
-from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, served
-from commtax_lab.study.leash import leashed
+from commtax_lab.study.driving import Done, Driver, StudyOrder, allreduces, check, serving_record
+from commtax_lab.study.leash import leash_command
 from commtax_lab.study.recipe import LONGEST, SPREAD, Recipe, StudyRun
+from commtax_lab.study.study_documents import Applied, Check, RunRecord
 
 START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0
@@ -67,7 +66,7 @@ class Vllm(Driver):
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
     def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
-        self.found = vllm_setup.installed(asked.vllm or "vllm", asked.out)
+        self.found = vllm_setup.find_vllm(asked.vllm or "vllm", asked.out)
         self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
         self.model = catalog.model(asked.model)
@@ -80,26 +79,26 @@ class Vllm(Driver):
         self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
         self.ended = launch.EndedBySignal()
         ranks = max(asked.degrees)
-        self.share = machine.share(ranks)
+        self.share = machine.cores_per_rank(ranks)
         self.kv = (
             vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
         )
         query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-        self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
+        self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool_output("nvidia-smi", *query).splitlines()]
         known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
-        self.device = machine.shared_cores(self.share) if self.on_cpu else known
-        chip = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
+        self.device = machine.core_words(self.share) if self.on_cpu else known
+        chip = machine.nearest_chip(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
         self.where = f"{max(2, *asked.degrees)}x{chip}" if chip else ""
 
-    def checks(self) -> list[Document]:
+    def checks(self) -> list[Check]:
         ranks = max(self.asked.degrees)
-        found = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
+        checks = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
         if not self.on_cpu:
-            return [*found, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
+            return [*checks, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
         cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
         emulated = [check("bf16 instructions", False, f"{slow}; use --dtype fp32")] if slow else []
         text = f"{cores} cores, {self.share} per rank at every degree"
-        return [*found, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
+        return [*checks, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
 
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
@@ -107,13 +106,13 @@ class Vllm(Driver):
         special = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}
         with self.ended:  # the engine's processes are ended too, whichever way this one is
             for run in todo:
-                alike = _alike(failures, run.tp)
+                alike = _repeated_failure(failures, run.tp)
                 if alike:
                     done(run, {"error": f"not tried, after {LIKE_FAILURES} like failures: {alike.text}"})
                     continue
                 try:
                     self._file(run, ".json").unlink(missing_ok=True)
-                    record = {**special.get(run.kind, self._latency)(run), "applied": _applied(run, self._log(run))}
+                    record: RunRecord = {**special.get(run.kind, self._latency)(run), "applied": _read_applied(run, self._log(run))}
                 except (FailedRunError, ValueError, OSError) as error:
                     record = {"error": str(error)}
                     if isinstance(error, FailedRunError):
@@ -150,20 +149,21 @@ class Vllm(Driver):
         figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
-    def _latency(self, run: StudyRun) -> Document:
+    def _latency(self, run: StudyRun) -> RunRecord:
         self._call([*self._command("latency", run), *self._model_args(run), *self._command("output", run)], run)
         result = self._result(run)
-        return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
+        mean_s = result.seconds("e2el")
+        return {"latency_s": list(result.latencies_s) or ([mean_s] if mean_s is not None else []), "prefill_s": [], "decode_s": []}
 
-    def _throughput(self, run: StudyRun) -> Document:
+    def _throughput(self, run: StudyRun) -> RunRecord:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
         rest = [*self._model_args(run), *self._command("output", run)]
         new, old = ([*self._command("throughput", run, prefix=prefix), *rest] for prefix in ("--random-", "--"))
-        self._either(new, old, run)
+        self._call_either(new, old, run)
         result = self._result(run)
         return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
 
-    def _either(self, new: list[str], old: list[str], run: StudyRun, **extra: str) -> None:
+    def _call_either(self, new: list[str], old: list[str], run: StudyRun, **extra: str) -> None:
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
             self._call(new, run)
@@ -172,7 +172,7 @@ class Vllm(Driver):
                 raise
             self._call(old, run, **extra)
 
-    def _profile(self, run: StudyRun) -> Document:
+    def _profile(self, run: StudyRun) -> RunRecord:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
         folder = self.raw / run.name
         shutil.rmtree(folder, ignore_errors=True)
@@ -181,7 +181,7 @@ class Vllm(Driver):
         facts = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_record_shapes": True}
         option = ["--profiler-config", json.dumps({**facts, "torch_profiler_with_stack": False})]
         old = {"VLLM_TORCH_PROFILER_DIR": str(folder), "VLLM_TORCH_PROFILER_RECORD_SHAPES": "1"}
-        self._either([*command, *option], command, run, **old)
+        self._call_either([*command, *option], command, run, **old)
         files = sorted(folder.rglob("*.trace.json*"))
         if not files:
             raise FailedRunError(f"{run.name}: the profiler left no trace")
@@ -190,17 +190,17 @@ class Vllm(Driver):
             raise FailedRunError(f"{run.name}: no collective in any of {len(files)} traces")
         return {"profile": allreduces(list(traces.values()))}
 
-    def _serve(self, run: StudyRun) -> Document:
+    def _serve(self, run: StudyRun) -> RunRecord:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         client = ("client", "from_dataset" if self.asked.dataset else "synthetic", "kept")
         with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run) as process:
             self._wait_healthy(process, port, run)
-            self._warm(port, run)
+            self._warm_up(port, run)
             words = [word for part in client for word in self._command(part, run, port=port)]
             self._call([*words, *self.weights.tokenizer], run, "-client.log")
-        return served(self._result(run))
+        return serving_record(self._result(run))
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
@@ -221,7 +221,7 @@ class Vllm(Driver):
         if code:
             raise failure(f"vllm {command[0]} {command[1]}", code, self._log(run, ending), self.dtype)
 
-    def _wait_healthy(self, process: Any, port: int, run: StudyRun) -> None:
+    def _wait_healthy(self, process: subprocess.Popen[bytes], port: int, run: StudyRun) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if process.poll() is not None:
@@ -232,7 +232,7 @@ class Vllm(Driver):
             time.sleep(0.5)
         raise FailedRunError(f"vllm serve was not ready after {START_S:.0f} s", "not ready")
 
-    def _warm(self, port: int, run: StudyRun) -> None:
+    def _warm_up(self, port: int, run: StudyRun) -> None:
         """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
         body = {"model": self.weights.name, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
         as_json = {"Content-Type": "application/json"}
@@ -242,26 +242,26 @@ class Vllm(Driver):
                 answer.read()
 
     @contextmanager
-    def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[Any]:
+    def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
-        process = launch.start_process(leashed([self.found.path, *command]), self._file(run, ending), environment)
+        process = launch.start_process(leash_command([self.found.path, *command]), self._file(run, ending), environment)
         try:
             yield process
         finally:
             launch.end([process], GRACE_S, self.ended)
 
 
-def _applied(run: StudyRun, log: str) -> Document:
+def _read_applied(run: StudyRun, log: str) -> Applied:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
-    said = vllm_log.parse(log)
-    ranks, tp = max(len(said.ranks), said.world_size), said.tp
+    parsed = vllm_log.parse(log)
+    ranks, tp = max(len(parsed.ranks), parsed.world_size), parsed.tp
     ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
-    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.weights_bytes)} loading weights"
+    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(parsed.weights_bytes)} loading weights"
     return {"ok": ok, "found": f"the log says {shown}"}
 
 
-def _alike(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRunError | None:
+def _repeated_failure(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRunError | None:
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
     here = [f for degree, f in failures if f.died or degree == tp]
     return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
@@ -271,9 +271,9 @@ def failure(what: str, code: int, log: str, dtype: str = "") -> FailedRunError:
     """A command that ended with ``code`` (negative: by that signal) after writing ``log``."""
     sign = _signal(code, log)
     if sign is None:
-        said = _last_words(log)
-        text, kind = f"{what} ended with exit code {code}: {said}", f"{code} {re.sub(r'[0-9]+', '#', said)}"
-        return FailedRunError(text, kind, unknown_option=_UNKNOWN_OPTION in said)
+        words = _last_words(log)
+        text, kind = f"{what} ended with exit code {code}: {words}", f"{code} {re.sub(r'[0-9]+', '#', words)}"
+        return FailedRunError(text, kind, unknown_option=_UNKNOWN_OPTION in words)
     reason = _LIKELY.get(sign, "")
     if sign == signal.SIGILL and machine.bf16_note(machine.facts(), dtype):
         reason += f"; {machine.bf16_note(machine.facts(), dtype)}: use --dtype fp32"

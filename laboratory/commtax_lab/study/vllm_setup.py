@@ -15,13 +15,14 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.cost.tensors import held_tensors
-from commtax.files import Document, write_text
+from commtax.files import write_text
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax_lab import lab_table
 from commtax_lab.measure import machine
 from commtax_lab.study.driving import check
+from commtax_lab.study.study_documents import Check
 
 GiB = 2**30
 KV_SHARE = 0.5  # of what is free beside the weights; engines, their clients and everybody else have the rest
@@ -41,10 +42,10 @@ class InstalledVllm:
     path: str
     version: str
     environment: dict[str, str] = field(default_factory=dict)
-    checks: tuple[Document, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
-def installed(name: str, out: Path) -> InstalledVllm:
+def find_vllm(name: str, out: Path) -> InstalledVllm:
     """Find the program and ask it; metadata that it lacks is made in ``out``, other faults are refused with their remedy."""
     program = shutil.which(name)
     if not program:
@@ -53,11 +54,11 @@ def installed(name: str, out: Path) -> InstalledVllm:
     if not done.returncode and done.stdout.split():
         return InstalledVllm(program, done.stdout.split()[-1])
     if not _NAMELESS.search(done.stderr):
-        raise Refusal(f"vllm '{program}': it does not run ({told(done.stderr, _interpreter(program))})", "vllm")
-    named, text = _named(program, out)
+        raise Refusal(f"vllm '{program}': it does not run ({fault_words(done.stderr, _interpreter(program))})", "vllm")
+    named, text = _name_package(program, out)
     done = _version(program, named)
     if done.returncode or not done.stdout.split():
-        raise Refusal(f"vllm '{program}': it does not run ({told(done.stderr, _interpreter(program))})", "vllm")
+        raise Refusal(f"vllm '{program}': it does not run ({fault_words(done.stderr, _interpreter(program))})", "vllm")
     return InstalledVllm(program, done.stdout.split()[-1], named, (check("metadata of vLLM", None, text),))
 
 
@@ -66,7 +67,7 @@ def _version(program: str, more: dict[str, str]) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_S, env={**os.environ, **more})
 
 
-def told(stderr: str, python: str = "python") -> str:
+def fault_words(stderr: str, python: str = "python") -> str:
     """The remedy of a fault that is known, else the end of what was said."""
     for known in lab_table("study/vllm.toml")["faults"]:
         if re.search(known["said"], stderr):
@@ -81,13 +82,13 @@ def _interpreter(program: str) -> str:
     return first.removeprefix("#!").strip() if first.startswith("#!/") and "python" in first else "python3"
 
 
-def _named(program: str, out: Path) -> tuple[dict[str, str], str]:
+def _name_package(program: str, out: Path) -> tuple[dict[str, str], str]:
     """Metadata under the name that the program asks for, on its path: the distribution that holds it has another."""
     words = [*_interpreter(program).split(), "-c", _PROVIDER]
-    said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S).stdout.split()
-    if len(said) != 2:
+    answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S).stdout.split()
+    if len(answer) != 2:
         raise Refusal(f"vllm '{program}': it does not run (no package metadata was found for vllm)", "vllm")
-    name, version = said
+    name, version = answer
     kind = name.removeprefix("vllm-")
     full = version if "+" in version else f"{version}+{kind}"  # as vLLM itself puts it where it looks for the CPU wheel
     folder = out.resolve() / "metadata"
@@ -108,7 +109,7 @@ class VllmModel:
     name: str
     args: tuple[str, ...] = ()
     tokenizer: tuple[str, ...] = ()
-    checks: tuple[Document, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def weights(name: str, model: Model, out: Path) -> VllmModel:
@@ -117,28 +118,28 @@ def weights(name: str, model: Model, out: Path) -> VllmModel:
     if not folder.is_dir():
         return VllmModel(name)
     full = str(folder.resolve())  # such as tests/fixtures would else be looked for on the Hub
-    absent = not _any(folder, WEIGHTS)
+    absent = not _has_any(folder, WEIGHTS)
     args = ("--load-format", "dummy") if absent else ()
     checks = [check("weights", None, f"none in {folder.name}: random ones (--load-format dummy)")] if absent else []
-    if _any(folder, TOKENIZERS):
+    if _has_any(folder, TOKENIZERS):
         return VllmModel(full, args, (), tuple(checks))
     made = out.resolve() / "tokenizer"
     made.mkdir(parents=True, exist_ok=True)
     for file, document in tokenizer(model.vocab).items():
         write_text(made / file, json.dumps(document), "out")
-    said = check("tokenizer", None, f"none in {folder.name}: one of {model.vocab:,} made-up words")
-    return VllmModel(full, args, ("--tokenizer", str(made)), (*checks, said))
+    note = check("tokenizer", None, f"none in {folder.name}: one of {model.vocab:,} made-up words")
+    return VllmModel(full, args, ("--tokenizer", str(made)), (*checks, note))
 
 
-def _any(folder: Path, patterns: tuple[str, ...]) -> bool:
+def _has_any(folder: Path, patterns: tuple[str, ...]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
-def tokenizer(vocab: int) -> dict[str, Document]:
+def tokenizer(vocab: int) -> dict[str, dict[str, object]]:
     """Files of a tokenizer that is exact both ways: a word between blanks is a token."""
     words = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab)}, "unk_token": "w0"}
-    parts: Document = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    whole: Document = {"version": "1.0", **parts, "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": words}
+    whole: dict[str, object] = dict.fromkeys(("version", "truncation", "padding", "normalizer", "post_processor", "decoder"))
+    whole |= {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": words}
     return {"tokenizer.json": whole, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}
 
 
@@ -147,7 +148,7 @@ class ChosenEnvironment:
     """Variables for the engine's processes, and what is said of them."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    checks: tuple[Document, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnvironment:
@@ -156,12 +157,10 @@ def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnviron
     if by:
         return ChosenEnvironment(checks=(check("KV cache space", None, f"as {by} says"),))
     parts = held_tensors(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
-    free, own = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
-    gib = kv_gib(free, own, workers)
-    text = (
-        f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {format_bytes(free)} are free, weights take {format_bytes(own)}"
-    )
-    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - own, text),))
+    free, held = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
+    gib, room = kv_gib(free, held, workers), format_bytes(free)
+    text = f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {room} are free, weights take {format_bytes(held)}"
+    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - held, text),))
 
 
 def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from commtax.evidence.collective_names import UNNAMED
 from commtax.evidence.thresholds import counts
-from commtax.files import Document, check_writable, replace_when_written, table
+from commtax.files import Json, JsonObject, check_writable, replace_when_written, table
 from commtax.statement import Refusal
 from commtax.traces.profilers.columns import WAIT_KERNELS
 from commtax.traces.trace import Collective, Trace, TraceStep
@@ -51,7 +51,7 @@ def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
     return files
 
 
-def anonymous(traces: Sequence[Trace]) -> list[Document]:
+def anonymous(traces: Sequence[Trace]) -> list[JsonObject]:
     """Documents of a job's ranks, of the same steps each."""
     windows = [_window(t, traces) for t in traces]
     begins = [t.origin_ns + _ns(w.begin_s) for t, w in zip(traces, windows, strict=True)]
@@ -104,24 +104,26 @@ class _Rank:
         self.zero_ns = _ns(self.before_s) - shift_ns
         self.correlation = 0
 
-    def document(self) -> Document:
+    def document(self) -> JsonObject:
         trace = self.trace
-        events = [*self._steps(), *self._intervals()]
+        events: list[Json] = [*self._steps(), *self._intervals()]
         if trace.training and not any(s.phase == "train" for s in self.window.steps):
             events.append(self._event("cpu_op", TRAINING, self.before_s, self.before_s, 2))
-        job = {"backend": "nccl", "rank": trace.rank, "world_size": trace.world} if trace.world else {"rank": trace.rank}
-        head: Document = {"schemaVersion": 1, "distributedInfo": job}
+        job: JsonObject = (
+            {"backend": "nccl", "rank": trace.rank, "world_size": trace.world} if trace.world else {"rank": trace.rank}
+        )
+        head: JsonObject = {"schemaVersion": 1, "distributedInfo": job}
         if device := trace.device:
             one = {"totalGlobalMem": int(device.memory_bytes), "numSms": device.num_sms}
             head["deviceProperties"] = [{"id": i, **one} for i in range(max(1, device.count))]
         return head | {"traceEvents": events}
 
-    def _event(self, cat: str, name: str, start_s: float, end_s: float, tid: int, args: Document | None = None) -> Document:
+    def _event(self, cat: str, name: str, start_s: float, end_s: float, tid: int, args: JsonObject | None = None) -> JsonObject:
         start, end = _ns(start_s), _ns(end_s)
         times = {"ts": _us(start - self.zero_ns), "dur": _us(end - start)}
         return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": tid, **times, "args": args or {}}
 
-    def _steps(self) -> Iterator[Document]:
+    def _steps(self) -> Iterator[JsonObject]:
         """Annotations over the steps' own windows, each pinned to the device by two marks that take no time."""
         described = any(s.phase not in ("", "train") for s in self.window.steps)
         named = described and all(s.phase not in ("", "train") for s in self.window.steps)
@@ -142,8 +144,8 @@ class _Rank:
                 yield from self._launched(step.end_s, step.end_s, "gpu_memset", "mark", 0, at_s=step.start_s)
 
     def _launched(
-        self, start_s: float, end_s: float, cat: str, name: str, stream: int, args: Document | None = None, *, at_s: float
-    ) -> Iterator[Document]:
+        self, start_s: float, end_s: float, cat: str, name: str, stream: int, args: JsonObject | None = None, *, at_s: float
+    ) -> Iterator[JsonObject]:
         """A device event and the host's call that launched it at some moment."""
         self.correlation += 1
         launch = "cudaGraphLaunch" if args and args.pop("graph", False) else "cudaLaunchKernel"
@@ -151,7 +153,7 @@ class _Rank:
         own = {"device": 0, "stream": stream, "correlation": self.correlation}
         yield self._event(cat, name, start_s, end_s, stream, own | (args or {}))
 
-    def _intervals(self) -> Iterator[Document]:
+    def _intervals(self) -> Iterator[JsonObject]:
         """All that runs inside the window, from its beginning on, and collectives of its steps wherever they run."""
         line, steps = self.trace.timeline, {s.index: s for s in self.window.steps}
         sent = {(_ns(c.start_s), _ns(c.end_s), c.name): c for c in self.trace.collectives}
@@ -166,7 +168,7 @@ class _Rank:
 
     def _interval(
         self, lane: int, start: float, end: float, kind: str, name: str, sent: Collective | None, steps: dict[int, TraceStep]
-    ) -> Iterator[Document]:
+    ) -> Iterator[JsonObject]:
         if sent is None:
             label = f"{LABELS.get(kind, kind)} {self.numbers.of(kind, name)}"
             cat = WORDS["categories"][kind] if self.trace.on_device else "cpu_op"
@@ -179,11 +181,11 @@ class _Rank:
         at = steps[sent.step].start_s if sent.step in steps else self.before_s
         yield from self._launched(start, end, "kernel", label, lane, args | {"graph": sent.graph}, at_s=at)
 
-    def _collective(self, c: Collective) -> tuple[str, Document]:
+    def _collective(self, c: Collective) -> tuple[str, JsonObject]:
         """A name that tells the operation, and what a profiler tells beside it."""
         word = c.op.replace("-", "_")
         label = _kernel_name(c) if self.trace.on_device else f"gloo:{word}"
-        args: Document = {} if c.op == UNNAMED else {"Collective name": word}
+        args: JsonObject = {} if c.op == UNNAMED else {"Collective name": word}
         if c.nbytes is not None:
             args |= {"In msg nelems": int(c.nbytes), "Out msg nelems": int(c.nbytes), "dtype": "Byte"}
         if c.ranks:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from commtax.audit import formats
 from commtax.evidence.thresholds import thresholds
@@ -16,8 +16,11 @@ from commtax.files import Watch
 from commtax.statement import Refusal
 from commtax.traces.profilers import rocprof
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
 COUNT, LEVEL = thresholds(__name__)
-_counted: Any = None
+_counted: "Synchronized[int]"
 """Bytes that all processes have read, in each of them."""
 Run = Sequence[Path]
 """Files that are read together."""
@@ -54,7 +57,7 @@ def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, coun
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _attend(tasks: set[Future[Said]], counter: Any, watch: Watch | None) -> None:
+def _attend(tasks: set[Future[Said]], counter: "Synchronized[int]", watch: Watch | None) -> None:
     """Wait until all are done or one has failed, and tell how far they are."""
     told = 0
     while tasks:
@@ -67,7 +70,7 @@ def _attend(tasks: set[Future[Said]], counter: Any, watch: Watch | None) -> None
             return
 
 
-def _begin(counter: Any) -> None:
+def _begin(counter: "Synchronized[int]") -> None:
     """In a process of the pool: an interrupt is for the one that started it."""
     global _counted
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,7 +5,7 @@ Files are recognised by what is inside. Inside parts come first (collectives in 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as File
 
@@ -17,10 +17,10 @@ from commtax.calibrate.measurement_files import read
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
 from commtax.catalog.profile import VERSION, parse
-from commtax.files import Document
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
+from commtax.verbs.keywords import BillOptions, SimulateOptions
 
 
 def calibrate(
@@ -48,7 +48,9 @@ def calibrate(
     rows = MeasurementFiles()
     for file in files:
         rows += read(File(file), place)
-    unused = [name for name in ("model", "tp", "batch", "input_len", "output_len") if getattr(place, name) and not rows.runs]
+    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
+    given = {"model": model, **BillOptions(tp=tp, batch=batch), **lengths}
+    unused = [option for option, value in given.items() if value and not rows.runs]
     if unused:
         raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
     return _fit(rows, place, [File(f).name for f in files])
@@ -82,10 +84,10 @@ def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
         raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None
 
 
-def _document(profile: Profile) -> Document:
+def _document(profile: Profile) -> Mapping[str, object]:
     """The profile as it is written, without its empty parts."""
     libraries = [{"name": name, "paths": document(paths)} for name, paths in profile.libraries.items()]
-    parts: Document = {
+    parts: dict[str, object] = {
         "chip": dict(profile.chip),
         "engine": profile.engine,
         "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},

@@ -6,7 +6,6 @@ Small kernels, copies and whole steps are left: what a small kernel takes alone 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from commtax.calibrate.kernel_rows import SweepRow, kernel
 from commtax.calibrate.measurements import ConstantChange, MeasuredMachine, MeasurementFiles, ProfilePart, Step, SweptKernel, Wish
 from commtax.cost.forms import FORMS
 from commtax.cost.kernel import Kernel
+from commtax.records import with_fields
 from commtax.spec import Profile
 from commtax.statement import Refusal
 
@@ -24,7 +24,7 @@ LEAST_ROWS = 8
 MATTERS = 0.1  # a constant that moves no time by a tenth of its own change cannot be told
 Table = Mapping[str, float]
 SCALARS = {"gemm": ("t0", "eb", "ep"), "decode": ("t0", "eb"), "prefill": ("t0", "ep")}
-_shape = attrgetter("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length", "past")
+SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length", "past")
 
 
 def table_name(row: SweepRow) -> str:
@@ -122,9 +122,8 @@ def _seconds(kernels: list[Kernel], table: Table, form: str, place: MeasuredMach
     keys = [(k.head_dim, k.dtype) for k in kernels]
     for key in dict.fromkeys(keys):
         members = [i for i, other in enumerate(keys) if other == key]
-        flops, nbytes, m, n, k, batch, heads, kv_heads, length, past = np.array([_shape(kernels[i]) for i in members], float).T
-        products = replace(kernels[members[0]], flops=flops, nbytes=nbytes, m=m, n=n, k=k)
-        many = replace(products, batch=batch, heads=heads, kv_heads=kv_heads, length=length, past=past)
+        shapes = {n: np.array([getattr(kernels[i], n) for i in members], float) for n in SHAPE}
+        many = with_fields(kernels[members[0]], shapes)
         peak = peaks.get(many.dtype) or peaks.get("bf16") or peaks["fp16"]
         fixed, moving = FORMS[form](many, table, chip.memory_Bps, peak)
         outcome[members] = fixed + moving

@@ -10,13 +10,13 @@ from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.measurements import EngineBenchmark, MeasuredMachine, MeasurementFiles, SweptKernel, TimedCollective
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
-from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
+from commtax.files import OUTPUT_BYTES, Json, JsonObject, parse_documents, read_text
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
+from commtax.verbs.keywords import BillOptions, SimulateOptions
 
-Row = dict[str, Json]
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
@@ -59,14 +59,15 @@ def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, place: MeasuredMachine)
 
 def _json(text: str, name: str, place: MeasuredMachine) -> MeasurementFiles:
     """A document, a list of them, or one a line; lines of several kinds may be mixed."""
-    rows = parse_documents(text, f"'{name}'")
-    if not rows or not all(isinstance(row, dict) for row in rows):
+    documents = parse_documents(text, f"'{name}'")
+    rows = [document for document in documents if isinstance(document, dict)]
+    if not rows or len(rows) < len(documents):
         raise Refusal(f"'{name}': JSON without measurements")
     ours = MeasurementFiles()
     others = []
     for number, row in enumerate(rows, 1):
-        if isinstance(row.get("rows"), list):  # measure collectives --json
-            ours += _json("\n".join(json.dumps(r) for r in row["rows"]), name, place)
+        if isinstance(held := row.get("rows"), list):  # measure collectives --json
+            ours += _json("\n".join(json.dumps(r) for r in held), name, place)
         elif "time_us" in row and "size_bytes" in row:
             ours += _collective(row, f"{name}: row {number}")
         elif row.get("kind") in (*SHAPES, *UNUSED):
@@ -84,7 +85,7 @@ def _results(results: Sequence[BenchmarkRun], name: str, place: MeasuredMachine)
     return sum((_engine_benchmark(result, label, place) for result, label in zip(results, labels, strict=True)), MeasurementFiles())
 
 
-def _collective(row: Row, label: str) -> MeasurementFiles:
+def _collective(row: JsonObject, label: str) -> MeasurementFiles:
     """A line of ``measure collectives --output``."""
     op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
     if op not in OPS:
@@ -96,9 +97,9 @@ def _collective(row: Row, label: str) -> MeasurementFiles:
     return MeasurementFiles((TimedCollective(key, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
 
 
-def _kernel(row: Row, label: str) -> MeasurementFiles:
+def _kernel(row: JsonObject, label: str) -> MeasurementFiles:
     """A line of ``python -m commtax_lab.study.kernels``."""
-    kind = row["kind"]
+    kind = str(row["kind"])
     if kind in UNUSED:
         return MeasurementFiles()
     shape = " x ".join(str(row[k]) for k in ("m", "n", "k", "batch", "length", "heads", "rows", "width") if k in row)
@@ -120,7 +121,8 @@ def _engine_benchmark(result: BenchmarkRun, label: str, place: MeasuredMachine) 
     input_len = place.input_len or round(result.input_len or 0)
     output_len = place.output_len or round(result.output_len or 0)
     clients = int(place.batch if batch else result.concurrency or 0)
-    needed = {"input_len": input_len, "output_len": output_len, "batch": clients if batch else 1}
+    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
+    needed = {**lengths, **BillOptions(batch=clients if batch else 1)}
     if wanted := [key for key, value in needed.items() if not value]:
         raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
     latency_s = result.seconds("e2el" if batch else "tpot", "mean")
@@ -138,7 +140,7 @@ def _engine_benchmark(result: BenchmarkRun, label: str, place: MeasuredMachine) 
     return MeasurementFiles(refused=(f"{label}: {reason or 'no mean time a token'}",))
 
 
-def _count(row: Row, key: str, label: str) -> int:
+def _count(row: JsonObject, key: str, label: str) -> int:
     value = row.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
         raise Refusal(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow
-from commtax.files import Document
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
 from commtax.verbs.expecting import expect
@@ -155,7 +154,7 @@ class Calibration:
 
     place: MeasuredMachine
     profile: Profile
-    document: Document
+    document: Mapping[str, object]
     parts: tuple[ProfilePart, ...]
     refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
 

@@ -5,10 +5,12 @@ off it, and what was taken for what is said.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
-from commtax.catalog.loader import FACTS, Table, aliases, normal, plain_record, stems
+from commtax.catalog.loader import FACTS, aliases, normal, plain_record, stems
 from commtax.catalog.quantisation import quantisation_of_config
 from commtax.files import table as kept
 from commtax.records import dataclass
@@ -23,7 +25,7 @@ LONGEST_NAME = 200
 class StorageRule:
     """How checkpoints with these names are stored: those of ``ids``, or with these ``endings``, ``by`` these organisations."""
 
-    config: Table
+    config: Mapping[str, object]
     source: str
     ids: tuple[str, ...] = ()
     endings: tuple[str, ...] = ()
@@ -53,7 +55,7 @@ class StorageRule:
 
 
 @lru_cache(maxsize=1)
-def _file() -> Table:
+def _file() -> dict[str, Any]:
     return kept(str(FACTS / "checkpoints.toml"))
 
 
@@ -80,9 +82,10 @@ class KnownModel:
 @lru_cache(maxsize=1)
 def _releases() -> dict[str, KnownModel]:
     """Ids whose configs are known, or assumed, to have a bundled model's layers."""
-    every: list[Table] = _file()["releases"]
     kinds = {True: "ending", False: "release"}
-    means = ((KnownModel(one["of"], one.get("longest", 0), kinds[bool(one.get("assumed"))]), one["ids"]) for one in every)
+    means = (
+        (KnownModel(one["of"], one.get("longest", 0), kinds[bool(one.get("assumed"))]), one["ids"]) for one in _file()["releases"]
+    )
     return {normal(name): meaning for meaning, ids in means for name in ids}
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from commtax.catalog.loader import Table, stems, table
-from commtax.files import Json
+from commtax.catalog.loader import stems, table
 from commtax.statement import Note
 
-Config = Mapping[str, Json]
+Config = Mapping[str, object]
 NO_SIZE = ("max_position_embeddings", "num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_key_value_heads")
 """Numbers in which models of one shape may differ; a latent or compressed cache has no heads to count."""
 NEEDED = ("hidden_size", "num_attention_heads", "vocab_size")
@@ -36,10 +35,10 @@ def text_section(config: Config) -> Config:
     return text if isinstance(text, Mapping) else config
 
 
-def _configs_of_same_sizes(text: Config) -> Iterator[tuple[str, Table]]:
+def _configs_of_same_sizes(text: Config) -> Iterator[tuple[str, Config]]:
     """Bundled configs that agree in every size."""
     for key in stems("models"):
-        theirs: Table = table("models", key)["config"]
+        theirs: Config = table("models", key)["config"]
         sizes = {name: value for name, value in text_section(theirs).items() if type(value) is int and name not in NO_SIZE}
         common = [name for name in sizes if text.get(name) is not None]
         if len(common) >= LEAST and set(NEEDED) <= set(common) and all(text[name] == sizes[name] for name in common):

@@ -14,10 +14,11 @@ from pathlib import Path
 from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.hosts import usual_hosts, with_between, with_inside_link
-from commtax.catalog.loader import Table, find
+from commtax.catalog.loader import find
 from commtax.catalog.own_hardware import Sources, citations, line, nearest_links, numbers, own_chip, own_link
 from commtax.catalog.table_view import TableView
 from commtax.files import MiB, decode_text, expand_home, read_bytes
+from commtax.records import with_fields
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 
@@ -50,7 +51,7 @@ def _split_count(text: str) -> tuple[int | None, str]:
     return (int(match[1]), match[2]) if match and not os.path.exists(expand_home(text)) else (None, text)
 
 
-def _document(path: str) -> Table:
+def _document(path: str) -> dict[str, object]:
     import tomllib  # not for those who describe none
 
     try:
@@ -74,17 +75,17 @@ def _cluster(whole: TableView, stem: str) -> Cluster:
     place = with_inside_link(place, links["intra"]) if "intra" in links else place
     place = with_between(place, links["inter"]) if "inter" in links else place
     called = line(whole, "name") or line(whole, "key") or f"hosts of {place.gpus_per_host} {kind.name}"
-    said: Table = {"name": called, "note": line(whole, "note"), "sources": sources, "bridge": links.get("bridge", place.bridge)}
-    return replace(place, **(said | counts))
+    said = replace(place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge))
+    return with_fields(said, counts)
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> Chip:
     """A chip of the catalogue, or one of its own with the links that it names, else those that the cluster has."""
     if "chip" not in whole.table:
         raise Refusal("chip: missing; name one of the catalogue, such as h100-sxm, or describe it in [chip]", "chip")
-    if isinstance(whole.table["chip"], str):
-        return chip(whole.table["chip"])
-    part = TableView.of(whole.table["chip"], "chip", "a name, or a table as in catalog/chips,")
+    if isinstance(named := whole.table["chip"], str):
+        return chip(named)
+    part = TableView.of(named, "chip", "a name, or a table as in catalog/chips,")
     return own_chip(part, {name: _usual_link(part, name, links) for name in ("intra", "inter")}, cited | citations(part), stem)
 
 

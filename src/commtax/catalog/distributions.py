@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import lru_cache
 from io import StringIO
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
 from commtax.catalog.loader import did_you_mean, find, plain_record, stems, suggest, table
-from commtax.files import TABLE_BYTES, Json, expand_home, read_text
+from commtax.files import TABLE_BYTES, expand_home, read_text
 from commtax.records import dataclass
 from commtax.spec.stream import MOST_TOKENS, Array, Lengths, lognormal_of_quantiles, lognormal_with_mean
 from commtax.statement import Refusal
@@ -23,6 +23,7 @@ POINTS = 65  # quantiles of a data set that ships
 FILE_POINTS = 1025  # … of a user's file, at most
 _NUMBER = r"[0-9.][0-9.,_]*(?:[eE][-+]?[0-9]+)?[kKmMgG]?"
 _ROOMIEST = 2.2729  # exp(1.2816^2 / 2): a lognormal's p90 is at most that many means
+PublishedLengths = TypedDict("PublishedLengths", {"mean": float, "quantiles": list[float]})  # noqa: UP013
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class DataSet:
     samples: int
     source: str
     licence: str
-    inputs: Mapping[str, Json]
-    outputs: Mapping[str, Json] = field(default_factory=dict)
+    inputs: PublishedLengths
+    outputs: PublishedLengths | None = None
     correlation: float = 0.0
     note: str = ""
     aliases: tuple[str, ...] = ()

@@ -141,7 +141,7 @@ def library(name: str) -> Library:
 def read_library(kind: str, key: str) -> Library:
     """A file of ``libraries`` or ``exchanges``."""
     where = f"{kind}/{key}"
-    facts: Table = dict(table(kind, key))
+    facts = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
     facts["hosts"] = [{**row, "contention": _by_world(row["contention"])} for row in facts.get("hosts", ())]
     for name, cls in (("spread", Spread), ("fitted", FittedTable), ("hosts", Hosts)):
@@ -152,7 +152,7 @@ def read_library(kind: str, key: str) -> Library:
 
 
 def _network(row: Table, where: str) -> Network:
-    facts: Table = {**row, "protocols": [plain_record(Protocol, one, f"{where}.protocols") for one in row.get("protocols", ())]}
+    facts = {**row, "protocols": [plain_record(Protocol, one, f"{where}.protocols") for one in row.get("protocols", ())]}
     if kind := facts.pop("kind", ""):
         facts["label"] = Source(kind, facts["label"], facts["label"])
     return plain_record(Network, facts, where)
@@ -161,7 +161,7 @@ def _network(row: Table, where: str) -> Network:
 def _path_row(row: Table, where: str) -> PathRow:
     """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
     served = {f.name for f in fields(PathRow)}
-    facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
+    facts = {"op": "", **{key: value for key, value in row.items() if key not in served}}
     facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
     facts["source"] = Source("assumed" if row.get("transferred") else "measured", facts["source"], facts["source"])
     return plain_record(PathRow, {"path": plain_record(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from commtax.files import Json
 from commtax.records import dataclass
 from commtax.statement import Note
 
@@ -17,21 +16,21 @@ MAX_LAYERS = 10_000
 class Fields:
     """Reads fields and remembers which were asked for, which were at fault, and what had to be taken from elsewhere."""
 
-    config: Mapping[str, Json]
+    config: Mapping[str, object]
     bad: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
 
-    def get(self, name: str) -> Json:
+    def get(self, name: str) -> object:
         """The field as it is; None where it is absent."""
         self.asked.add(name)
         return self.config.get(name)
 
-    def with_(self, **values: Json) -> Fields:
+    def with_(self, **values: object) -> Fields:
         """The same config with some fields set."""
         return Fields({**self.config, **values}, self.bad, self.notes, self.asked)
 
-    def inside(self, config: Mapping[str, Json]) -> Fields:
+    def inside(self, config: Mapping[str, object]) -> Fields:
         """A section of the same config."""
         return Fields(config, self.bad, self.notes, self.asked)
 
@@ -85,7 +84,7 @@ class Fields:
         """A nested section, or None where there is none."""
         return self.inner(name) if self.get(name) is not None else None
 
-    def sequence(self, name: str, length: int) -> list[Json] | None:
+    def sequence(self, name: str, length: int) -> list[object] | None:
         """A list with one entry a layer, or None where absent."""
         value = self.get(name)
         if value is None:
@@ -95,7 +94,7 @@ class Fields:
             return None
         return value[:length]
 
-    def pattern(self, name: str, length: int) -> list[Json]:
+    def pattern(self, name: str, length: int) -> list[object]:
         """A list with one entry a layer that the family cannot do without."""
         entries = self.sequence(name, length)
         if entries is None and name not in self.config:
@@ -108,7 +107,7 @@ class Fields:
         if value is not None and not (isinstance(value, list) and all(type(entry) is int for entry in value)):
             self.bad.append(f"{name} (want a list of layers' numbers)")
             return set()
-        return set(value or ())
+        return set(value) if isinstance(value, list) else set()
 
     def default(self, name: str, value: str) -> None:
         """A field that is absent has the value that the family's own code gives it: said, because it was not read."""

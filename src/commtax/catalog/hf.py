@@ -14,7 +14,6 @@ from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.fields import Fields
 from commtax.catalog.loader import suggest
 from commtax.catalog.quantisation import quantisation_of_config
-from commtax.files import Json
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 
@@ -30,7 +29,7 @@ NEUTRAL = re.compile(
 """Fields that change no size, no count and no cost."""
 
 
-def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Model:
+def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Model:
     """The model that a ``config.json`` describes; ``Refusal`` names the architecture or the fields at fault.
 
     ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
@@ -64,7 +63,7 @@ def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Mode
     )
 
 
-def _read(name: str, config: Mapping[str, Json]) -> tuple[Model, Fields]:
+def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
     """What a family makes of a config, and the fields with what is wrong with them."""
     fields = Fields(config)
     model = NOTHING
@@ -79,7 +78,7 @@ def _read(name: str, config: Mapping[str, Json]) -> tuple[Model, Fields]:
     return model, fields
 
 
-def find_family(name: str, config: Mapping[str, Json]) -> str:
+def find_family(name: str, config: Mapping[str, object]) -> str:
     """The architecture that ``--as`` names: itself, or by its family's name; with a vision tower where the config has sections."""
     wanted = _letters_and_digits(name)
     known = [a for a in architectures() if wanted in (_letters_and_digits(a), _letters_and_digits(family_name(a)))]
@@ -118,7 +117,7 @@ SIMILAR = 0.6  # names of two families of one maker are at least so much alike
 USUAL = "LlamaForCausalLM"  # whose layers most others follow
 
 
-def _nearest(config: Mapping[str, Json], own: str) -> str:
+def _nearest(config: Mapping[str, object], own: str) -> str:
     """The family that can read the config and knows most of its fields; of equals one of a similar name, else Llama."""
 
     def fit(name: str) -> tuple[int, float, bool]:
@@ -136,7 +135,7 @@ def _nearest(config: Mapping[str, Json], own: str) -> str:
     return f"; nearest family: {family_name(name)} (--as {family_name(name)} reads it so, labelled as assumed)"
 
 
-def _unused_fields(config: Mapping[str, Json], fields: Fields) -> str:
+def _unused_fields(config: Mapping[str, object], fields: Fields) -> str:
     """What that family has no use for, but for what never changes a size or a cost."""
     names = dict.fromkeys((*config, *text_section(config)))
     left = [name for name in names if name not in fields.asked and not NEUTRAL.search(name)]

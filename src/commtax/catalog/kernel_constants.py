@@ -158,8 +158,7 @@ def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> S
 
 def _home(layers: list[Table]) -> list[str]:
     """Chips that a family was measured on; none where it only has another family's constants."""
-    home: list[str] = [layer for layer in layers if "measured_on" in layer][-1]["measured_on"]
-    return home
+    return list([layer for layer in layers if "measured_on" in layer][-1]["measured_on"])
 
 
 def _transfer_source(family: str, home: list[str], chip: str) -> Source:

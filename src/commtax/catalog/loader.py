@@ -6,32 +6,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from commtax.catalog.hub_rows import Row, expand_row, rows
-from commtax.files import Json
 from commtax.files import table as kept
 from commtax.spec import Citation
 from commtax.statement import Refusal
 
-Table = dict[str, Json]
+Table = dict[str, Any]
+"""A file of ours, whose keys its kind knows."""
+Facts = Mapping[str, object]
 T = TypeVar("T")
-NOTHING: Table = {}
+NOTHING: Mapping[str, type] = {}
 FACTS = Path(__file__).parent
 
 
-def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[str, type] = NOTHING, given: Table = NOTHING) -> T:
+def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = NOTHING, given: Facts = NOTHING) -> T:
     """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own.
 
     ``given`` are values that the file does not hold, or only names.
     """
-    table = {**table, **given}
-    cited = table.pop("sources", {}).items()  # ``chips``, on which a source's numbers were fitted, are read by the census alone
-    named = {key: Citation(**{k: value for k, value in source.items() if k != "chips"}) for key, source in cited}
+    facts = {**table, **given}
+    cited = facts.pop("sources", None)  # ``chips``, on which a source's numbers were fitted, are read by the census alone
+    sourced = cited.items() if isinstance(cited, Mapping) else ()
+    named = {key: Citation(**{k: value for k, value in source.items() if k != "chips"}) for key, source in sourced}
     known = {f.name: f for kind in (cls, *parts.values()) for f in _fields(kind) if f.name not in parts}
-    _check_keys(table, known, where)
+    _check_keys(facts, known, where)
     sources: dict[str, Citation] = {}
-    values = {**{key: _value(entry, key, named, sources, where) for key, entry in table.items() if key not in given}, **given}
+    values = {**{key: _value(entry, key, named, sources, where) for key, entry in facts.items() if key not in given}, **given}
     if "sources" in known:
         values["sources"] = sources
     for part, kind in parts.items():
@@ -39,17 +41,17 @@ def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[s
     return cls(**values)
 
 
-def plain_record(cls: type[T], table: Mapping[str, Json], where: str) -> T:
+def plain_record(cls: type[T], table: Facts, where: str) -> T:
     """Build a record from a table that names one source for all of its numbers, or none."""
     _check_keys(table, {f.name: f for f in _fields(cls)}, where)
     return cls(**{key: tuple(entry) if isinstance(entry, list) else entry for key, entry in table.items()})
 
 
-def _fields(kind: type) -> tuple[Field[Json], ...]:
+def _fields(kind: type) -> tuple[Field[object], ...]:
     return fields(kind)
 
 
-def _check_keys(table: Mapping[str, Json], known: Mapping[str, Field[Json]], where: str) -> None:
+def _check_keys(table: Facts, known: Mapping[str, Field[object]], where: str) -> None:
     unknown = [key for key in table if key not in known]
     if unknown:
         raise Refusal(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
@@ -58,7 +60,7 @@ def _check_keys(table: Mapping[str, Json], known: Mapping[str, Field[Json]], whe
         raise Refusal(f"{where}: missing {', '.join(missing)}")
 
 
-def _value(entry: Json, key: str, named: Mapping[str, Citation], sources: dict[str, Citation], where: str) -> Json:
+def _value(entry: object, key: str, named: Mapping[str, Citation], sources: dict[str, Citation], where: str) -> object:
     if isinstance(entry, dict):
         return {inner: _value(v, f"{key}.{inner}", named, sources, where) for inner, v in entry.items()}
     if isinstance(entry, (int, float)) and not isinstance(entry, bool):
@@ -91,8 +93,7 @@ def table(kind: str, stem: str) -> Table:
         return kept(str(FACTS / kind / f"{stem}.toml"))
     if row := _rows().get(stem):
         return expand_row(row)
-    contents: Table = json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8"))
-    return contents
+    return dict(json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8")))
 
 
 @lru_cache(maxsize=8)
@@ -147,7 +148,7 @@ INSTEAD = (
 def check_measured(text: str, argument: str) -> None:
     """Refuse a name, with counts or without, that is such an accelerator's."""
     name = COUNTS.sub("", normal(text), count=1)
-    made: list[Table] = kept(str(FACTS / "unmeasured.toml"))["accelerator"]
+    made: list[dict[str, str]] = kept(str(FACTS / "unmeasured.toml"))["accelerator"]
     what = next((one["what"] for one in made if re.fullmatch(one["pattern"], name)), "")
     if what:
         raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)

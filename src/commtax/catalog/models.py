@@ -11,13 +11,13 @@ from pathlib import Path
 from commtax.catalog.checkpoints import KnownModel, StorageRule, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, plain_record, table
-from commtax.files import Json, expand_home, parse_json, read_json
+from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
 from commtax.statement import Note, Refusal
 
 MAX_HEADER_BYTES = 100 * 2**20
-Config = dict[str, Json]
+Config = JsonObject
 """A ``config.json``, as it is."""
 
 
@@ -41,7 +41,7 @@ class ModelFile:
     aliases: tuple[str, ...]
     config: Config
     source: Mapping[str, str]
-    published: tuple[Config, ...]
+    published: tuple[Mapping[str, object], ...]
     assumed_length: bool = False  # no public statement of it was found
 
 
@@ -55,7 +55,7 @@ def _file(key: str) -> ModelFile:
 
 def published_counts(key: str) -> list[PublishedCount]:
     """The published parameter counts of a bundled model."""
-    return [PublishedCount(**{**row, "source": Citation(**row["source"])}) for row in _file(key).published]
+    return [PublishedCount(**{**row, "source": Citation(**row["source"])}) for row in table("models", key)["published"]]
 
 
 def bundled_model(name: str) -> Model | None:
@@ -181,7 +181,7 @@ def _stored_bytes(decoder: Model, shards: list[Path]) -> int:
         for name, entry in safetensors_header(shard)[0].items():
             if name == "__metadata__" or _is_prediction_layer(name, decoder.num_layers):
                 continue
-            start, end = entry["data_offsets"]
+            start, end = span_of(entry)
             total += end - start
     return total
 
@@ -214,17 +214,21 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
         if length > min(size, MAX_HEADER_BYTES):
             raise Refusal(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
         try:
-            table = parse_json(file.read(length), str(shard))
-            spans = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
-            if not all(isinstance(x, int) and x >= 0 for start, end in spans for x in (start, end, end - start)):
-                raise TypeError("offsets")
-            ends = [end for _, end in spans]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            table = _object(parse_json(file.read(length), str(shard)), str(shard))
+            ends = [span_of(entry)[1] for name, entry in table.items() if name != "__metadata__"]
+        except (ValueError, RecursionError):
             raise Refusal(f"{shard}: its safetensors header cannot be read") from None
     if size < 8 + length + max(ends, default=0):
         raise Refusal(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")
-    assert isinstance(table, dict)
     return table, 8 + length
+
+
+def span_of(entry: Json) -> tuple[int, int]:
+    """Where the bytes of a tensor begin and end among the data, as the header's entry tells."""
+    match entry:
+        case {"data_offsets": [int(start), int(end)]} if 0 <= start <= end:
+            return start, end
+    raise ValueError("offsets")
 
 
 @lru_cache(maxsize=64)

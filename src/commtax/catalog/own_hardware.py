@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
-from commtax.catalog.loader import Table, find, stems, suggest
+from commtax.catalog.loader import find, stems, suggest
 from commtax.catalog.table_view import TableView
+from commtax.records import record_from, with_fields
 from commtax.spec import Chip, Citation, Link
 from commtax.statement import Refusal
 
@@ -40,10 +41,10 @@ def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: st
     vendor = check_one_of(texts["vendor"] or makers[family], set(makers.values()), part.named("vendor"))
     facts, sources = numbers(part, physics.DESCRIBED_CHIP, cited, needed=("memory_bytes", "memory_Bps"))
     peaks, their = _peaks(part.part("flops_per_s"), cited)
-    said: Table = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
+    said: dict[str, object] = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
     said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources | their}
     said |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
-    return _named_chip(Chip(**said), name)
+    return _named_chip(record_from(Chip, said), name)
 
 
 def _peaks(part: TableView, cited: Sources) -> tuple[dict[str, float], Sources]:
@@ -70,14 +71,14 @@ def own_link(part: TableView, scope: str, cited: Sources, name: str) -> Link:
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
-    given: Table = {**facts, **{key: _flag(part, key) for key in LINK_FLAGS if key in part.table}}
+    given = {**facts, **{key: _flag(part, key) for key in LINK_FLAGS if key in part.table}}
     near = nearest_links(texts["kind"], scope, facts["bandwidth_Bps"], part.named("kind"))
     for known in near:
         if texts["key"] in ("", known.key) and all(getattr(known, fact) == value for fact, value in given.items()):
             return known
     key = texts["key"] if texts["key"] and not find("links", texts["key"]) else name
-    said: Table = {"key": key, "name": texts["name"] or key, "note": texts["note"], "aliases": (), "sources": sources}
-    return replace(near[0], **{"num_links": 0, **given, **said})
+    made = replace(near[0], key=key, name=texts["name"] or key, note=texts["note"], aliases=(), sources=sources, num_links=0)
+    return with_fields(made, given)
 
 
 def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:
@@ -100,7 +101,7 @@ def numbers(
     for key in (key for key in ranges if key in part.table):
         entry = part.table[key]
         pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)
-        number, source = entry if pair else (entry, "given by the user")
+        number, source = entry if isinstance(entry, list) and pair else (entry, "given by the user")
         value = ranges[key].read(number, part.named(key))
         values[key] = int(value) if ranges[key].whole else value
         sources[key] = cited.get(source, Citation(source[:LONGEST], "", ""))

@@ -5,7 +5,7 @@ Below the ranges are the ceilings of a known chip or link: nothing that is measu
 
 import math
 
-from commtax.files import Json, table
+from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
@@ -21,7 +21,7 @@ class PhysicalRange:
     kind: str = "a number"
     whole: bool = False
 
-    def read(self, value: Json, name: str) -> float:
+    def read(self, value: object, name: str) -> float:
         """The value as a number of the range; anything else is refused with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise Refusal(f"{name}={short_repr(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
@@ -34,7 +34,7 @@ class PhysicalRange:
         return float(value)
 
 
-def short_repr(value: Json) -> str:
+def short_repr(value: object) -> str:
     """A short piece of what was given."""
     return repr(value)[:40]
 

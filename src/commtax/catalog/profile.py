@@ -18,23 +18,12 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS, fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.catalog.loader import Table, suggest
+from commtax.catalog.loader import suggest
 from commtax.catalog.table_view import TableView
-from commtax.files import Json, expand_home, read_json
-from commtax.spec import (
-    DTYPE_BYTES,
-    Algorithm,
-    Chip,
-    ChipFacts,
-    Cluster,
-    Engine,
-    Fabric,
-    KernelConstants,
-    Link,
-    Path,
-    Profile,
-    Spread,
-)
+from commtax.files import expand_home, read_json
+from commtax.records import record_from, with_fields
+from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Link
+from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Path, Profile, Spread
 from commtax.statement import Note, Refusal, Source
 
 VERSION = 1
@@ -71,11 +60,11 @@ def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
     if key != chip.key:
         raise Refusal(f"profile '{own.name}': it was measured on {key}, and the cluster has {chip.key}", "profile")
     physics.check_chip(facts, chip)
-    measured: Table = {**facts, "num_sms": int(facts.get("num_sms", chip.num_sms))}
+    measured: dict[str, object] = {**facts, "num_sms": int(facts.get("num_sms", chip.num_sms))}
     measured["flops_per_s"] = {**chip.flops_per_s, **facts.get("flops_per_s", {})}
     if "memory_bytes" in facts:
         measured.setdefault("visible_bytes", facts["memory_bytes"])
-    return replace(cluster, chip=replace(chip, **measured))
+    return replace(cluster, chip=with_fields(chip, measured))
 
 
 def measured_engine(own: Profile, engine: Engine) -> Engine:
@@ -130,9 +119,9 @@ def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
     network = dict(own.network)
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
     ranks = (int(network.pop("least_ranks", 0)), int(network.pop("most_ranks", 0)))
-    measured: Table = {"ranks": ranks if all(ranks) else made.network.ranks, "label": own.label, "spread": _SPREAD}
+    measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": own.label, "spread": _SPREAD}
     others = tuple(s for s in made.spreads if s.where != "across")
-    return replace(made, network=replace(made.network, **measured | network), spreads=(*small, *others))
+    return replace(made, network=with_fields(made.network, {**measured, **network}), spreads=(*small, *others))
 
 
 def remarks(own: Profile, cluster: Cluster, engine: Engine) -> list[Note]:
@@ -156,7 +145,7 @@ def _parts(own: Profile) -> list[str]:
     return [*ops, *(["network"] if own.network else []), *kernels, *times, *rates] or ["nothing"]
 
 
-def parse(document: Json, name: str = "") -> Profile:
+def parse(document: object, name: str = "") -> Profile:
     """A profile from its document; what cannot be is refused by key and rule."""
     if not isinstance(document, dict) or document.get("commtax_profile") != VERSION:
         raise Refusal(f"not a commtax profile of version {VERSION}")
@@ -194,7 +183,8 @@ def check_paths(profile: Profile, link: Link) -> None:
 
 def _chip(part: TableView) -> ChipFacts:
     part.check_known({"key", "name", "flops_per_s", *physics.CHIP})
-    facts: Table = {key: part.text(key) for key in ("key", "name") if key in part.table} | part.some(physics.CHIP)
+    facts: dict[str, object] = {key: part.text(key) for key in ("key", "name") if key in part.table}
+    facts |= part.some(physics.CHIP)
     rates = part.part("flops_per_s")
     if unknown := next((rates.named(dtype) for dtype in rates.table if dtype not in DTYPE_BYTES), ""):
         raise Refusal(f"{unknown}: a type of arithmetic is one of {', '.join(DTYPE_BYTES)}", unknown)
@@ -225,39 +215,42 @@ def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
         yield part.text("name", "nccl"), tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
 
 
-def _list(value: Json, name: str) -> list[Json]:
+def _list(value: object, name: str) -> list[object]:
     if not isinstance(value, list):
         raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
     return value
 
 
-def _path(row: Json, where: str) -> Path:
+def _path(row: object, where: str) -> Path:
     part = TableView.of(row, where, "a table of a path's constants")
     part.check_known({f.name for f in fields(Path)} - {"own"})
-    facts: Table = {key: part.text(key) for key in ("op", "algorithm", "name") if key in row}
-    if "source" in row:
+    given = part.table
+    facts: dict[str, object] = {key: part.text(key) for key in ("op", "algorithm", "name") if key in given}
+    if "source" in given:
         facts["source"] = Source("calibrated", part.text("source"))
     for key, known in (("op", OPS), ("algorithm", get_args(Algorithm))):
         if facts.get(key) not in known:
             raise Refusal(f"{where}.{key}={physics.short_repr(facts.get(key))}: one of {', '.join(known)}", key, known)
-    physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
-    facts |= part.some(physics.PATH)
-    facts |= {key: int(facts[key]) for key in ("turn", "min_ranks", "max_ranks") if key in facts}
-    facts |= {key: _sizes(row[key], f"{where}.{key}") for key in physics.GROUPS if key in row}
-    facts |= {key: _by_size(row[key], rule, f"{where}.{key}") for key, rule in physics.BY_SIZE.items() if key in row}
-    if facts.get("min_ranks", 1) > facts.get("max_ranks", 2**31):
-        raise Refusal(f"{where}.min_ranks={facts['min_ranks']}: at most max_ranks, {facts['max_ranks']}")
-    return Path(**facts)
+    physics.PATH["bandwidth_Bps"].read(given.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
+    numbers = part.some(physics.PATH)
+    facts |= numbers | {key: int(numbers[key]) for key in ("turn", "min_ranks", "max_ranks") if key in numbers}
+    facts |= {key: _sizes(given[key], f"{where}.{key}") for key in physics.GROUPS if key in given}
+    facts |= {key: _by_size(given[key], rule, f"{where}.{key}") for key, rule in physics.BY_SIZE.items() if key in given}
+    least, most = numbers.get("min_ranks", 1), numbers.get("max_ranks", 2**31)
+    if least > most:
+        raise Refusal(f"{where}.min_ranks={int(least)}: at most max_ranks, {int(most)}")
+    return record_from(Path, facts)
 
 
-def _sizes(value: Json, name: str) -> tuple[int, ...]:
+def _sizes(value: object, name: str) -> tuple[int, ...]:
     return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
 
 
-def _by_size(value: Json, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
+def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
     """Pairs of a group size and its value, smaller groups first."""
-    pairs = _list(value, name)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+    rows = _list(value, name)
+    pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) < len(rows):
         raise Refusal(f"{name}={physics.short_repr(value)}: pairs of a group size and its value are needed", name)
     sizes = _sizes([size for size, _ in pairs], name)
     if list(sizes) != sorted(set(sizes)):

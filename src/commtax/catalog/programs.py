@@ -1,8 +1,9 @@
 """The programs of engines: sections of an engine's file that are read where a command is read or written, and for no price."""
 
 from functools import lru_cache
+from typing import Any
 
-from commtax.catalog.loader import Table, plain_record, stems, table
+from commtax.catalog.loader import plain_record, stems, table
 from commtax.spec import Engine, Program
 
 APART = ("program", "flags")
@@ -17,7 +18,7 @@ def programs() -> tuple[Program, ...]:
 
 def _program(key: str) -> Program:
     facts = table("engines", key)
-    own: Table = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
+    own = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
     emitted_as = own.get("emitted_as", key)
     return plain_record(
         Program, {**own, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}"
@@ -35,6 +36,6 @@ def program_of(engine: Engine) -> Program:
     return next((one for one in able if one.key in (engine.key, engine.launched_as)), able[0])
 
 
-def flag_table(key: str) -> Table:
+def flag_table(key: str) -> dict[str, Any]:
     """An engine's spellings of our options, by kind of value."""
     return dict(table("engines", key)["flags"])

@@ -6,16 +6,18 @@ Modules may have formats of their own: ``quantized_layers`` and groups with targ
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypedDict
 
-from commtax.files import Json, table
+from commtax.files import table
 from commtax.patterns import modules
 from commtax.spec import DTYPE_BYTES, Quant
 from commtax.statement import Refusal
 
-Config = Mapping[str, Json]
+Config = Mapping[str, object]
+"""A table of others: what is of another type than a method writes is a ``TypeError`` or an ``AttributeError``."""
 Reader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
@@ -27,14 +29,14 @@ ALGORITHMS: Mapping[str, Quant] = {
 }
 """Formats by the names that TensorRT Model Optimizer has for them."""
 MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
+Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[str], "expert_dtype": str}, total=False)  # noqa: UP013
 
 
 @lru_cache(maxsize=1)
-def _spellings() -> dict[str, Config]:
+def _spellings() -> dict[str, Spelling]:
     """By architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one after the other,
     ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it."""
-    tables: list[Config] = table("catalog/spellings.toml")["family"]
-    return {name: one for one in tables for name in one["architectures"]}
+    return {name: one for one in table("catalog/spellings.toml")["family"] for name in one["architectures"]}
 
 
 def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant | None:
@@ -59,7 +61,7 @@ def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant
     return replace(quant, parts=(experts,))
 
 
-def quant_from(config: Json, key: str, architecture: str = "") -> Quant:
+def quant_from(config: object, key: str, architecture: str = "") -> Quant:
     """The storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
@@ -83,19 +85,21 @@ def _check_patterns(quant: Quant, key: str) -> Quant:
     return quant
 
 
-def _complete_format(quant: Quant, config: Config, family: Config) -> Quant:
+def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
     """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
     counted = tuple({**stand_for, **dict(quant.counted)}.items())
-    ignored, spelled = (*quant.ignored, *family.get("plain", ())), tuple((*pair,) for pair in family.get("names", ()))
+    ignored, spelled = (*quant.ignored, *family.get("plain", ())), tuple((ours, theirs) for ours, theirs in family.get("names", ()))
     parts = tuple(replace(p, method=quant.method, counted=(*counted, *p.counted), spelled=spelled) for p in quant.parts)
     return replace(quant, ignored=ignored, counted=counted, spelled=spelled, parts=parts, kv_dtype=_kv_dtype(config))
 
 
-def _module_names(value: Json) -> tuple[str, ...]:
+def _module_names(value: object) -> tuple[str, ...]:
     """Names of modules from a list or from a folded one; of experts, which are stored alike, the first stands for all."""
     names = value[FOLDED] if isinstance(value, Mapping) and FOLDED in value else value or ()
+    if not isinstance(names, Iterable):
+        raise TypeError(f"'{type(names).__name__}' object is not iterable")
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError("a list of modules holds names")
     return tuple(dict.fromkeys(map(_first_expert, names)))
@@ -127,10 +131,28 @@ def _ignored_modules(config: Config, *names: str) -> tuple[str, ...]:
     return tuple(x for name in names or IGNORED for x in _module_names(config.get(name)))
 
 
+def _whole(value: object) -> int:
+    if isinstance(value, (int, float, str)):
+        return int(value)
+    raise TypeError(f"int() argument must be a string, a bytes-like object or a real number, not '{type(value).__name__}'")
+
+
+def _table(value: object, asked: str = "get") -> Config:
+    if isinstance(value, Mapping):
+        return value
+    raise AttributeError(f"'{type(value).__name__}' object has no attribute '{asked}'")
+
+
+def _tile(value: object) -> tuple[int, int]:
+    if isinstance(value, (Sequence, Mapping)):
+        return int(value[0]), int(value[1])
+    raise TypeError(f"'{type(value).__name__}' object is not subscriptable")
+
+
 def _fp8(config: Config, key: str) -> Quant:
     """Without tiles one scale a tensor. Where modules were made narrower afterwards, only that step ignored the others."""
     tile = config.get("weight_block_size")
-    block = (int(tile[0]), int(tile[1])) if tile else (0, 0)
+    block = _tile(tile) if tile else (0, 0)
     parts = _layer_formats(config, key) if config.get("quantized_layers") else ()
     return Quant("fp8", "fp8", block, ignored=_ignored_modules(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 
@@ -145,8 +167,8 @@ def _integer(config: Config, key: str) -> Quant:
     bits = config.get("bits") or config.get("w_bit")
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
-    width = max(0, int(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
-    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), ignored=_ignored_modules(config))
+    width = max(0, _whole(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
+    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=_whole(bits), ignored=_ignored_modules(config))
     return replace(plain, group_index=method == "gptq")
 
 
@@ -172,14 +194,14 @@ def _algorithm(config: Config, key: str) -> Quant:
     if known is None:
         listed = ", ".join(ALGORITHMS)
         raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({listed})", "model")
-    group = int(config.get("group_size") or 0)
+    group = _whole(config.get("group_size") or 0)
     return replace(known, block=(1, group)) if group and known.block[1] and known.block[0] == 1 else known
 
 
 def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
     """The formats of ``quantized_layers``, each with the modules that have it."""
     groups: dict[Quant, dict[str, int]] = {}
-    for name, count, settings in _settings(config["quantized_layers"]):
+    for name, count, settings in _settings(_table(config["quantized_layers"], "items")):
         groups.setdefault(_algorithm(settings, key), {})[_first_expert(name)] = count
     counted = {q: tuple((name, n) for name, n in names.items() if n) for q, names in groups.items()}
     return tuple(replace(q, only=tuple(names), counted=counted[q]) for q, names in groups.items())
@@ -188,8 +210,8 @@ def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
 def _settings(layers: Config) -> list[tuple[str, int, Config]]:
     """Modules (or patterns with their counts) and how each is quantised; folded, the settings stand behind the name."""
     if FOLDED not in layers:
-        return [(str(name), 0, settings) for name, settings in layers.items()]
-    split = [(*str(text).partition(" = "), int(count)) for text, count in layers[FOLDED].items()]
+        return [(str(name), 0, _table(settings)) for name, settings in layers.items()]
+    split = [(*str(text).partition(" = "), _whole(count)) for text, count in _table(layers[FOLDED], "items").items()]
     return [(name, count, json.loads(settings)) for name, _, settings, count in split]
 
 
@@ -212,13 +234,13 @@ def _compressed_tensors_format(config: Config, key: str) -> Quant:
 
 def _group(group: Config, key: str) -> Quant:
     """One group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
-    weights = group.get("weights") or {}
+    weights = _table(group.get("weights") or {})
     usual = "group" if weights.get("group_size") else "tensor"  # ModelOpt leaves it out
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or usual
-    dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}.get((str(kind), int(bits or 0)))
+    dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}.get((str(kind), _whole(bits or 0)))
     if dtype is None:
         raise Refusal(f"model {key}: compressed-tensors weights of type {kind!r} with {bits} bits are not supported", "model")
-    size = int(weights.get("group_size") or 0)
+    size = _whole(weights.get("group_size") or 0)
     if str(kind) == "float" and size == MXFP4.block[1]:
         quant = MXFP4 if dtype == "nvfp4" else MXFP8
     else:
@@ -232,11 +254,11 @@ def _group(group: Config, key: str) -> Quant:
     return replace(quant, only=only, counted=counted, weight_only=alone)
 
 
-def _block(weights: Config, strategy: str, size: int, key: str) -> tuple[int, int]:
+def _block(weights: Config, strategy: object, size: int, key: str) -> tuple[int, int]:
     if strategy == "block":
-        tile = weights.get("block_structure") or TILES.block
-        return int(tile[0]), int(tile[1])
-    block = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}.get(strategy)
+        return _tile(weights.get("block_structure") or TILES.block)
+    blocks: dict[object, tuple[int, int]] = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}
+    block = blocks.get(strategy)
     if block is None:
         raise Refusal(f"model {key}: compressed-tensors strategy {strategy!r} is not supported", "model")
     return block
@@ -244,9 +266,8 @@ def _block(weights: Config, strategy: str, size: int, key: str) -> tuple[int, in
 
 def _quark(config: Config, key: str) -> Quant:
     """AMD's: one setting for all, and names that are left out."""
-    weights = (config.get("global_quant_config") or {}).get("weight") or {}
-    if isinstance(weights, list):
-        weights = weights[0]
+    listed = _table(config.get("global_quant_config") or {}).get("weight") or {}
+    weights = _table(listed[0] if isinstance(listed, list) else listed)
     dtype, scheme = str(weights.get("dtype")), str(weights.get("qscheme"))
     known = _TABLE["quark"].get(f"{dtype} {scheme}")
     if known is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from commtax.catalog import physics
-from commtax.catalog.loader import Table, suggest
-from commtax.files import Json
+from commtax.catalog.loader import Facts, suggest
 from commtax.records import dataclass
 from commtax.statement import Refusal
 
@@ -15,11 +14,11 @@ from commtax.statement import Refusal
 class TableView:
     """A table of the document, and the name it has for people."""
 
-    table: Table
+    table: Facts
     where: str = ""
 
     @classmethod
-    def of(cls, value: Json, where: str, what: str = "a table of names and values") -> TableView:
+    def of(cls, value: object, where: str, what: str = "a table of names and values") -> TableView:
         if not isinstance(value, dict):
             raise Refusal(f"{where}={physics.short_repr(value)}: {what} is needed", where)
         return cls(value, where)

@@ -8,9 +8,10 @@ out of the fit.
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from commtax.catalog.hardware import chip as chip_of
-from commtax.files import Json, table
+from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
@@ -49,7 +50,7 @@ def unpacks(chip: Chip, dtype: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _transfer() -> Json:
+def _transfer() -> dict[str, Any]:
     return table("catalog/transfer.toml")
 
 

@@ -1,7 +1,8 @@
 """``commtax audit``."""
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -33,7 +34,7 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 @click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path))
 @add_verb_options("audit", tolerance={"help": TOLERANCES})
-def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
+def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content.
 
     With --model also whether it should have: every count, size and time against the prediction.
@@ -76,18 +77,18 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: Any) -> Non
 def _claim(read: ReadFiles, output: Output, given: GivenOptions) -> Claim:
     """What the command line says ran, and on what; where it does not say one of them, as the files do."""
     options = GivenOptions({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
-    options["cluster"], most = given.cluster, options.pop("max_error")
+    options.cluster, most = given.cluster, options.pop("max_error")
     if most is not None and not most > 0:
         raise Refusal.of("a fraction above 0 is needed, such as 15%", max_error=most)
     own = profile_of(options)
-    if not options["cluster"] and (named := place_of(read)):
-        options["cluster"] = named
+    if not options.cluster and (named := place_of(read)):
+        options.cluster = named
         output.remarks.append(f"cluster {named}, as the trace lists its devices")
     place, phase = output.read(cluster_of(options, "the files do not tell where it ran: name it")), options.pop("phase")
-    said = {name: options.pop(name) for name in ("batch", "context", "output_len")}
+    said = {f.name: options.pop(f.name) for f in fields(Claim) if f.name in options}
     said |= {"tolerance": most or given.tolerance or SECONDS_TOLERANCE, "strict": most is not None}
-    options |= {"profile": own, "sequence_parallel": options["sequence_parallel"] or None}
-    options |= {"phase": phase} if phase == "train" else {}  # which has engines of its own
+    options.profile, options.sequence_parallel = own, options.sequence_parallel or None
+    options.phase = "train" if phase == "train" else None  # which has engines of its own
     return Claim(resolve_question(given.model or model_of(read), place, options).but(phase=phase), **said)
 
 

@@ -5,15 +5,15 @@ import click
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.output import write_page
+from commtax.options import taken_by
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, question_traffic
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.settling import settle
 
-ALWAYS = ("slow_rank", "library", "imbalance")
-TIMED = {False: (*ALWAYS, "overlap"), True: (*ALWAYS, "eager", "async_axes", "flops")}
-"""Options that change seconds alone, in serving and in training."""
+TIMED = [name for name, option in taken_by("bill").items() if option.part == "what_if" and name not in taken_by("traffic()")]
+"""Options that change seconds alone."""
 
 
 @click.command("bill", cls=Verb)
@@ -57,6 +57,6 @@ def _show_exact(order: Order) -> None:
     refuse(given, ["why"], "explains seconds, and --exact has none")
     refuse(given, ["emit"], "comes with a priced step; leave --exact out")
     refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
-    refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")
+    refuse(given, [*TIMED, *["eager"] * q.trains], "changes seconds, and --exact has none")
     traffic = question_traffic(settle(q))
     order.output.answer(traffic_document, show_traffic, traffic)

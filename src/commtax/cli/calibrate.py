@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,7 +16,7 @@ from commtax.report import calibrating
 @click.command("calibrate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @add_verb_options("calibrate")
-def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: Any) -> None:
+def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: object) -> None:
     """Your own measurements as a profile: nccl-tests output, vllm bench results, rows of commtax measure.
 
     Says what changed, how well it fits, which rows are odd, and which further measurement would help most.

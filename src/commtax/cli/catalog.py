@@ -1,7 +1,6 @@
 """``commtax catalog``: what is known."""
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 
@@ -10,15 +9,16 @@ from commtax.catalog.models import published_counts
 from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.cost.memory import check_stored
+from commtax.spec import Chip, Cluster, Engine, Link
 from commtax.statement import Refusal
 
-KINDS: dict[str, Callable[[str], Any]] = {
+THINGS: dict[str, Callable[[str], Chip | Link | Cluster | Engine]] = {
     "chips": catalog.chip,
     "links": catalog.link,
     "clusters": catalog.cluster,
-    "models": catalog.model,
     "engines": catalog.engine,
 }
+KINDS = ("chips", "links", "clusters", "models", "engines")
 
 
 @click.command("catalog")
@@ -38,12 +38,12 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
         raise Refusal.of(f"one of {', '.join(known)}", known, catalog=kind)
     if kind is None or name is None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
-        every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}
+        every = {key: [THINGS.get(key, catalog.model)(one) for one in names] for key, names in kinds.items()}
         output.answer(lambda _: {"schema": "commtax.catalog/1", **kinds}, report.show_catalog, every)
     if read_as and kind != "models":
         raise Refusal(f"as '{read_as}': belongs to models, not to {kind}", "as")
     if kind != "models":
-        output.answer(report.thing_document, report.show_thing, KINDS[kind](name))
+        output.answer(report.thing_document, report.show_thing, THINGS[kind](name))
     model = catalog.model(name, read_as)
     check_stored(model)
     counts = published_counts(model.key) if model.key in catalog.keys("models") else []

@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import Verb, VerbSubject
+from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
-from commtax.spec import SIZES
+from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import PlanRow, compare_question, compared_plans
@@ -44,9 +44,8 @@ def _compare_over(order: Order) -> NoReturn:
     if all(row.bill is None for row in comparison.rows):
         raise Refusal.about(over=f"nothing on this range is legal; first: {comparison.rows[0].refused}")
     if given.plot:
-        swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
-        sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
-        fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
+        sizes = GivenOptions(tp=q.plan.tp, pp=q.plan.pp, dp=q.plan.dp, batch=q.batch, context=q.context)
+        fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in comparison.swept)
         comparisons.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given.plot))
     document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparisons.comparison_rows(comparison)}
     order.output.answer(lambda _: document, comparisons.show_comparison, comparison, rows=comparisons.comparison_rows)
@@ -63,7 +62,7 @@ def _plans(order: Order) -> NoReturn:
     batches = [parse_count(b, "batches") for b in given.batches.split(",")] if given.batches else usual
     remarks: list[str] = []
     placed = placement_by_topology(given.topo, q.cluster, remarks) if given.topo else None
-    where = (lambda sizes: placed(sizes).cluster) if placed else None
+    where = (lambda sizes: placed(Plan(**sizes)).cluster) if placed else None
     links = [name for name in given.links.split(",") if name]
     table = compared_plans(q, given.plans.split(","), links, batches, where)
     if all(row.bill is None for row in table.rows):

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -10,6 +9,7 @@ from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.files import OUTPUT_BYTES, read_text
+from commtax.report.drawing import Console
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_seconds
@@ -23,7 +23,7 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
 @click.command("expect", cls=Verb)
 @click.argument("op", metavar="COLLECTIVE")
 @add_verb_options("expect")
-def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
+def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: object) -> None:
     """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
 
     Slower than the range fails. Nothing passes on a range that is only assumed: that is undecided.
@@ -80,7 +80,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
         rows = [bills.expectation_document(e, s) for e, s in pairs]
         return {"schema": "commtax.expect-file/1", "verdict": worst, "pass": bills.PASSED[worst], "rows": rows}
 
-    def show(console: Any) -> None:
+    def show(console: Console) -> None:
         for e, seconds in pairs:
             bills.show_expectation(console, e, seconds)
 

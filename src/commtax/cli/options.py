@@ -1,6 +1,6 @@
 """Flags of commands, made from the table of options, and the kinds of values they take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,15 @@ import click
 import numpy as np
 
 from commtax import options as table
-from commtax.options import Entry, Option
+from commtax.options import Option
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.settling import AUTO_EP
 
 Command = Callable[..., None]
+Written = str | float
+"""A value as it was typed, or as a default."""
 MAX_VALUES = 1_024
 """Values of one option that are shown."""
 
@@ -30,7 +32,7 @@ class GivenOptions(dict[str, Any]):
             return None  # which this verb does not have
         raise AttributeError(name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
 
@@ -57,14 +59,14 @@ class VerbSubject(Enum):
 class Kind(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A kind of values: what help calls it, and what reads one from a text or a default, told the option's name."""
 
-    def __init__(self, name: str, read: Callable[[Any, str], Any]) -> None:
+    def __init__(self, name: str, read: Callable[[Written, str], object]) -> None:
         self.name, self.read = name, read
 
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> Any:
+    def convert(self, value: Written, param: click.Parameter | None, _ctx: click.Context | None) -> object:
         return self.read(value, param.name if param and param.name else "value")
 
 
-def _positive_count(value: Any, name: str, other: str = "") -> int:
+def _positive_count(value: Written, name: str, other: str = "") -> int:
     """A whole number that is at least 1 where somebody gives it."""
     count = parse_count(value, name)
     if count < 1 and isinstance(value, str):
@@ -72,29 +74,29 @@ def _positive_count(value: Any, name: str, other: str = "") -> int:
     return count
 
 
-def _ep(value: Any, name: str) -> int:
+def _ep(value: Written, name: str) -> int:
     """With ``auto`` the engine's own choice."""
     return AUTO_EP if value == "auto" else _positive_count(value, name, ", or auto")
 
 
-def _binary(value: Any, name: str) -> float:
+def _binary(value: Written, name: str) -> float:
     """A bare K, M or G is a power of two, as nccl-tests reads it."""
     return parse_bytes(f"{value}iB" if isinstance(value, str) and value[-1:] in "KMGT" else value, name)
 
 
-def _counts(value: Any, name: str) -> list[int]:
+def _counts(value: Written, name: str) -> list[int]:
     return [parse_count(part, name) for part in str(value).split(",")]
 
 
-def _rates(value: Any, name: str) -> tuple[float, ...]:
+def _rates(value: Written, name: str) -> tuple[float, ...]:
     """Requests a second, several by commas; none where nothing is said."""
     try:
-        return tuple(float(part) for part in value.split(",") if value)
+        return tuple(float(part) for part in str(value).split(",") if value)
     except ValueError:
         raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
 
 
-def _count_or_counts(value: Any, name: str) -> Any:
+def _count_or_counts(value: Written, name: str) -> int | np.ndarray:
     """A whole number, or several: ``1,8,64``."""
     num_values = str(value).count(",") + 1
     if num_values > MAX_VALUES:
@@ -103,13 +105,13 @@ def _count_or_counts(value: Any, name: str) -> Any:
     return counts[0] if len(counts) == 1 else np.array(counts)
 
 
-def _length(value: Any, name: str) -> Any:
+def _length(value: Written, name: str) -> int | str:
     """A whole number, or a distribution, which is read where it is drawn from."""
     text = str(value).strip()
     return parse_count(value, name) if text[:1].isdigit() or text[:1] in "+-." else text
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: Written, name: str) -> float:
     """A number; ``inf`` is one."""
     try:
         return float(value)
@@ -130,7 +132,7 @@ def _prices(value: object, name: str) -> float | list[float | None]:
 
 
 GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", "Output")
-KINDS: Entry = {
+KINDS: Mapping[str, Kind | click.Path | type] = {
     "count": Kind("N", parse_count),
     "counts": Kind("N,N", _counts),
     "several": Kind("N[,N…]", _count_or_counts),
@@ -144,11 +146,11 @@ KINDS: Entry = {
     "share": Kind("F", parse_fraction),
     "confidence": Kind("80%", confidence_of),
     "margin": Kind("5%", margin_of),
-    "time": Kind("TIME", parse_seconds),
+    "time": Kind("TIME", lambda value, name: parse_seconds(str(value), name)),
     "bytes": Kind("SIZE", parse_bytes),
     "size": Kind("SIZE", _binary),
     "prices": Kind("USD[,USD]", _prices),
-    "names": Kind("NAMES", lambda value, _: [name for name in value.split(",") if name]),
+    "names": Kind("NAMES", lambda value, _: [name for name in str(value).split(",") if name]),
     "path": click.Path(path_type=Path),
     "flag": bool,
 }
@@ -170,7 +172,7 @@ class Verb(click.Command):
                     formatter.write_dl(records)
 
 
-def add_verb_options(verb: str, **others: Entry) -> Callable[[Command], Command]:
+def add_verb_options(verb: str, **others: Mapping[str, object]) -> Callable[[Command], Command]:
     """The flags of a verb, and those that it refuses with a reason; ``others`` says what only code knows of some of them."""
 
     def add(command: Command) -> Command:

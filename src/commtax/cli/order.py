@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,7 +26,6 @@ from commtax.verbs.settling import resolve_question
 if TYPE_CHECKING:
     from commtax.launch.launch_record import Launch
 
-LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
 
 
@@ -62,7 +61,7 @@ def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], N
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
-        def run(model: str | None = None, **options: Any) -> None:
+        def run(model: str | None = None, **options: object) -> None:
             body(read(model or "", GivenOptions(options), verb, about))
 
         return click.argument("model", required=False)(add_verb_options(verb)(run))
@@ -130,20 +129,19 @@ def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
 def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
     """The question of the options that make one."""
     options = GivenOptions({name: given[name] for name in asked_of_all() if name in given})
-    options |= {"profile": own, "sequence_parallel": given.sequence_parallel or None}
-    options["phase"] = "decode" if about.whole and given.phase != "train" else given.get("phase", "decode")
+    options.profile, options.sequence_parallel = own, given.sequence_parallel or None
+    options.phase = "decode" if about.whole and given.phase != "train" else given.phase or "decode"
     if about is VerbSubject.SEARCH:  # which may try several types
-        options["dtype"] = given.dtype.split(",")[0]
-        options = GivenOptions(
-            {name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)}
-        )
+        options.dtype = given.dtype.split(",")[0]
+        lengths = (options.input_len, options.output_len)
+        options.input_len, options.output_len = (None if isinstance(length, str) else length for length in lengths)
     if isinstance(axes := given.async_axes, str):
-        options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
-    each, over_all = given.batch, options.pop("global_batch", None)
+        options.async_axes = () if axes == "none" else tuple(axes.split(","))
+    each, over_all, options.global_batch = given.batch, options.global_batch, None
     if each is not None and over_all is not None:
         raise Refusal.about(global_batch="give it or batch, not both")
     if about in (VerbSubject.STEP, VerbSubject.SERVER):
-        options["batch"] = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
+        options.batch = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
     if about is VerbSubject.LOOP:
         return _requests_question(model, place, options, given)
     return resolve_question(model, place, options)
@@ -152,8 +150,8 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
 def _requests_question(model: Model, place: Cluster, options: GivenOptions, given: GivenOptions) -> Question:
     """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
     options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
-    if "concurrency" in options and (given.request_rate is not None or given.trace is not None):
-        options["max_concurrency"] = options.pop("concurrency")
+    if options.concurrency is not None and (given.request_rate is not None or given.trace is not None):
+        options.max_concurrency, options.concurrency = options.concurrency, None
     plain, offered = split(options)
     return resolve_question(model, place, plain).but(offered=offered)
 
@@ -165,7 +163,7 @@ def profile_of(given: GivenOptions) -> Profile | None:
         return None
     own = load_profile(name)
     if not given.cluster and "key" in own.chip:
-        given.cluster = f"{max(2, given.get('tp') or 1)}x{own.chip['key']}"
+        given.cluster = f"{max(2, given.tp or 1)}x{own.chip['key']}"
     return own
 
 

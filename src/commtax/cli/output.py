@@ -6,12 +6,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, NoReturn, TypeVar, TypeVarTuple
+from typing import NoReturn, TypeVar, TypeVarTuple
 
 import click
 
 from commtax.files import write_text
 from commtax.records import dataclass
+from commtax.report.drawing import Console, Pipe
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
 
@@ -33,7 +34,7 @@ class Output:
     def answer(
         self,
         document: Callable[[*Parts], object],
-        show: Callable[[Any, *Parts], None],
+        show: Callable[[Console, *Parts], None],
         *parts: *Parts,
         code: int = 0,
         rows: Callable[[*Parts], Sequence[Mapping[str, object]]] | None = None,
@@ -68,11 +69,12 @@ class Output:
 
     def _print_json(self, document: object) -> None:
         """A document of plain values, or of records that become such."""
-        from commtax.report.documents import to_json
+        from commtax.report.documents import to_object
 
-        answer = to_json(document) | ({} if self.emitted is None else {"emit": self.emitted})
+        answer = to_object(document) | ({} if self.emitted is None else {"emit": self.emitted})
         if self.remarks:
-            answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *self.remarks]))
+            said = answer.get("notes")
+            answer["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *self.remarks]))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
@@ -92,29 +94,27 @@ COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS
 """What makes Rich take a pipe for a terminal."""
 
 
-def terminal() -> Any:
+def terminal() -> Console:
     """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
     columns = os.environ.get("COLUMNS", "160")
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()
-    from commtax.report.drawing import Pipe
-
     return Pipe(max(100, int(columns)), _rich)
 
 
-def _rich() -> Any:
-    from rich.console import Console
+def _rich(width: int = 0) -> Console:
+    from rich import console as rich
     from rich.segment import Segment
 
-    class Terminal(Console):
+    class Terminal(rich.Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
 
-        def render(self, *args: Any, **options: Any) -> Iterator[Any]:
-            for piece in super().render(*args, **options):
+        def render(self, renderable: rich.RenderableType, options: rich.ConsoleOptions | None = None) -> Iterator[Segment]:
+            for piece in super().render(renderable, options):
                 yield piece if piece.control else Segment(escape_controls(piece.text), piece.style)
 
     console = Terminal(highlight=False, markup=False, emoji=False)  # names and files hold brackets and colons of their own
     piped = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = 160 if piped else max(100, console.width)
+    console.width = width or (160 if piped else max(100, console.width))
     return console

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +16,8 @@ from commtax.catalog.models import bundled_model, origin, variant
 from commtax.catalog.programs import program
 from commtax.cli.options import GivenOptions, VerbSubject
 from commtax.files import ELSEWHERE, expand_home, read_text
-from commtax.spec import SIZES, Cluster, Model
+from commtax.options import options as known_options
+from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs.settling import AUTO_EP
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
     launch = _launch(text, model)
-    options = _options(launch)
+    options = _options(launch, about)
     model = _agree_on_model(model, launch, remarks) if model else _model(launch, remarks)
     _shares(launch, model, options, remarks, about)
     if given.plans:
@@ -36,9 +37,9 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
     unused = _fill(options, launch, given, about)
     _hosts(launch, given, remarks)
     servers = launch.servers
-    sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": servers.count}.items() if size > 1)
+    sizes = ", ".join(f"{name} {size}" for name, size in GivenOptions(launch.axes, replicas=servers.count).items() if size > 1)
     beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
-    remarks += [f"from: {options['engine']}, {sizes or 'one GPU'}{beside}"]
+    remarks += [f"from: {options.engine}, {sizes or 'one GPU'}{beside}"]
     remarks += launch.notes
     if launch.unread:
         remarks.append(f"not understood, and not in the answer: {', '.join(launch.unread)}")
@@ -71,11 +72,11 @@ def prompt_sizes(servers: Servers) -> str:
 def _fill(options: GivenOptions, launch: Launch, given: GivenOptions, about: VerbSubject) -> list[str]:
     """Options that nobody gave take what was pasted; returns those that the command has no option for."""
     context, unused = click.get_current_context(), []
-    other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
+    other = {name: option.otherwise for name, option in known_options().items()}
     if launch.phase == "serve" and about not in (VerbSubject.STEP, VerbSubject.STEPS):  # a batch and a length are of training there
         other = {}
     if about is VerbSubject.SERVER and launch.phase == "serve":  # no search: what a command leaves out is 1
-        options = GivenOptions({"tp": 1, "pp": 1, **options})
+        options = GivenOptions(GivenOptions(tp=1, pp=1) | options)
     if not about.several:  # one step has one length
         options.pop("spread", None)
     for name, value in options.items():
@@ -91,20 +92,18 @@ def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str
     """What servers beside each other share, as the command at hand looks at them."""
     known, servers = bundled_model(model) or variant(model), launch.servers
     if launch.stage_layers and known:
-        options["chunks"] = launch.chunks_of(known.num_layers)
+        options.chunks = launch.chunks_of(known.num_layers)
     if launch.slots:
         options |= _copies(launch.slots, known, remarks)
-    if servers.count > 1 and "concurrency" in launch.options and not about.several:
-        options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
+    if servers.count > 1 and launch.options.concurrency and not about.several:
+        options.concurrency = max(1, round(int(launch.options.concurrency) / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
     over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
-    if over_all and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
-        options["ep"] = AUTO_EP
+    if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and known and known.experts:
+        options.ep = AUTO_EP
         how = "priced as experts spread over them (the same bytes and weights)"
         remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {how}")
     if servers.prefill_workers and not about.several:
-        for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp", "prefill_dp"):
-            del options[name]
         beside = f"{servers.prefill_workers} for prompts ({prompt_sizes(servers)})"
         remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
 
@@ -122,28 +121,28 @@ def _copies(slots: int, model: Model | None, remarks: list[str]) -> GivenOptions
 
 def _join_plans(options: GivenOptions, given: GivenOptions, remarks: list[str]) -> None:
     """The command's own plan stands beside those that are compared."""
-    sizes = {axis: options.pop(axis) for axis in (*SIZES, "replicas") if axis in options}
-    spelled = {"replicas": "r"}
-    own = "".join(f"{spelled.get(axis, axis)}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
+    sizes = {axis: options.pop(axis) for axis in SIZES if axis in options} | {"r": options.pop("replicas", 1)}
+    own = "".join(f"{axis}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
     if own not in given.plans.split(","):
         given.plans = f"{own},{given.plans}"
         remarks.append(f"{own} is the command's own plan")
 
 
-def _options(launch: Launch) -> GivenOptions:
-    """Options by name, those that the command says something about."""
+def _options(launch: Launch, about: VerbSubject) -> GivenOptions:
+    """Options by name, those that the command says something about. Servers for prompts are none of one server's."""
     options = GivenOptions({name: value for name, value in launch.options.items() if name != "dp"})
     servers = launch.servers
-    if servers.prefill_workers:
-        options |= {"disaggregated": True, "decode_workers": servers.count}
-        options |= {name: getattr(servers, name) for name in ("prefill_workers", "prefill_tp", "prefill_dp")}
-    elif servers.count > 1:
-        options["replicas"] = servers.count
-    if launch.axes["dp"] > 1:
-        options["dp"] = launch.axes["dp"]
+    if servers.prefill_workers and about.several:
+        options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
+        options.prefill_tp, options.prefill_dp = servers.prefill_tp, servers.prefill_dp
+    elif servers.count > 1 and not servers.prefill_workers:
+        options.replicas = servers.count
+    if int(launch.options.dp or 1) > 1:
+        options.dp = int(launch.options.dp)
     if launch.phase == "train":
-        options["phase"] = "train"
-    return GivenOptions({**options, "engine": f"{launch.engine}@{launch.version}" if launch.version else launch.engine})
+        options.phase = "train"
+    options.engine = f"{launch.engine}@{launch.version}" if launch.version else launch.engine
+    return options
 
 
 def _model(launch: Launch, remarks: list[str]) -> str:
@@ -225,22 +224,22 @@ def apply_topology(given: GivenOptions, remarks: list[str]) -> str:
         raise Refusal.about(intra="give it or --topo, not both")
     if not given.cluster:
         raise Refusal.about(topo="says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090")
-    sizes = {axis: given.get(axis) or 1 for axis in ("tp", "dp", "pp")}
-    laid = placement_by_topology(file, catalog.cluster(given.cluster), remarks)(sizes)
-    if sizes["tp"] == 1:
+    plan = Plan(tp=given.tp or 1, dp=given.dp or 1, pp=given.pp or 1)
+    laid = placement_by_topology(file, catalog.cluster(given.cluster), remarks)(plan)
+    if plan.tp == 1:
         return ""
     given.intra = laid.cluster.intra.key
     return laid.devices
 
 
-def placement_by_topology(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Mapping[str, int]], PlacedCluster]:
+def placement_by_topology(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Plan], PlacedCluster]:
     """Where a topology lets plans lie, by their sizes: on the GPUs that suit each best."""
     from commtax.machines import topology
 
     seen = topology.parse(read_text(file, "topo"))
 
-    def placed(sizes: Mapping[str, int]) -> PlacedCluster:
-        laid = topology.place(seen, cluster, sizes["tp"], sizes["dp"] * sizes["pp"])
+    def placed(plan: Plan) -> PlacedCluster:
+        laid = topology.place(seen, cluster, int(plan.tp), int(plan.dp * plan.pp))
         remarks.extend(laid.notes)
         return laid
 

@@ -1,7 +1,7 @@
 """``commtax pipeline``."""
 
 import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -20,7 +20,7 @@ MAX_CELLS = 150_000
 
 @click.command("pipeline")
 @add_verb_options("pipeline", schedule={"help": f"One of {', '.join(SCHEDULES)}.  [default: {DEFAULT}]"})
-def pipeline_command(as_json: bool, **options: Any) -> None:
+def pipeline_command(as_json: bool, **options: object) -> None:
     """A pipeline schedule on its grid: the bubble counted and by closed form, and what each rank must keep.
 
     commtax pipeline -p 8 -m 32 --schedule zb-h1

@@ -24,6 +24,7 @@ from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
+from commtax.verbs.keywords import PlanFleetOptions
 
 if TYPE_CHECKING:
     from commtax.launch.launch_record import Launch
@@ -71,7 +72,7 @@ def plan_command(order: Order) -> None:
         raise Refusal.of(f"one of {', '.join(able)} here", able, emit=given.emit)
     if given.request_rate is not None:
         _fleets(order)
-    refuse(given, options_beside("plan", "request_rate"), "belongs to --request-rate")
+    refuse(given, options_beside("plan", "rate"), "belongs to --request-rate")
     if order.question.trains:
         _train(order)
     if order.others:
@@ -119,9 +120,10 @@ def _goal(order: Order) -> Question:
     """The question with its lengths, limits and objective; prices are not read yet."""
     given, q = order.given, order.question
     lengths, dtypes = _lengths_and_types(order)
-    for name, length in zip(("input_len", "output_len"), lengths, strict=True):
+    rule = "distributions are drawn from for a --request-rate; else a mean is needed"
+    for name, length in PlanFleetOptions(input_len=lengths[0], output_len=lengths[1]).items():
         if isinstance(length, str):
-            raise Refusal(f"{name} '{length}': distributions are drawn from for a --request-rate; else a mean is needed", name)
+            raise Refusal(f"{name} '{length}': {rule}", name)
     return q.but(
         input_len=lengths[0],
         output_len=lengths[1],
@@ -289,7 +291,8 @@ def _with_rate(order: Order) -> list[Question]:
 
     given, (lengths, dtypes) = order.given, _lengths_and_types(order)
     drawn = {name: given[name] for name, option in taken_by("plan").items() if option.part == "offered"}
-    plain, offered = split({**drawn, "input_len": lengths[0], "output_len": lengths[1], "num_prompts": given.num_prompts})
+    sent = PlanFleetOptions(input_len=lengths[0], output_len=lengths[1], num_prompts=given.num_prompts)
+    plain, offered = split({**drawn, **sent})
     slo = {f"mean_{name}": given[name] for name in ("ttft", "tpot") if given[name]}
     slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
     q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes)

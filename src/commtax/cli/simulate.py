@@ -64,7 +64,7 @@ def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
         return q
     if q.offered.request_rate or q.offered.trace is not None:
         raise Refusal.about(prompts_per_client="belongs to the clients of a closed loop")
-    return q.but(num_prompts=positive(each, "prompts_per_client") * clients)
+    return q.but(num_prompts=positive(prompts_per_client=each) * clients)
 
 
 def _check_gpus(simulated: ClosedLoop) -> None:

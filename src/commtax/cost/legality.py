@@ -11,7 +11,7 @@ from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.records import Condition, dataclass
+from commtax.records import Condition, dataclass, with_fields
 from commtax.shipped_tables import table
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
@@ -257,8 +257,7 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
 
 
 def _with_sizes(plan: Plan, sizes: Iterable[Number]) -> Plan:
-    tp, pp, dp, ep, cp, microbatches = sizes  # as in ``WHOLE``
-    return replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
+    return with_fields(plan, dict(zip(WHOLE, sizes, strict=True)))
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:

@@ -4,7 +4,6 @@ Rank order decides which axis leaves the fast domain (a host, or an NVLink fabri
 """
 
 import math
-from dataclasses import replace
 from functools import reduce
 from operator import attrgetter
 from typing import NamedTuple
@@ -12,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from commtax.arrays import pick, spread, unique_with_places
-from commtax.records import dataclass
-from commtax.spec import Cluster, Condition, Engine, Model, Number, Plan
+from commtax.records import dataclass, with_fields
+from commtax.spec import COUNTED, Cluster, Condition, Engine, Model, Number, Plan
 
-_sizes = attrgetter("tp", "pp", "dp", "ep", "cp", "replicas", "shard", "microbatches")
+_sizes = attrgetter(*COUNTED)
 
 
 class ExpertRanks(NamedTuple):
@@ -88,9 +87,7 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     few = unique_with_places(*_sizes(plan))
     if few is None:
         return _span(axis, plan, cluster, engine)
-    tp, pp, dp, ep, cp, replicas, shard, m = few[0]
-    different = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, replicas=replicas, shard=shard, microbatches=m)
-    found = _span(axis, different, cluster, engine)
+    found = _span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
     return Span(*(spread(getattr(found, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
 
 

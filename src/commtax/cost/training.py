@@ -23,12 +23,12 @@ from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_la
 from commtax.cost.train_traffic import training_items, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window, Windows
 from commtax.question import WhatIf
-from commtax.spec import Engine, Model, Number, Plan, TrainStep
+from commtax.spec import AXES, Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
 MOST_MOVED = 4
 """Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
-BETWEEN = ("dp", "pp")
+BETWEEN = AXES[2:]
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
 
 

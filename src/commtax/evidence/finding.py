@@ -114,9 +114,9 @@ class Claim:
     def __post_init__(self) -> None:
         if self.question.phase not in PHASES:
             raise Refusal(f"phase '{self.question.phase}': one of {', '.join(PHASES)}", "phase")
-        for name in ("batch", "context", "output_len"):
-            if getattr(self, name) is not None:
-                positive(getattr(self, name), name)
+        for f in fields(self)[1:4]:
+            if getattr(self, f.name) is not None:
+                positive(**{f.name: getattr(self, f.name)})
 
     @property
     def plan(self) -> Plan:

@@ -11,14 +11,14 @@ from commtax.cost.inventory import num_active_params, num_params
 from commtax.evidence.finding import DISAGREE, Claim, Finding
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
-from commtax.spec import Model
+from commtax.spec import PARALLEL, SIZES, Model
 from commtax.statement import Note
 from commtax.verbs.settling import AUTO_EP
 
 COUNT, LEVEL = thresholds(__name__)
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,2})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
-TITLES = {"pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
+TITLES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in SIZES[1:4]}
 
 
 def names_of(model: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ shown), ``judgement``, or what was measured; and the false alarms that it was se
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from commtax.files import table
 
@@ -24,9 +24,9 @@ class Thresholds(Generic[Number]):
 
 
 @cache
-def _module_rows(module: str) -> Mapping[str, Mapping[str, Any]]:
+def _module_rows(module: str) -> Mapping[str, Mapping[str, object]]:
     room, *_, name = module.removeprefix("commtax.").split(".")
-    rows: Mapping[str, Mapping[str, Any]] = table(f"{room}/thresholds.toml")[name]
+    rows: Mapping[str, Mapping[str, object]] = table(f"{room}/thresholds.toml")[name]
     return rows
 
 

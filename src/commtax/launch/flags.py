@@ -30,7 +30,6 @@ RULES = {
 KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
-AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
 COMMON = table("launch/common.toml")
 """What programs have in common: flags and variables that change no price, and what they call what we call otherwise."""
 
@@ -82,22 +81,25 @@ def command_of(engine: str) -> ModuleType:
     return import_module(f"commtax.launch.{engine.replace('-', '_')}_command")
 
 
+class SaidValues(dict[str, Value]):
+    """What flags say, by field; each is an attribute too, "" where nothing says it."""
+
+    def __getattr__(self, name: str) -> Value:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name, "")
+
+    def __setattr__(self, name: str, value: Value) -> None:
+        self[name] = value
+
+
 @dataclass(slots=True)
 class FlagReading:
     """What a command was read to say: values by field, remarks, and what is not understood."""
 
-    values: dict[str, Value] = field(default_factory=dict)
+    values: SaidValues = field(default_factory=SaidValues)
     notes: list[Note] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-
-    def number(self, name: str, usual: int = 0) -> int:
-        return int(self.values.get(name, usual))
-
-    def text(self, name: str, usual: str = "") -> str:
-        return str(self.values.get(name, usual))
-
-    def on(self, name: str) -> bool:
-        return bool(self.values.get(name))
 
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
@@ -150,7 +152,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         number = PARSERS[kind](value, name)
     except ValueError:
         raise Refusal(RULES[kind], "from") from None
-    if number == -1 and name in AS_LONG_AS_FITS:
+    if number == -1 and name in COMMON["as_long_as_fits"]:
         return None
     if not {"int": number >= 1, "count": True, "share": 0 < number <= 1, "ratio": 0 <= number <= 1}[kind]:
         raise Refusal(RULES[kind], "from")

@@ -4,7 +4,7 @@ import math
 import shlex
 
 from commtax import catalog
-from commtax.launch.flags import Value, flags_of
+from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan
@@ -84,38 +84,17 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     plan, limits, how = job.plan, job.question.limits, job.question.what_if
     weights = "" if job.question.model.quant else plan.weights_dtype
     whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
-    facts: dict[str, Value] = {
-        "tp": above_one(plan.tp),
-        "pp": above_one(plan.pp),
-        "dp": above_one(job.dp),
-        "dp_attention": False,
-        "ep": above_one(plan.ep),
-        "expert_parallel": bool(plan.ep > 1),
-        "ep_backend": how.ep_backend,
-        "a2a": "",
-        "deepep_mode": "",
-        "quantization": "fp8" if weights == "fp8" else "",
-        "compute": "float32" if weights == "fp32" else "",
-        "kv_dtype": "fp8" if plan.kv_dtype == "fp8" else "",
-        "max_model_len": limits.max_model_len,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "gpu_memory_utilization": float(limits.gpu_memory_utilization),
-        "lora": bool(plan.lora_rank),
-        "lora_rank": plan.lora_rank,
-        "max_loras": plan.max_loras if plan.lora_rank else 0,
-        "eplb": bool(plan.redundant),
-        "redundant_experts": int(plan.redundant),
-        "eplb_config": "",
-        "eager": how.eager,
-        "graphs": "",
-        "plain_nccl": how.library == "nccl",
-        "tower": "data" if whole else "",
-        "tower_data": whole,
-        **own,
-    }
+    facts = SaidValues(tp=above_one(plan.tp), pp=above_one(plan.pp), dp=above_one(job.dp), dp_attention=False)
+    facts |= SaidValues(ep=above_one(plan.ep), expert_parallel=bool(plan.ep > 1), ep_backend=how.ep_backend, a2a="", deepep_mode="")
+    facts |= SaidValues(quantization="fp8" if weights == "fp8" else "", compute="float32" if weights == "fp32" else "")
+    facts |= SaidValues(kv_dtype="fp8" if plan.kv_dtype == "fp8" else "", max_model_len=limits.max_model_len)
+    facts |= SaidValues(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+    facts |= SaidValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
+    facts |= SaidValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
+    facts |= SaidValues(redundant_experts=int(plan.redundant), eplb_config="", eager=how.eager, graphs="")
+    facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
-    return own_flags.spell(**{name: value for name, value in facts.items() if name in own_flags.written})
+    return own_flags.spell(**{name: value for name, value in (facts | own).items() if name in own_flags.written})
 
 
 def checkpoint_remark(job: LaunchJob) -> list[str]:

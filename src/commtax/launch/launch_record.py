@@ -3,24 +3,21 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from commtax.catalog.programs import program
-from commtax.files import parse_json
-from commtax.launch.flags import FlagReading, Value, command_of
+from commtax.files import need_object, need_whole, parse_json
+from commtax.launch.flags import COMMON, FlagReading, SaidValues, command_of
+from commtax.options import options
 from commtax.records import dataclass
+from commtax.spec import AXES, SIZES
 from commtax.statement import Note, Refusal
 
 AUTO_EP = -1  # experts over tp x dp
-LOAD = ("concurrency", "input_len", "output_len", "spread", "request_rate", "burstiness", "num_prompts")
+LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
-OPTIONS = (
-    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype", "lora_rank", "max_loras", "redundant_experts"),
-    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_memory_bytes"),
-    *("recurrent_dtype", "eager", "library", "ep_backend", "speculative", "tower", *LOAD),
-    *("micro_batch", "global_batch", "context", "recompute", "sequence_parallel", "schedule", "chunks", "zero", "hsdp"),
-    "async_axes",
-)
-"""Options of ours that a command may set."""
+TOLD = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
+"""Options of ours that a command may set, in the order in which they are told."""
 USUAL_LORA_RANK = 16  # max_lora_rank of vLLM's LoRAConfig
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 BENCHMARKS = ("throughput", "latency")
@@ -53,7 +50,7 @@ class Launch:
     """A command, read. The model is told by its name, or (Megatron) by its ``shape``."""
 
     engine: str
-    options: Mapping[str, Value]  # what it leaves to the engine is not in them
+    options: SaidValues  # what it leaves to the engine is not in them
     version: str = ""
     phase: str = "serve"  # or train
     model: str = ""
@@ -66,25 +63,23 @@ class Launch:
     notes: tuple[Note, ...] = ()
     unread: tuple[str, ...] = ()
 
-    def number(self, name: str, usual: int = 0) -> int:
-        return int(self.options.get(name, usual))
-
     @property
     def axes(self) -> dict[str, int]:
         """Sizes of one server's plan, experts over tp x dp counted out."""
-        sizes = {name: self.number(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")}
-        return {**sizes, "ep": sizes["tp"] * sizes["dp"]} if sizes["ep"] == AUTO_EP else sizes
+        sizes = {name: int(self.options.get(name, 1)) for name in SIZES}
+        over_all = int(self.options.tp or 1) * int(self.options.dp or 1)
+        return {axis: over_all if size == AUTO_EP else size for axis, size in sizes.items()}
 
     @property
     def num_gpus(self) -> int:
-        one = math.prod(size for axis, size in self.axes.items() if axis != "ep")
+        one = math.prod(self.axes[axis] for axis in AXES)
         ahead = self.servers
         return one * ahead.count + (ahead.prefill_workers or 0) * (ahead.prefill_tp or 1) * (ahead.prefill_dp or 1)
 
     def chunks_of(self, layers: int) -> int:
         """Chunks a rank of a model with so many layers; 0 where nothing tells them."""
-        whole = self.number("pp", 1) * self.stage_layers  # first and last stages may have fewer
-        return max(1, math.ceil(layers / whole)) if whole and "schedule" in self.options else self.number("chunks")
+        whole = int(self.options.pp or 1) * self.stage_layers  # first and last stages may have fewer
+        return max(1, math.ceil(layers / whole)) if whole and self.options.schedule else int(self.options.chunks or 0)
 
 
 def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mapping[str, str]) -> Launch:
@@ -94,83 +89,70 @@ def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mappin
         values.setdefault("model", next((w for w in loose if w not in BENCHMARKS), ""))
         _settle_serving(reading)
     command_of(engine).understand(reading, loose, env)
-    shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
-    said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
-    return Launch(
-        engine,
-        said,
-        phase="train" if trains else "serve",
-        model=reading.text("model"),
-        called=reading.text("called"),
-        shape=shape,
-        servers=Servers(role=reading.text("role")),
-        place=LaunchPlace(reading.number("nnodes") or None, reading.number("gpus_per_node") or None, (), reading.text("address")),
-        stage_layers=reading.number("stage_layers"),
-        slots=reading.number("slots"),
-        notes=tuple(reading.notes),
-        unread=tuple(reading.unread),
-    )
+    shape = tuple((name, int(values[name])) for name in SHAPE if name in values)
+    said = SaidValues({name: value for name in TOLD if (value := values.get(name, "")) != "" and value is not False})
+    place = LaunchPlace(int(values.nnodes or 0) or None, int(values.gpus_per_node or 0) or None, (), str(values.address))
+    launch = Launch(engine, said, "", "train" if trains else "serve", str(values.model), str(values.called), shape)
+    launch = replace(launch, servers=Servers(role=str(values.role)), place=place, notes=tuple(reading.notes))
+    return replace(launch, stage_layers=int(values.stage_layers or 0), slots=int(values.slots or 0), unread=tuple(reading.unread))
 
 
 def _settle_serving(reading: FlagReading) -> None:
     """What all serving engines have in common."""
     values = reading.values
-    if reading.number("max_num_batched_tokens", 1) < 1:  # chunking switched off
-        del values["max_num_batched_tokens"]
+    if values.max_num_batched_tokens != "" and int(values.max_num_batched_tokens) < 1:  # chunking switched off
+        values.max_num_batched_tokens = ""
         reading.note("chunks", "prompts are not cut into chunks here; the price cuts them at the engine's usual size")
-    if "input_len" in values:
-        values["spread"] = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
+    if values.input_len != "":
+        values.spread = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
     _settle_request_rate(reading)
     _adapters(reading)
     if "eplb_config" in values:
         _settle_redundant_experts(reading)
-    if reading.on("eplb") and not reading.number("redundant_experts"):
+    if values.eplb and not values.redundant_experts:
         reading.note("eplb", "experts are placed by their load: the busiest rank is priced as usual, --imbalance says otherwise")
-    values["dtype"] = reading.text("quantization") or reading.text("compute")
-    values["library"] = "nccl" if reading.on("plain_nccl") else reading.text("library")
+    values.dtype = str(values.quantization) or str(values.compute)
+    values.library = "nccl" if values.plain_nccl else values.library
 
 
 def _adapters(reading: FlagReading) -> None:
     """A server keeps room for adapters where it is told to serve any; of a rank that is not said it takes the usual one."""
-    if not reading.on("lora"):
-        for name in ("lora_rank", "max_loras"):
-            reading.values.pop(name, None)
-    elif "lora_rank" not in reading.values:
-        reading.values["lora_rank"] = USUAL_LORA_RANK
+    if not reading.values.lora:
+        reading.values.lora_rank = reading.values.max_loras = ""
+    elif reading.values.lora_rank == "":
+        reading.values.lora_rank = USUAL_LORA_RANK
         reading.note("lora rank", f"the adapters' rank is not said: {USUAL_LORA_RANK}, vLLM's usual one")
 
 
 def _settle_redundant_experts(reading: FlagReading) -> None:
     """Copies of popular experts, where a table of settings tells them."""
-    text = reading.text("eplb_config")
+    text = str(reading.values.eplb_config)
     try:
-        reading.values["redundant_experts"] = int(parse_json(text, "eplb_config").get("num_redundant_experts", 0))
-    except (ValueError, AttributeError, TypeError, OverflowError):
+        said = need_object(parse_json(text, "eplb_config"))
+        reading.values.redundant_experts = need_whole(said.get("num_redundant_experts", 0))
+    except (ValueError, TypeError, OverflowError):
         reading.unread.append(f"--eplb-config {text}")
 
 
 def _settle_request_rate(reading: FlagReading) -> None:
     """A finite rate makes requests in time, as many as are said; without one clients make a closed loop, which has no end here."""
     values = reading.values
-    words = {name: str(values.pop(name)) for name in ("request_rate", "burstiness") if name in values}
-    numbers: dict[str, Value] = {
-        name: float(text) for name, text in words.items() if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text)
-    }
-    if numbers.get("request_rate"):
-        values.update(numbers)
-    else:
-        values.pop("num_prompts", None)
+    words = (values.request_rate, values.burstiness)
+    rate, gaps = (float(word) if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", str(word)) else "" for word in words)
+    values.request_rate, values.burstiness = rate or "", gaps if rate else ""
+    if not rate:
+        values.num_prompts = ""
 
 
 def group_attention(reading: FlagReading, groups: int) -> None:
     """A server whose attention runs in ``groups``: our tp is what is left of it inside a group."""
-    values, total = reading.values, reading.number("tp", 1)
+    values, total = reading.values, int(reading.values.tp or 1)
     if total % groups:
         raise Refusal(f"from: attention in {groups} groups does not divide the server's {total} GPUs", "from")
-    if "ep" not in values and groups > 1:
-        values["ep"] = total
+    if values.ep == "" and groups > 1:
+        values.ep = total
         reading.note(
             "experts spread",
             f"experts split over all {total} GPUs are priced as experts spread over them: the same bytes and weights",
         )
-    values |= {"tp": total // groups, "dp": groups}
+    values.tp, values.dp = total // groups, groups

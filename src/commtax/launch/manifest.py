@@ -7,17 +7,14 @@ GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from typing import Any
 
 from commtax.catalog.programs import programs
-from commtax.files import Document, table
+from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
 from commtax.launch.flags import flags_of
 from commtax.launch.shell import assignments, script_of, split, substitute_variables
 from commtax.records import dataclass
 from commtax.statement import Refusal
 
-Yaml = Any
-"""Text, a list or a mapping with text for keys, as its author wrote it: numbers are text too."""
 MAX_SIGNS = 262_144
 MAX_NODES = 50_000  # aliases may name each other many times over
 MAX_DEPTH = 60
@@ -71,17 +68,17 @@ def is_manifest(text: str) -> bool:
 def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str], int]:
     """The servers of all documents, files that stand in them by their name, and how many containers were looked at."""
     documents = [_merge_tree(d, [0], 0) for d in _load_documents(text, source)]
-    looked: list[Yaml] = []
+    looked: list[JsonObject] = []
     served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
     files: dict[str, str] = {}
     for document in documents:
-        if isinstance(document, dict) and document.get("kind") == "ConfigMap" and isinstance(document.get("data"), dict):
-            files |= {name: value for name, value in document["data"].items() if isinstance(value, str)}
+        if isinstance(document, dict) and document.get("kind") == "ConfigMap":
+            files |= {name: value for name, value in object_of(document.get("data")).items() if isinstance(value, str)}
     return served, files, len(looked)
 
 
-def _load_documents(text: str, source: str) -> list[Yaml]:
-    """All documents, every scalar as text."""
+def _load_documents(text: str, source: str) -> list[Json]:
+    """All documents as their authors wrote them, with text for keys: numbers are text too."""
     import yaml  # only for those who hand over YAML
 
     if len(text) > MAX_SIGNS:
@@ -99,7 +96,7 @@ def _load_documents(text: str, source: str) -> list[Yaml]:
         raise Refusal(f"from{source}: not valid YAML{where}{advice}", "from") from None
 
 
-def _judge_depth(events: Iterator[Any], source: str) -> None:
+def _judge_depth(events: Iterator[object], source: str) -> None:
     """Refuse what is nested too deep before anything is made of it: the parser's own stack has an end, and no guard."""
     depth = 0
     for event in events:
@@ -109,7 +106,7 @@ def _judge_depth(events: Iterator[Any], source: str) -> None:
             raise Refusal(f"from{source}: YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server", "from")
 
 
-def _merge_tree(node: Yaml, seen: list[int], depth: int) -> Yaml:
+def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
     """The tree with what ``<<`` merges merged, and documents that stand in it as text read."""
     seen[0] += 1
     if seen[0] > MAX_NODES or depth > MAX_DEPTH:
@@ -119,15 +116,15 @@ def _merge_tree(node: Yaml, seen: list[int], depth: int) -> Yaml:
     if not isinstance(node, dict):
         return node
     own = {str(key): _merge_tree(value, seen, depth + 1) for key, value in node.items()}
-    if isinstance(own.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
-        own["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in _load_documents(own["serveConfigV2"], "")]
+    if isinstance(ray := own.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
+        own["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in _load_documents(ray, "")]
     merged = own.pop("<<", {})
     for part in merged if isinstance(merged, list) else [merged]:
         own = {**part, **own} if isinstance(part, dict) else own
     return own
 
 
-def _walk(node: Yaml, around: DescribedServer, key: str, looked: list[Yaml]) -> Iterator[DescribedServer]:
+def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
     """The servers at and below a place."""
     if isinstance(node, list):
         for part in node:
@@ -149,7 +146,7 @@ def _walk(node: Yaml, around: DescribedServer, key: str, looked: list[Yaml]) -> 
         yield from served
 
 
-def _parts(node: Document) -> list[str]:
+def _parts(node: JsonObject) -> list[str]:
     """Keys below which servers may stand; the other hosts of a server that has a leader repeat it."""
     kept = [name for name in node if name not in SKIPPED]
     if "leaderTemplate" in node:
@@ -159,24 +156,24 @@ def _parts(node: Document) -> list[str]:
     return kept
 
 
-def _is_container(node: Document, key: str) -> bool:
+def _is_container(node: JsonObject, key: str) -> bool:
     """Whether a mapping may start a program."""
     words = any(name in node for name in ("args", "command", "entrypoint"))
     return (
         key in ("containers", "mainContainer", "container", *SETTINGS)
         or (words and any(name in node for name in ("image", "modelFormat", "engine", "repository")))
         or any(name in node for name in _engines("keys"))
-        or (isinstance(node.get("image"), dict) and any(name in node["image"] for name in ("command", "args")))
+        or any(name in object_of(node.get("image")) for name in ("command", "args"))
         or (isinstance(node.get("run"), str) and "resources" in node)
         or _is_settings(node)
     )
 
 
-def _is_settings(node: Document) -> bool:
+def _is_settings(node: JsonObject) -> bool:
     """Whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
     flags = flags_of(programs()[0].key).flags
     fields = [flags.get(dash_key(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
-    return any(name in ("tp", "max_model_len", "pp", "dp") for name in fields)
+    return any(name in _TABLE["telling"] for name in fields)
 
 
 def dash_key(name: str) -> str:
@@ -188,7 +185,7 @@ def dash_key(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).replace("_", "-").lower().lstrip("-")
 
 
-def _server_inside(node: Document, around: DescribedServer, key: str) -> DescribedServer:
+def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
     """What a mapping says of the servers in it."""
     role = _role(node, key)
     if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
@@ -201,8 +198,7 @@ def _server_inside(node: Document, around: DescribedServer, key: str) -> Describ
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
-    deploy = node.get("deploy")
-    counted += [_number(deploy, "replicas")] if isinstance(deploy, dict) and "replicas" in deploy else []
+    counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
     return replace(
         around,
         name=_name(node, key) or around.name,
@@ -216,18 +212,17 @@ def _server_inside(node: Document, around: DescribedServer, key: str) -> Describ
     )
 
 
-def _name(node: Document, key: str) -> str:
-    own = node.get("metadata") if isinstance(node.get("metadata"), dict) else node
-    names = [own[name] for name in NAMES if isinstance(own.get(name), str)] if isinstance(own, dict) else []
+def _name(node: JsonObject, key: str) -> str:
+    own = about if isinstance(about := node.get("metadata"), dict) else node
+    names = [named for name in NAMES if isinstance(named := own.get(name), str)]
     listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
     return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
 
 
-def _role(node: Document, key: str) -> str:
+def _role(node: JsonObject, key: str) -> str:
     """Prompts or decoding, by a key, a name, a label or a type that says so."""
-    above = node.get("metadata")
-    held = [part.get("labels") for part in (node, above) if isinstance(part, dict)]
-    said = [v for labels in held if isinstance(labels, dict) for k, v in labels.items() if k.rpartition("/")[2] == "role"]
+    held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
+    said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
     said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
     cache_settings = node.get("lmcacheConfig")
     if isinstance(cache_settings, dict):
@@ -237,35 +232,33 @@ def _role(node: Document, key: str) -> str:
     return found[0].lower() if found else "decode" if beside else ""
 
 
-def _sizes(node: Document) -> dict[str, str]:
+def _sizes(node: JsonObject) -> dict[str, str]:
     """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
     known = _TABLE["parallelism"]
-    parts = [part for name in ("parallelism", "workerSpec") if isinstance(part := node.get(name), dict)]
+    parts = [object_of(node.get(name)) for name in ("parallelism", "workerSpec")]
     sizes = {known[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in known}
     return {ours: value for ours, value in sizes.items() if value not in ("", "false")}
 
 
-def _model(node: Document) -> str:
+def _model(node: JsonObject) -> str:
     """A model's name beside a container, its place on the Hub before any other."""
-    parts = [node, *(node[k] for k in ("model", "modelArtifacts", "model_loading_config") if isinstance(node.get(k), dict))]
-    found = [part[k] for part in parts for k in MODELS if isinstance(part.get(k), str)]
+    parts = [node, *(object_of(node.get(k)) for k in ("model", "modelArtifacts", "model_loading_config"))]
+    found = [model for part in parts for k in MODELS if isinstance(model := part.get(k), str)]
     hub = [f.partition("://")[2].partition(":")[0] for f in found if f.startswith(("hf://", "huggingface://"))]
-    named = [part["name"] for part in parts[1:] if isinstance(part.get("name"), str)]
+    named = [name for part in parts[1:] if isinstance(name := part.get("name"), str)]
     plain = [f for f in found if "://" not in f]
     return next(iter([*hub, *plain, *named]), "") if found else ""
 
 
-def _engine(node: Document) -> str:
+def _engine(node: JsonObject) -> str:
     """The engine that a key, or else an image, names."""
-    form = node.get("modelFormat")
-    said = [node.get(k) for k in ("engine", "modelCommand", "backendFramework")]
-    said += [form.get("name")] if isinstance(form, dict) else []
+    said = [*map(node.get, ("engine", "modelCommand", "backendFramework")), object_of(node.get("modelFormat")).get("name")]
     named = [_engines("names").get(str(word).lower(), "") for word in said if isinstance(word, str)]
     keyed = [engine for key, engine in _engines("keys").items() if key in node]
     return next((engine for engine in (*named, *keyed) if engine), "")
 
 
-def _image(node: Document) -> str:
+def _image(node: JsonObject) -> str:
     """An image with its tag."""
     own = node.get("image", node)
     if isinstance(own, dict):
@@ -281,11 +274,10 @@ def _engine_of_image(image: str) -> str:
     return next((engine for part, engine in _engines("images").items() if part in name), "")
 
 
-def _server(node: Document, around: DescribedServer) -> DescribedServer | None:
+def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None:
     """The server of a container, or None where it starts something else, or nothing that is known."""
     image = _image(node)
-    own = node.get("image")
-    inner = {**node, **own} if isinstance(own, dict) else node
+    inner = {**node, **object_of(node.get("image"))}
     env = around.env
     sizes = {theirs: around.told[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.told}
     hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
@@ -294,8 +286,7 @@ def _server(node: Document, around: DescribedServer) -> DescribedServer | None:
     known = hidden | {k: substitute_variables(v, hidden | dict(env)) for k, v in env.items()}
     words = [substitute_variables(w, known) for w in _words(inner)]
     script, words = script_of(words)
-    if not script and isinstance(node.get("run"), str):
-        script = substitute_variables(node["run"], known)
+    script = script or substitute_variables(text_of(node.get("run")), known)
     if not words and not script and not _is_settings(inner) and not around.told.get("model"):
         return None
     engine = _engine_of_image(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
@@ -304,13 +295,12 @@ def _server(node: Document, around: DescribedServer) -> DescribedServer | None:
     return replace(around, engine=engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env)
 
 
-def _words(node: Document) -> list[str]:
+def _words(node: JsonObject) -> list[str]:
     """The words of a container: of its program, of its arguments, of settings that become such."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = node.get(key, "")
-        listed = [w for w in value if isinstance(w, str)] if isinstance(value, list) else []
-        words += split(value) if isinstance(value, str) else listed
+        words += split(value) if isinstance(value, str) else [w for w in list_of(value) if isinstance(w, str)]
     for settings in (*map(node.get, SETTINGS), node if _is_settings(node) else None):
         if isinstance(settings, dict):
             words += _flags(settings)
@@ -319,7 +309,7 @@ def _words(node: Document) -> list[str]:
     return words
 
 
-def _flags(settings: Document) -> list[str]:
+def _flags(settings: JsonObject) -> list[str]:
     """Settings as flags, known or not; switches that are off are not there."""
     words: list[str] = []
     for name, value in settings.items():
@@ -342,27 +332,23 @@ def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str])
     return {name: value for name, value in told.items() if name in own.written}
 
 
-def _number(node: Yaml, name: str) -> int:
+def _number(node: Json, name: str) -> int:
     """A whole number under a key; 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
-def _gpus(node: Document) -> int:
+def _gpus(node: JsonObject) -> int:
     """GPUs of a host, as resources ask for them."""
     if count := _number(node, "requestGPU"):
         return count
-    resources = node.get("resources")
-    if not isinstance(resources, dict) and isinstance(node.get("deploy"), dict):
-        resources = node["deploy"].get("resources")
-    if not isinstance(resources, dict):
-        return 0
+    own = node.get("resources")
+    resources = own if isinstance(own, dict) else object_of(object_of(node.get("deploy")).get("resources"))
     chips = re.fullmatch(r"[^:]+:([0-9]{1,4})", str(resources.get("accelerators", "")))  # SkyPilot: H100:8
     asked = [int(chips[1])] if chips else []
     for part in (resources.get("limits"), resources.get("requests"), resources):
         asked += [_number(part, k) for k in part if GPUS.fullmatch(k)] if isinstance(part, dict) else []
-    reserved = resources.get("reservations")
-    for device in reserved.get("devices", []) if isinstance(reserved, dict) and isinstance(reserved.get("devices"), list) else []:
+    for device in list_of(object_of(resources.get("reservations")).get("devices")):
         ids = device.get("device_ids") if isinstance(device, dict) else None
         asked += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
     return next((n for n in asked if n), 0)

@@ -21,35 +21,34 @@ LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
     """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
     count_ranks(reading)
-    values, tp = reading.values, reading.number("tp", 1)
-    values["recompute"] = reading.text("recompute") or ("selective" if reading.on("selective") else "")
-    eight = "mxfp8" if reading.text("fp8_recipe") == "mxfp8" else "fp8"
-    values["dtype"] = eight if reading.text("fp8") else "nvfp4" if reading.text("fp4") else ""
-    values["zero"] = 1 if reading.on("zero") else 0
-    chunks = _chunks(reading, reading.number("pp", 1))
-    values.pop("chunks", None)
+    values, tp = reading.values, int(reading.values.tp or 1)
+    values.recompute = values.recompute or ("selective" if values.selective else "")
+    eight = "mxfp8" if str(values.fp8_recipe) == "mxfp8" else "fp8"
+    values.dtype = eight if str(values.fp8) else "nvfp4" if str(values.fp4) else ""
+    values.zero = 1 if values.zero else 0
+    chunks = _chunks(reading, int(values.pp or 1))
+    values.chunks = chunks if chunks > 1 else ""
     if chunks > 1:
-        values |= {"schedule": "interleaved", "chunks": chunks}
-    if reading.number("expert_tp", tp) != tp:
+        values.schedule = "interleaved"
+    if int(values.expert_tp or tp) != tp:
         reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
-    asked = {axis: reading.on(f"overlap_{axis}") for axis in ("dp", "tp", "ep")}
-    asked |= {"cp": True, "pp": chunks > 1 and not reading.on("waits_pp")}
-    values["async_axes"] = ",".join(axis for axis in OVERLAPPED if asked[axis])
+    values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}
+    values.async_axes = ",".join(axis for axis in OVERLAPPED if values.get(f"overlap_{axis}"))
     if "expert_width" in values:  # beside dense layers, which have a width of their own
         values["width"] = values["expert_width"]
 
 
 def _chunks(reading: FlagReading, pp: int) -> int:
     """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
-    layers, chunks, each = reading.number("layers"), reading.number("chunks", 1), reading.number("layers_a_chunk")
+    layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
     if each and layers:
         chunks = max(1, layers // pp // each)
     asked: list[int] = []
     if "layout" in reading.values:
-        layout = reading.text("layout")
+        layout = str(reading.values.layout)
         asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
         chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
-    elif layers and pp > 1 and any(reading.on(name) for name in UNEVEN):
+    elif layers and pp > 1 and any(reading.values.get(name) for name in UNEVEN):
         asked = _uneven(reading, layers, pp)
     priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
     if sorted(asked) != sorted(priced):
@@ -113,8 +112,8 @@ def layout_text(layout: Layout) -> str:
 def _uneven(reading: FlagReading, layers: int, pp: int) -> list[int]:
     """Layers of each rank where the first or the last stage has a number of its own."""
     usual = -(-layers // pp) - 1
-    first = reading.number("first_layers") or (usual if reading.on("embedding_counts") else 0)
-    last = reading.number("last_layers") or (usual if reading.on("loss_counts") else 0)
+    first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
+    last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
     inner = pp - bool(first) - bool(last)
     return [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
 
@@ -125,18 +124,17 @@ def write(job: LaunchJob) -> Command:
     beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
         raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
-    sizes = {"tp": int(plan.tp), "pp": int(plan.pp), **further_axes(plan)}
-    flags = FLAGS.spell(**sizes, sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
+    flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), **further_axes(plan))
+    flags += FLAGS.spell(sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
     granularity = "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
     flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=granularity)]
     flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
     flags += ["--bf16", *_format_flags(plan.weights_dtype)]
-    flags += FLAGS.spell(overlap_dp="dp" in beside)
-    flags += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
-    flags += FLAGS.spell(overlap_tp="tp" in beside, overlap_ep="ep" in beside)
-    flags += FLAGS.spell(waits_pp=plan.chunks > 1 and "pp" not in beside)
+    dp, _, tp, ep, pp = (axis in beside for axis in OVERLAPPED)
+    flags += [*FLAGS.spell(overlap_dp=dp), *["--overlap-param-gather"] * (dp and plan.zero == 1)]
+    flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
     named = plan.pp == 1 or plan.schedule in SCHEDULES
     return Command([start(job), "pretrain_gpt.py", *flags, *_shape(q.model)], warning="" if named else unnamed)

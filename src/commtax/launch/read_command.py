@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
-from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, Value, flag_name, flags_of
+from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
 from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
 from commtax.launch.manifest import read as read_manifest
@@ -160,7 +160,7 @@ def _read(
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
     told = server_settings(engine, served.told, env) if served else {}
-    reading.values["library"] = _library(engine, env)
+    reading.values.library = _library(engine, env)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET)]
     loose = reading.take(args, flags_of(engine))
@@ -178,7 +178,7 @@ def _read(
 
 def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
     """What stands around a container holds where its own words say nothing, and names a model that they only have a place of."""
-    model = reading.text("model") or next((w for w in loose if w not in BENCHMARKS), "")
+    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
     if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
         reading.values["model"] = told["model"]
     own = flags_of(engine)
@@ -251,7 +251,7 @@ def _join_launches(launches: list[Launch]) -> Launch:
     if ahead and first.servers.role == "decode":
         prompts = _count_equal_servers(ahead)
         left += _other_servers(ahead, prompts)
-        tp, dp, count = prompts.number("tp", 1), prompts.number("dp", 1), prompts.servers.count
+        tp, dp, count = int(prompts.options.tp or 1), int(prompts.options.dp or 1), prompts.servers.count
         first = replace(first, servers=replace(first.servers, prefill_tp=tp, prefill_dp=dp, prefill_workers=count))
     elif decoding is not ahead:
         left += ahead
@@ -260,9 +260,8 @@ def _join_launches(launches: list[Launch]) -> Launch:
         first = replace(first, notes=(*first.notes, Note("other servers", others)))
     if bench is None or bench in servers:
         return first
-    return replace(
-        first, options={**_options_without_load(first), **{name: bench.options[name] for name in LOAD if name in bench.options}}
-    )
+    load = {name: value for name, value in bench.options.items() if name in LOAD}
+    return replace(first, options=SaidValues(_options_without_load(first) | load))
 
 
 def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
@@ -272,7 +271,7 @@ def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
 
 def _is_bench(launch: Launch) -> bool:
     """Whether a command sends requests."""
-    return "concurrency" in launch.options or "request_rate" in launch.options
+    return bool(launch.options.concurrency or launch.options.request_rate)
 
 
 def _count_equal_servers(launches: list[Launch]) -> Launch:
@@ -292,5 +291,5 @@ def _common_part(launch: Launch) -> Launch:
     return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_options_without_load(launch), servers=one)
 
 
-def _options_without_load(launch: Launch) -> dict[str, Value]:
-    return {name: value for name, value in launch.options.items() if name not in LOAD}
+def _options_without_load(launch: Launch) -> SaidValues:
+    return SaidValues({name: value for name, value in launch.options.items() if name not in LOAD})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.flags import FlagReading, Value, flags_of
 from commtax.launch.jobs import EVERY_HOST, PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
 
@@ -14,41 +14,43 @@ DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
     """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
-    values, tp = reading.values, reading.number("tp", 1)
-    if reading.text("role") not in ("prefill", "decode"):
+    values, tp = reading.values, int(reading.values.tp or 1)
+    if str(values.role) not in ("prefill", "decode"):
         values.pop("role", None)
-    exchange = reading.text("a2a", "none")
-    if exchange == "deepep" or reading.on("deepep"):
-        low = reading.text("deepep_mode") in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
-        values |= {"ep_backend": "deepep_low_latency" if low else "deepep_high_throughput", "ep": tp}
+    exchange = str(values.a2a or "none")
+    if exchange == "deepep" or values.deepep:
+        low = str(values.deepep_mode) in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
+        values.ep_backend, values.ep = "deepep_low_latency" if low else "deepep_high_throughput", tp
     elif exchange != "none":
         reading.unread.append(f"--moe-a2a-backend {exchange}")
-    if reading.on("expert_parallel"):
-        values.setdefault("ep", tp)
-    values["eager"] = reading.on("eager") or reading.text("graphs").lower() == "disabled"
-    values["tower"] = "data" if reading.on("tower_data") else ""
-    if "spread" in values:
+    if values.expert_parallel:
+        values.ep = tp if values.ep == "" else values.ep
+    values.eager = bool(values.eager) or str(values.graphs).lower() == "disabled"
+    values.tower = "data" if values.tower_data else ""
+    if values.spread != "":
         _drawn_below(reading)
-    groups = reading.number("dp", 1)
-    for name, parts in (("max_num_seqs", groups), ("max_num_batched_tokens", groups if reading.on("dp_attention") else 1)):
-        if name in values:  # of the whole server: every group gets its part
-            values[name] = max(1, reading.number(name) // max(1, parts))
-    if reading.on("dp_attention"):
+    groups = int(values.dp or 1)  # limits are of the whole server: every group gets its part
+    values.max_num_seqs = _part(values.max_num_seqs, groups)
+    values.max_num_batched_tokens = _part(values.max_num_batched_tokens, groups if values.dp_attention else 1)
+    if values.dp_attention:
         group_attention(reading, groups)
+
+
+def _part(limit: Value, parts: int) -> Value:
+    return limit if limit == "" else max(1, int(limit) // max(1, parts))
 
 
 def _drawn_below(reading: FlagReading) -> None:
     """Lengths are drawn from a share of the stated length up to all of it."""
-    ratio = float(reading.values["spread"])
+    values, ratio = reading.values, float(reading.values.spread)
     mean = (1 + ratio) / 2
     if ratio < 1:
         reading.note(
             "mean length", f"lengths are drawn from {ratio:.0%} of the stated ones up to all: the mean is {mean:.0%} of them"
         )
-    for name in ("input_len", "output_len"):
-        if name in reading.values:
-            reading.values[name] = max(1, round(reading.number(name) * mean))
-    reading.values["spread"] = (1 - ratio) / (1 + ratio)
+    lengths = (values.input_len, values.output_len)
+    values.input_len, values.output_len = (n if n == "" else max(1, round(int(n) * mean)) for n in lengths)
+    values.spread = (1 - ratio) / (1 + ratio)
 
 
 def write(job: LaunchJob) -> Command:

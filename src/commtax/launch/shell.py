@@ -6,8 +6,8 @@ import re
 import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
+from commtax.files import Json
 from commtax.statement import Refusal
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
@@ -98,7 +98,7 @@ def _value(node: ast.AST) -> int:
     raise ValueError
 
 
-def assignments(part: Any) -> dict[str, str]:
+def assignments(part: Json) -> dict[str, str]:
     """Variables as a list of names and values, a list of ``A=1``, or a mapping; those from elsewhere are not known.
 
     >>> assignments([{"name": "A", "value": "1"}, "B=2"]), assignments({"C": "3"})
@@ -110,8 +110,8 @@ def assignments(part: Any) -> dict[str, str]:
     for entry in part if isinstance(part, list) else ():
         if isinstance(entry, str) and "=" in entry:
             found |= dict([entry.split("=", 1)])
-        elif isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("value"), str):
-            found[entry["name"]] = entry["value"]
+        elif isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and isinstance(told := entry.get("value"), str):
+            found[name] = told
     return found
 
 

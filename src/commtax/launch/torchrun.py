@@ -2,7 +2,7 @@
 
 import re
 
-from commtax.launch.flags import RULES, TORCHRUN, FlagReading
+from commtax.launch.flags import RULES, TORCHRUN, FlagReading, SaidValues
 from commtax.launch.jobs import LaunchJob, above_one
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -12,15 +12,15 @@ def count_ranks(reading: FlagReading) -> None:
     """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
     values, world = reading.values, 1
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
-        text = reading.text(name, "1").split(":")[-1]
+        text = str(values.get(name, "1")).split(":")[-1]
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise Refusal(f"from: '{flag} {text}': {RULES['int']}", "from")
         values[name] = int(text)
         world *= int(text)
-    inner = reading.number("tp", 1) * reading.number("pp", 1) * reading.number("cp", 1)
+    inner = int(values.tp or 1) * int(values.pp or 1) * int(values.cp or 1)
     if world % inner:
         raise Refusal(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node", "from")
-    values["dp"] = world // inner
+    values.dp = world // inner
 
 
 def start(job: LaunchJob) -> str:
@@ -36,6 +36,6 @@ def global_batch(job: LaunchJob) -> int:
     return int(job.plan.microbatches) * int(job.question.micro_batch) * int(job.plan.dp)
 
 
-def further_axes(plan: Plan) -> dict[str, int]:
+def further_axes(plan: Plan) -> SaidValues:
     """The axes beyond tensors, stages and replicas, where they split anything."""
-    return {"cp": above_one(plan.cp), "ep": above_one(plan.ep)}
+    return SaidValues(cp=above_one(plan.cp), ep=above_one(plan.ep))

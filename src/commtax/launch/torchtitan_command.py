@@ -24,15 +24,15 @@ def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -
         values.setdefault(name, env.get(variable, usual))
     for word in loose:
         name, _, kind = word.replace("_", "-").partition(":")
-        values |= {"recompute": kind} if name == "activation-checkpoint" else {}
+        values.recompute = kind if name == "activation-checkpoint" else values.recompute
     count_ranks(reading)
-    values["zero"] = 3
-    if (copies := reading.number("copies", 1)) > 1:
-        values["hsdp"] = reading.number("dp") // copies
+    values.zero = 3
+    if (copies := int(values.copies or 1)) > 1:
+        values.hsdp = int(values.dp) // copies
     _batches(reading)
-    values |= {"chunks": 2} if reading.text("schedule") == "interleaved" else {}
-    flavour = reading.text("flavour")
-    name = flavour if "_" in flavour else f"{reading.text('family')}_{flavour}"
+    values.chunks = 2 if values.schedule == "interleaved" else values.chunks
+    flavour = str(values.flavour)
+    name = flavour if "_" in flavour else f"{values.family}_{flavour}"
     values["model"] = FLAGS.names["model"].get(name.lower(), "")
     if flavour and not values["model"]:
         reading.unread.append(f"--config {flavour}")
@@ -40,18 +40,18 @@ def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -
 
 def _batches(reading: FlagReading) -> None:
     """Sequences of a microbatch and of a step, told in tokens (from 0.5) or in sequences (before)."""
-    values, length, tokens = reading.values, reading.number("context"), reading.number("micro_tokens")
-    of_a_stage, local, dp = reading.number("micro_batch", 1), reading.number("local_batch"), reading.number("dp")
-    values.pop("micro_batch", None)
+    values, length, tokens = reading.values, int(reading.values.context or 0), int(reading.values.micro_tokens or 0)
+    of_a_stage, local, dp, micro = int(values.micro_batch or 1), int(values.local_batch or 0), int(values.dp), 0
     if length and tokens:
-        values["micro_batch"] = tokens // length
+        micro = tokens // length
     elif local:
-        values["micro_batch"] = of_a_stage if reading.number("pp", 1) > 1 else local
-        values.setdefault("global_batch", local * dp)
-    if length and reading.number("step_tokens") > 0:
-        values["global_batch"] = reading.number("step_tokens") // length
-    elif tokens and reading.number("micro_batch"):
-        values["global_batch"] = reading.number("micro_batch") * reading.number("flight", 1) * dp
+        micro = of_a_stage if int(values.pp or 1) > 1 else local
+        values.global_batch = local * dp if values.global_batch == "" else values.global_batch
+    if length and int(values.step_tokens or 0) > 0:
+        values.global_batch = int(values.step_tokens or 0) // length
+    elif tokens and micro:
+        values.global_batch = micro * int(values.flight or 1) * dp
+    values.micro_batch = micro if local or (length and tokens) else ""
 
 
 def write(job: LaunchJob) -> Command:

@@ -11,13 +11,13 @@ FLAGS = flags_of("trtllm")
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    reading.values["eager"] = reading.text("graphs").lower() in ("null", "none", "~")
-    if reading.text("mode") in ("prefill", "decode"):
-        reading.values["role"] = reading.text("mode")
-    elif reading.on("transceiver"):  # prompts are computed without the overlapping scheduler
-        reading.values["role"] = "prefill" if reading.on("plain_scheduler") else "decode"
-    if reading.on("dp_attention"):
-        group_attention(reading, reading.number("tp", 1))
+    reading.values.eager = str(reading.values.graphs).lower() in ("null", "none", "~")
+    if str(reading.values.mode) in ("prefill", "decode"):
+        reading.values["role"] = str(reading.values.mode)
+    elif reading.values.transceiver:  # prompts are computed without the overlapping scheduler
+        reading.values["role"] = "prefill" if reading.values.plain_scheduler else "decode"
+    if reading.values.dp_attention:
+        group_attention(reading, int(reading.values.tp or 1))
 
 
 def write(job: LaunchJob) -> Command:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.files import parse_json
+from commtax.files import need_object, need_whole, parse_json, text_of
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
 from commtax.launch.launch_record import AUTO_EP
@@ -16,12 +16,12 @@ SIDE = 5600  # first port of the side channel between servers
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
     """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
     values = reading.values
-    if reading.on("expert_parallel"):
-        values["ep"] = AUTO_EP
-    local = reading.number("local_dp")
-    if local and reading.number("dp", 1) > local:
-        values.setdefault("nnodes", -(-reading.number("dp") // local))
-    does = "prefill" if reading.on("prefill_worker") else "decode" if reading.on("decode_worker") else reading.text("mode")
+    if values.expert_parallel:
+        values.ep = AUTO_EP
+    local = int(values.local_dp or 0)
+    if local and int(values.dp or 1) > local:
+        values.setdefault("nnodes", -(-int(values.dp) // local))
+    does = "prefill" if values.prefill_worker else "decode" if values.decode_worker else str(values.mode)
     does = does if does in ("prefill", "decode") else ""
     if "kv_transfer" in values:
         does = _role(reading, does)
@@ -32,10 +32,10 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 def _role(reading: FlagReading, does: str) -> str:
     """Prompts or decoding, where a server does one of them: as its connector says, or else what stands around it."""
-    text = reading.text("kv_transfer")
+    text = str(reading.values.kv_transfer)
     try:
-        config = parse_json(text, "kv_transfer")
-        kind, role = config["kv_connector"], FLAGS.names["role"].get(config["kv_role"], "") or does
+        config = need_object(parse_json(text, "kv_transfer"))
+        kind, role = config["kv_connector"], FLAGS.names["role"].get(text_of(config["kv_role"]), "") or does
     except (ValueError, KeyError, TypeError):
         kind, role = "", does
     if kind != "NixlConnector" or not role:
@@ -45,9 +45,9 @@ def _role(reading: FlagReading, does: str) -> str:
 
 def _read_draft(reading: FlagReading) -> None:
     text = str(reading.values["draft"])
-    reading.values.pop("speculative", None)
+    reading.values.speculative = ""
     try:
-        reading.values["speculative"] = int(parse_json(text, "draft")["num_speculative_tokens"])
+        reading.values.speculative = need_whole(need_object(parse_json(text, "draft"))["num_speculative_tokens"])
     except (ValueError, KeyError, TypeError, OverflowError):
         reading.unread.append(f"--speculative-config {text}")
 

@@ -9,20 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from commtax.evidence.thresholds import counts
-from commtax.logs import crashes
-from commtax.logs.startup import (
-    STALLED,
-    ClaimedMemory,
-    Moment,
-    Rank,
-    StartupFacts,
-    StartupLog,
-    Wordings,
-    axes_of,
-    last_start_line,
-    lines,
-    number,
-)
+from commtax.logs import crashes, startup
+from commtax.logs.startup import STALLED, Moment, Rank, StartupFacts, StartupLog, Wordings, axes_of, lines, number
 from commtax.units import GiB
 
 COUNT = counts("logs.startup")
@@ -53,7 +41,7 @@ class _EngineReading:
         """What follows from all lines."""
 
     def read(self, engine: str) -> StartupLog:
-        first = last_start_line(self.introduced)
+        first = startup.last_start_line(self.introduced)
         for line in filter(self.wordings.says, islice(lines(self.text), first, None)):
             self.take(self.worker(line), line)
         self.finish()
@@ -132,7 +120,7 @@ class _Vllm(_EngineReading):
         if found and all(x.count(".") < 2 for x in found.group(1, 3)):
             claims = self.heard.facts.setdefault("claims", {})
             if len(claims) < COUNT.most_moments:
-                claims[worker] = ClaimedMemory(int(found[2]), float(found[3]) * GiB, float(found[1]) * GiB)
+                claims[worker] = startup.ClaimedMemory(int(found[2]), float(found[3]) * GiB, float(found[1]) * GiB)
 
     def _stalled(self, worker: str, line: str) -> None:
         """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""

@@ -9,11 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.thresholds import counts
-from commtax.files import OUTPUT_BYTES, Document, FileStream, Json, decode_text, parse_json
+from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json
 from commtax.logs import safe_pickle
 from commtax.statement import Note, Refusal
 
@@ -113,7 +112,7 @@ def rank_of(path: PurePath) -> int:
     return int(match[1]) if match else -1
 
 
-def parse(document: Json, rank: int, name: str = "dump", partial: str = "") -> Dump:
+def parse(document: object, rank: int, name: str = "dump", partial: str = "") -> Dump:
     """A dump from what its file holds."""
     rows = document.get("entries") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(rows, list | type(None)):
@@ -128,7 +127,7 @@ def parse(document: Json, rank: int, name: str = "dump", partial: str = "") -> D
     return Dump(_whole_number(document.get("rank"), rank), version, entries, groups, library, tuple(notes))
 
 
-def _entry(row: Document) -> FlightEntry | None:
+def _entry(row: Mapping[str, object]) -> FlightEntry | None:
     group = row.get("process_group") or row.get("pg_name") or row.get("pg_id")
     name, paired = _text(row.get("profiling_name")), row.get("is_p2p") is True
     seq = _whole_number(row.get("p2p_seq_id" if paired else "collective_seq_id", row.get("seq_id")), -1)
@@ -153,20 +152,22 @@ def _entry(row: Document) -> FlightEntry | None:
     )
 
 
-def _calling_line(frames: Sequence[Any]) -> str:
+def _calling_line(frames: Sequence[object]) -> str:
     """The first line of a program that is none of the framework's."""
     for frame in frames[:64]:
-        path = _text(frame.get("filename")) if isinstance(frame, dict) else ""
+        if not isinstance(frame, dict):
+            continue
+        path = _text(frame.get("filename"))
         if path and "/torch/" not in path and not path.startswith("??"):
             return f"{path.rsplit('/', 1)[-1]}:{_whole_number(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]
     return ""
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
 
 
-def _whole_number(value: Any, default: int) -> int:
+def _whole_number(value: object, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         return default
     if isinstance(value, str):
@@ -174,7 +175,7 @@ def _whole_number(value: Any, default: int) -> int:
     return value if abs(value) < 2**63 else default
 
 
-def _sizes(value: Any) -> Sizes:
+def _sizes(value: object) -> Sizes:
     """Sizes of tensors; one alone may stand without a list around it."""
     if not isinstance(value, list | tuple):
         return ()
@@ -183,7 +184,7 @@ def _sizes(value: Any) -> Sizes:
     return tuple(tuple(_whole_number(n, 0) for n in size[:16]) for size in value[:4096] if isinstance(size, list | tuple))
 
 
-def _members(value: Any) -> tuple[int, ...]:
+def _members(value: object) -> tuple[int, ...]:
     """Ranks, as a list or as the text of one.
 
     >>> _members("[0, 1, 5]"), _members([2, 3]), _members("0-3")

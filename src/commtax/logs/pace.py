@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from commtax.evidence.thresholds import thresholds
 from commtax.logs.training_log import TrainedStep
+from commtax.timeline import Column
 
 COUNT, LEVEL = thresholds(__name__)
 DEVIATION = 1.4826  # of a normal distribution over its median absolute deviation
@@ -103,7 +103,7 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
     return Shift(indices[split], low, high), split
 
 
-def _running_medians(seconds: Sequence[float]) -> np.ndarray[Any, Any]:
+def _running_medians(seconds: Sequence[float]) -> Column:
     """Running medians, where there are steps enough."""
     given = np.array(seconds, dtype=float)
     if len(given) < 2 * COUNT.smoothed:

@@ -7,19 +7,18 @@ any other. A file that breaks off gives what is whole before.
 import pickletools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from commtax.evidence.thresholds import counts
 from commtax.statement import Refusal
 
 COUNT = counts(__name__)
 _MARK = object()
-Stack = list[Any]
+Stack = list[object]
 _TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINSTRING", "SHORT_BINSTRING", "STRING")
 _BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
 _NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
 _PUSHED = frozenset((*_TEXTS, *_BYTES, *_NUMBERS))
-_MADE: Mapping[str, Callable[[], Any]] = {
+_MADE: Mapping[str, Callable[[], object]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
@@ -29,7 +28,7 @@ _MADE: Mapping[str, Callable[[], Any]] = {
     "MARK": lambda: _MARK,
 }
 _GETS, _PUTS = frozenset(("BINGET", "LONG_BINGET", "GET")), frozenset(("BINPUT", "LONG_BINPUT", "PUT"))
-_GATHERED: Mapping[str, Callable[[list[Any]], Any]] = {
+_GATHERED: Mapping[str, Callable[[Stack], object]] = {
     "TUPLE": tuple,
     "LIST": list,
     "DICT": lambda items: dict(zip(items[::2], items[1::2], strict=False)),
@@ -37,7 +36,7 @@ _GATHERED: Mapping[str, Callable[[list[Any]], Any]] = {
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def loads(raw: bytes, name: str) -> tuple[Any, str]:
+def loads(raw: bytes, name: str) -> tuple[object, str]:
     """What a pickle holds, and why it was not read to its end ("": it was).
 
     >>> import pickle
@@ -47,7 +46,7 @@ def loads(raw: bytes, name: str) -> tuple[Any, str]:
     Traceback (most recent call last):
     commtax.statement.Refusal: x: a pickle of more than plain data (STACK_GLOBAL), which is not run
     """
-    stack, memo, partial = list[Any](), dict[int, Any](), ""
+    stack, memo, partial = Stack(), dict[int, object](), ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
@@ -69,16 +68,16 @@ def loads(raw: bytes, name: str) -> tuple[Any, str]:
     return stack[0], partial
 
 
-def _run(op: str, arg: Any, stack: Stack, memo: dict[int, Any], name: str) -> None:
+def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str) -> None:
     """One instruction."""
     if op in _PUSHED:
         stack.append(arg)
     elif op in _MADE:
         stack.append(_MADE[op]())
     elif op in _GETS:
-        stack.append(memo[int(arg)])
+        stack.append(memo[int(str(arg))])
     elif op in _PUTS:
-        memo[int(arg)] = stack[-1]
+        memo[int(str(arg))] = stack[-1]
     elif op == "MEMOIZE":
         memo[len(memo)] = stack[-1]
     elif op in _TUPLES:
@@ -87,17 +86,21 @@ def _run(op: str, arg: Any, stack: Stack, memo: dict[int, Any], name: str) -> No
         stack.append(_GATHERED[op](_pop_to_mark(stack)))
     elif op in ("APPENDS", "APPEND"):
         items = _pop_to_mark(stack) if op == "APPENDS" else [stack.pop()]
-        stack[-1].extend(items)
+        if not isinstance(held := stack[-1], list):
+            raise TypeError(f"'{type(held).__name__}' object has no attribute 'extend'")
+        held.extend(items)
     elif op in ("SETITEMS", "SETITEM"):
         items = _pop_to_mark(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        stack[-1].update(zip(items[::2], items[1::2], strict=False))
+        if not isinstance(held := stack[-1], dict):
+            raise TypeError(f"'{type(held).__name__}' object has no attribute 'update'")
+        held.update(zip(items[::2], items[1::2], strict=False))
     elif op == "POP":
         stack.pop()
     elif op not in ("PROTO", "FRAME"):
         raise Refusal(f"{name}: a pickle of more than plain data ({op}), which is not run")
 
 
-def _pop_to_mark(stack: Stack) -> list[Any]:
+def _pop_to_mark(stack: Stack) -> Stack:
     at = len(stack) - 1
     while stack[at] is not _MARK:
         at -= 1
@@ -112,8 +115,9 @@ def _close(stack: Stack) -> None:
     """Give open containers what was read of their contents; of an entry that broke off what is whole."""
     for _ in range(sum(held is _MARK for held in stack)):
         items = _pop_to_mark(stack)
-        if stack and isinstance(stack[-1], list):
-            stack[-1].extend(items)
-        elif stack and isinstance(stack[-1], dict):
+        held = stack[-1] if stack else None
+        if isinstance(held, list):
+            held.extend(items)
+        elif isinstance(held, dict):
             keys = [key if isinstance(key, str) else "" for key in items[::2]]
-            stack[-1].update(zip(keys, items[1::2], strict=False))
+            held.update(zip(keys, items[1::2], strict=False))

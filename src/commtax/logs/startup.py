@@ -6,7 +6,7 @@ A table (``vllm_log.toml``, ``sglang_log.toml``, …) has ``signs`` that such a 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commtax.evidence.thresholds import counts
@@ -161,7 +161,7 @@ class StartupFacts:
         facts["claims"] = tuple(self.facts.get("claims", {}).values())
         facts |= {"engine": engine, "settings": self.settings, "moments": tuple(self.moments)}
         figures = {name: value for name, value in facts.items() if name in self.figures and name not in _FIELDS}
-        return record_from(StartupLog, facts | {"figures": figures, "max_concurrency": concurrency})
+        return replace(record_from(StartupLog, facts | {"figures": figures}), max_concurrency=concurrency)
 
 
 class Wordings:

@@ -12,8 +12,8 @@ from commtax.logs import startup_facts
 from commtax.logs.crashes import Crash
 from commtax.logs.startup import StartupLog, axes_of
 from commtax.logs.startup_facts import ENGINES, FULL_LENGTH
-from commtax.question import Question
-from commtax.spec import Attention
+from commtax.question import PARTS, Question
+from commtax.spec import SIZES, Attention
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 from commtax.verbs.fitting import Fit, holds
@@ -21,7 +21,6 @@ from commtax.verbs.settling import replan, settle
 
 LEVEL = levels(__name__)
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
-LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
 ENGINE_MEMORY = startup_facts.STARTS["memory"]
 WORDS: Mapping[str, str] = startup_facts.STARTS["words"]
 
@@ -40,7 +39,8 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     notes = [] if own else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
     asked, limits = settle(claim.question), claim.question.limits
-    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(limits, n)}  # the user's own count first
+    # The user's own count first.
+    logged = {n: value for n in PARTS["limits"] if (value := getattr(log, n, 0)) and not getattr(limits, n)}
     if log.said("enable_prefix_caching") == "False" and not limits.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
     kv_dtype = "fp8" if startup_facts.has_8bit_cache(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
@@ -48,7 +48,7 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
     findings = (
         *startup_facts.failure_findings(log),
         *_layout(log, claim),
-        *identity_findings(claim, log.model, degrees={"ep": log.ep}),
+        *identity_findings(claim, log.model, degrees={axis: getattr(log, axis) for axis in SIZES[3:4]}),
         *_weights(log, claim.question),
         *_memory(log, held),
         *_allreduce(log, claim),
@@ -62,10 +62,8 @@ def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
     """Findings with what the log tells by itself."""
-    words, found = (
-        (*before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes),
-        tuple(startup_facts.causes(log, claim)),
-    )
+    words = *before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes
+    found = tuple(startup_facts.causes(log, claim))
     return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))
 
 
@@ -79,12 +77,9 @@ def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section
 
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
-    for axis in ("tp", "pp", "dp"):
-        name, wanted, measured = (
-            startup_facts.AXES[axis],
-            int(getattr(claim.plan, axis)),
-            getattr(log, axis) or startup_facts.axis_size(log, axis),
-        )
+    for axis in SIZES[:3]:
+        name, wanted = startup_facts.AXES[axis], int(getattr(claim.plan, axis))
+        measured = getattr(log, axis) or startup_facts.axis_size(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else WORDS["silent"]
             yield Finding(name, wanted, measured or None, reason=reason).judged()
@@ -129,14 +124,15 @@ def _stage_bytes(asked: Question, stage: int) -> float:
 
 def _likely(measured: float, question: Question) -> str:
     """The first simple change of the plan under which the weights would be as logged."""
-    tries: list[tuple[str, str | int]] = [("tp", t) for t in (1, 2, 4, 8, 16) if t != question.plan.tp]
-    for name, value in [*tries, *(("weights_dtype", d) for d in ("fp8", "int4", "bf16", "fp32"))]:
+    tries = [(f"tp {t}", question.but(tp=t)) for t in (1, 2, 4, 8, 16) if t != question.plan.tp]
+    tries += [(f"dtype {d}", question.but(weights_dtype=d)) for d in ("fp8", "int4", "bf16", "fp32")]
+    for words, tried in tries:
         try:
-            nbytes = _stage_bytes(settle(question.but(**{name: value})), 0)
+            nbytes = _stage_bytes(settle(tried), 0)
         except ValueError:
             continue
         if abs(measured / nbytes - 1) <= LEVEL.weights_tolerance:
-            return f"as at {name.removeprefix('weights_')} {value}"
+            return f"as at {words}"
     return "another model, quantisation or split than was said"
 
 

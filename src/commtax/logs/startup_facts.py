@@ -1,9 +1,8 @@
 """What an engine's log tells by itself: facts two runs may differ in, figures without a prediction, and what costs time."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any
 
 from commtax.catalog.models import bundled_model
 from commtax.catalog.programs import programs
@@ -13,11 +12,12 @@ from commtax.evidence.thresholds import counts, levels
 from commtax.files import table
 from commtax.logs.serving_load import CAUSES, queue_causes, served_cause, serving_findings
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, ClaimedMemory, StartupLog, axes_of
+from commtax.spec import PARALLEL, SIZES
 from commtax.statement import Note
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
 ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi": "Text Generation Inference"}
-AXES = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas", "ep": "expert-parallel size"}
+AXES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in SIZES[:4]}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
 LEVEL = levels(__name__)
@@ -33,7 +33,7 @@ def logged_options(log: StartupLog) -> dict[str, str | int]:
     """What the log itself says ran: a catalogued model's key, the sizes of the plan, and the types of weights and cache."""
     model = next((m.key for name in names_of(log.model) if (m := bundled_model(name))), "")
     weights = STARTS["dtypes"].get(log.said("quantization"), "")
-    sizes = {axis: getattr(log, axis) or axis_size(log, axis) for axis in ("tp", "pp", "dp")}
+    sizes: dict[str, int] = {axis: getattr(log, axis) or axis_size(log, axis) for axis in SIZES[:3]}
     cache = "fp8" if has_8bit_cache(log) else ""
     said = {"model": model, **sizes, "weights_dtype": weights, "kv_dtype": cache, "engine": log.engine}
     return {name: value for name, value in said.items() if value}
@@ -195,13 +195,13 @@ def _overclaim_causes(log: StartupLog) -> Iterator[Cause]:
             yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
 
 
-def _cost(claim: Claim | None, **changes: Any) -> tuple[float, float] | None:
+def _cost(claim: Claim | None, **changes: str | int) -> tuple[float, float] | None:
     """Seconds that a decode step costs more with a change, and those of the step without it; None where nothing can be said."""
     if claim is None:
         return None
     batch, context = claim.batch or 1, claim.context or 1024
-    plain = float(claim.bill(batch=batch, context=context).step_s)
-    return float(claim.bill(batch=batch, context=context, **changes).step_s) - plain, plain
+    plain = float(claim.bill("decode", batch, context).step_s)
+    return float(claim.bill("decode", batch, context, **changes).step_s) - plain, plain
 
 
 def _priced_cause(code: str, said: str, cost: tuple[float, float] | None, claim: Claim | None, change: str) -> Cause:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section, reason_assumed
 from commtax.evidence.identity import identity_findings
@@ -13,10 +12,11 @@ from commtax.logs.taxes import tax_causes, tax_sentence, taxes
 from commtax.logs.training_log import TrainingLog
 from commtax.logs.training_plan import LoggedPlan, logged_plan
 from commtax.question import PHASES, Question
-from commtax.spec import AXES, PARALLEL, SIZES
+from commtax.spec import AXES, KINDS, PARALLEL, SIZES
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question, settle
 
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
@@ -61,39 +61,45 @@ def _price_step(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> tupl
         return None, f"the logged plan has no price here: {refusal}"
 
 
-def _options(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> dict[str, Any]:
+def _options(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> dict[str, object]:
     """The options of the training question: what the user says, else what the log says."""
-    options: dict[str, Any] = {k: v for k, v in told.options.items() if v is not None}
+    options: dict[str, object] = {k: v for k, v in told.options.items() if v is not None}
     asked = claim.question if claim else None
     options |= _given_options(asked) if asked else {}
     if claim and claim.context:
         options["context"] = claim.context
-    sizes: dict[str, int] = {axis: int(options.get(axis, 1)) for axis in SIZES}
-    if "dp" not in options and asked:  # replicas that nobody counts follow from the GPUs
-        inner = math.prod(sizes[axis] for axis in AXES if axis != "dp")
-        sizes["dp"] = max(1, (told.gpus or asked.cluster.num_gpus) // inner)
+    *inner, dp = (_whole(options.get(axis, 0)) for axis in AXES)
+    if not dp and asked:  # replicas that nobody counts follow from the GPUs
+        dp = (told.gpus or asked.cluster.num_gpus) // math.prod(size or 1 for size in inner)
+    dp = max(1, dp)
     over_all = options.pop("global_batch", 0) or (asked.goal.global_batch if asked else 0) or _batch(log)
     if over_all:
-        options["batch"] = max(1, int(over_all) // sizes["dp"])
-        options["micro_batch"] = min(options.get("micro_batch", 1), options["batch"])
+        options["batch"] = batch = max(1, _whole(over_all) // dp)
+        options["micro_batch"] = min(_whole(options.get("micro_batch", 1)), batch)
     elif claim and claim.batch:
         options["batch"] = claim.batch
     engine = asked.engine.key if asked and asked.trains and asked.engine.key != PHASES["train"].engine else told.engine
-    return {**options, **sizes, "phase": "train", "engine": engine, "profile": asked.profile if asked else None}
+    return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=asked.profile if asked else None)}
 
 
-def _given_options(asked: Question) -> dict[str, Any]:
+def _given_options(asked: Question) -> dict[str, object]:
     """What of the question is not as it is when nobody says anything."""
     plain = Question(asked.model, asked.cluster, asked.engine)
-    said: dict[str, Any] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
-    for name in ("recompute", "schedule", "chunks"):
+    said: dict[str, object] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
+    for name in KINDS[1:]:
         said |= {name: value} if (value := getattr(asked.plan, name)) != getattr(plain.plan, name) else {}
-    said |= {"dtype": asked.plan.weights_dtype} if asked.plan.weights_dtype else {}
-    said |= {"sequence_parallel": True} if asked.plan.sequence_parallel and not asked.engine.trains.sequence_parallel else {}
-    said |= {"micro_batch": asked.micro_batch} if asked.micro_batch != 1 else {}
-    said |= {"global_batch": asked.goal.global_batch} if asked.goal.global_batch else {}
-    said |= {"zero": asked.plan.zero} if asked.plan.zero != asked.engine.trains.zero else {}
-    return said | ({"eager": True} if asked.what_if.eager else {})
+    usual, plan = asked.engine.trains, asked.plan
+    said |= CompareOptions(dtype=plan.weights_dtype) if plan.weights_dtype else {}
+    said |= CompareOptions(sequence_parallel=True) if plan.sequence_parallel and not usual.sequence_parallel else {}
+    said |= CompareOptions(micro_batch=asked.micro_batch) if asked.micro_batch != 1 else {}
+    said |= CompareOptions(global_batch=asked.goal.global_batch) if asked.goal.global_batch else {}
+    said |= CompareOptions(zero=plan.zero) if plan.zero != usual.zero else {}
+    said |= CompareOptions(eager=True) if asked.what_if.eager else {}
+    return said
+
+
+def _whole(value: object) -> int:
+    return int(value) if isinstance(value, (int, float, str)) else 0
 
 
 def _batch(log: TrainingLog) -> float:
@@ -183,7 +189,7 @@ def _plan(log: TrainingLog, told: LoggedPlan, claim: Claim) -> Iterator[Finding]
     for axis in SIZES:
         said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
         if said != 1 and logged is not None:
-            yield Finding(PARALLEL[axis].title, said, int(logged), reason=f"the run was started with {axis} {logged}").judged()
+            yield Finding(PARALLEL[axis].title, said, _whole(logged), reason=f"the run was started with {axis} {logged}").judged()
 
 
 def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:

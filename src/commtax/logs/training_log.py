@@ -317,8 +317,9 @@ def _with_seconds(steps: list[TrainedStep], program: str, facts: Mapping[str, tu
     """Steps with their seconds where a program prints none: by rates and batches, else by the clock between two lines."""
     local, over_all, length = (_float(word) for word in facts.get("batch", ("0", "0", "0")))
     sizes = mesh(facts)
-    tokens = (over_all / dp if (dp := sizes.get("dp")) else local) * length  # of a replica
-    ranks = math.prod(sizes.get(axis, 1) for axis in AXES if axis != "dp")  # that share them: torchtitan divides by these
+    *inner, dp = (sizes.get(axis, 0) for axis in AXES)
+    tokens = (over_all / dp if dp else local) * length  # of a replica
+    ranks = math.prod(size or 1 for size in inner)  # that share them: torchtitan divides by these
     paced: list[TrainedStep] = []
     for before, step in zip([None, *steps], steps, strict=False):
         if step.step_s is not None:

@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip, model_key
@@ -15,9 +14,11 @@ from commtax.launch.flags import flags_of
 from commtax.launch.model_sizes import model_with
 from commtax.launch.read_command import parse
 from commtax.logs.training_log import TrainingLog, mesh
-from commtax.spec import AXES, Model
+from commtax.records import record_from
+from commtax.spec import AXES, Model, Plan
 from commtax.statement import Note, Refusal
 from commtax.units import GiB, parse_count
+from commtax.verbs.keywords import CompareOptions
 
 _TABLE = table("logs/training_plan.toml")
 COUNT, LEVEL = thresholds(__name__)
@@ -28,7 +29,7 @@ class LoggedPlan:
     """``options`` are those of a training question; "", 0 and None where the log does not say."""
 
     engine: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     model: Model | None = None
     chip: str = ""
     gpus: int = 0
@@ -52,18 +53,19 @@ def logged_plan(log: TrainingLog) -> LoggedPlan:
 def _by_mesh(log: TrainingLog) -> LoggedPlan:
     """torchtitan says its mesh, its batches, its model's name and its device."""
     facts, sizes = log.facts, mesh(log.facts)
-    options: dict[str, Any] = dict(sizes)
+    options: dict[str, object] = dict(sizes)
     if batch := facts.get("batch"):
         local, over_all, length = map(int, batch)
-        options |= {"global_batch": over_all, "context": length, "micro_batch": local}
-        if sizes.get("pp", 1) > 1:  # which cuts a replica's batch into as many microbatches as it has stages
-            options["micro_batch"] = max(1, over_all // sizes.get("dp", 1) // sizes["pp"])
+        plan = record_from(Plan, sizes)
+        if plan.pp > 1:  # which cuts a replica's batch into as many microbatches as it has stages
+            local = max(1, over_all // int(plan.dp) // int(plan.pp))
+        options |= CompareOptions(global_batch=over_all, context=length, micro_batch=local)
     if log.steps and "recompute" in facts:
-        options["recompute"] = _TABLE["recomputed"].get(facts["recompute"][0].lower(), "none")
+        options |= CompareOptions(recompute=_TABLE["recomputed"].get(facts["recompute"][0].lower(), "none"))
     if facts and "compiled" not in facts:
-        options["eager"] = True
+        options |= CompareOptions(eager=True)
     if facts.get("sharded", ("",))[0] == "DDP":
-        options["zero"] = 0
+        options |= CompareOptions(zero=0)
     key = model_key(facts["model"][0]) if "model" in facts else ""
     gpus = math.prod(sizes.get(axis, 1) for axis in AXES)
     return LoggedPlan("torchtitan", options, catalog.model(key) if key else None, _chip(log), gpus if sizes else 0)
@@ -90,25 +92,21 @@ def _by_arguments(log: TrainingLog) -> LoggedPlan:
     if not arguments:
         return LoggedPlan(engine)
     known = flags_of("megatron").flags
-    words = [
-        f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments.items() if name in known
-    ]
+    given = [(name, value) for name, value in arguments.items() if name in known]
+    words = [f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in given]
     world = arguments.get("world-size", "")
-    inner = math.prod(
-        _count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in ("tensor-model", "pipeline-model", "context")
-    )
+    axes = "tensor-model", "pipeline-model", "context"
+    inner = math.prod(_count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in axes)
     gpus = _count(world) or inner * _count(arguments.get("data-parallel-size", ""), 1)
     try:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
     except Refusal as refusal:
         return LoggedPlan(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
-    options: dict[str, Any] = dict(launch.options)
-    if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
-        options["chunks"] = chunks
-    options["async_axes"] = tuple(axis for axis in str(options.get("async_axes", "")).split(",") if axis)
     told_all = "world-size" in arguments or "data-parallel-size" in arguments
-    if not told_all:
-        options.pop("dp", None)
+    options: dict[str, object] = {name: value for name, value in launch.options.items() if told_all or name != "dp"}
+    if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
+        options |= CompareOptions(chunks=chunks)
+    options |= CompareOptions(async_axes=tuple(axis for axis in str(launch.options.async_axes).split(",") if axis))
     try:
         model = _model(dict(launch.shape), arguments, log)
     except Refusal as refusal:

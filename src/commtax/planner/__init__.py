@@ -6,28 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from commtax.options import check_taken
-from commtax.planner import serving_search, training_search
-from commtax.planner.columns import (
-    SERVED,
-    ServingColumns,
-    ServingPlans,
-    StandingPlan,
-    TrainPlans,
-    describe_kind,
-    objective_value,
-    order,
-)
+from commtax.planner import columns, serving_search, training_search
+from commtax.planner.columns import SERVED, ServingColumns, ServingPlans, StandingPlan, TrainPlans, describe_kind
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
-from commtax.spec import SIZES, Cluster, Model, Plan
+from commtax.records import record_from
+from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.billing import price
@@ -35,10 +27,8 @@ from commtax.verbs.closed_loop import serve
 from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
+from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import PlanOptions, PlanTrainingOptions
 
 
 def plan(
@@ -71,9 +61,9 @@ def plan(
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
-    usual: PlanOptions = {"disaggregated": True}
+    usual = PlanOptions(disaggregated=True)
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
-    put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), "dtype": dtypes[0]})
+    put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), **CompareOptions(dtype=dtypes[0])})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
     return best_serving(with_prices([put], usd_per_gpu_hour)[0])
@@ -102,8 +92,8 @@ def plan_training(
 
     Days and dollars are those of ``train_tokens``.
     """
-    trained = {"phase": "train", "sequence_parallel": True, "context": seq}
-    put = resolve_question(model, cluster, {**check_taken("plan_training", options), **trained})
+    trained = CompareOptions(sequence_parallel=True, context=seq)
+    put = resolve_question(model, cluster, {**check_taken("plan_training", options), **trained}, "train")
     goal = put.but(global_batch=global_batch, margin=margin_of(margin), train_tokens=float(train_tokens))
     return best_training(with_prices([goal], usd_per_gpu_hour)[0])
 
@@ -126,7 +116,7 @@ def rank_own_plan(
 
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
     """
-    copies = Plan(**dict[str, Any](sizes), replicas=replicas)
+    copies = replace(record_from(Plan, sizes), replicas=replicas)
     name = describe_layout(copies)
     if prompts:
         name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
@@ -137,7 +127,7 @@ def rank_own_plan(
         return _cannot(answer, name, lack)
     found, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
-        if (exchange.wide and sizes["ep"] < WIDE) or not (exchange.apart if prompts else exchange.shared):
+        if (exchange.wide and copies.ep < WIDE) or not (exchange.apart if prompts else exchange.shared):
             continue
         run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
         try:
@@ -152,11 +142,11 @@ def rank_own_plan(
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
     if not len(good):
         return StandingPlan(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
-    theirs, own = (order(q, rows) for rows in (answer.plans, good))
+    theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
-    gain = float(objective_value(q, answer.plans)[0] / objective_value(q, good)[0]) if len(answer.plans) else 1.0
+    gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
     return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
 
 
@@ -193,13 +183,15 @@ def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, b
     plan, copies = run.plan, int(run.plan.replicas)
     ranks = copies * int(plan.dp)
     loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
-    kinds = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp), "prefill_workers": int(prompts.replicas)}
-    s = serve(settle(run.but(replicas=1, concurrency=loads, **kinds, decode_workers=copies, disaggregated=True)))
+    tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
+    put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
+    s = serve(settle(put.but(disaggregated=True)))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     _check_room(run, held)
-    sizes = {axis: getattr(plan, axis) for axis in SERVED} | {"replicas": copies, "prefill_replicas": kinds.pop("prefill_workers")}
-    told = {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
-    return ServingColumns.of(len(loads), mode=1, dtype=index, exchange=by, **sizes, **kinds, concurrency=loads, **told)
+    sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVED}
+    sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
+    sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+    return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
 
 
 def _check_room(q: Question, kv: float) -> None:
@@ -225,8 +217,8 @@ def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
         b = price(settle(run.but(batch=total // plan.dp)))
     except ValueError as error:
         return _cannot(answer, name, str(error))
-    sizes = {axis: np.array([getattr(plan, axis)]) for axis in SIZES}
-    row = training_search.columns(b, 0, sizes | {"micro_batch": np.array([micro])})
+    sizes = [np.array([getattr(plan, axis)]) for axis in SIZES]
+    row = training_search.columns(b, 0, training_search.unpriced(*sizes, np.array([micro])))
     described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
     budget = training_search.BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:

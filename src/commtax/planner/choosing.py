@@ -5,11 +5,12 @@ predictions cannot tell from none: so plans are ranked by how much there is to s
 stay within the margin the best is recommended.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from commtax.files import Json, table
+from commtax.files import table
 from commtax.planner.columns import Array, ServingColumns, TrainColumns
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
@@ -36,17 +37,17 @@ TRAINED = (
 UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
-@lru_cache(maxsize=1)
-def _figures() -> Json:
-    return table("planner/margin.toml")
-
-
 def margin(q: Question) -> float:
     """The share by which the best may be better than the recommended plan: as asked, else the range of the ratio of two plans."""
     if q.goal.margin is not None:
         return q.goal.margin
-    known = _figures()
-    usual = known["training" if q.trains else "ratio"]["dense" if q.model.experts is None else "mixtures"]
+    return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures")
+
+
+@lru_cache(maxsize=4)
+def _usual_margin(ratio: str, model: str) -> float:
+    known = table("planner/margin.toml")
+    usual = known[ratio][model]
     return float(min(known["most"], max(known["least"], usual)))
 
 
@@ -68,9 +69,10 @@ def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None =
 def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
     """The same of one plan, and of the workers of their own that prompts may have."""
     ahead = prompts or Plan(tp=0, dp=0)
-    sizes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep, "prefill_tp": ahead.tp, "prefill_dp": ahead.dp}
-    unknown = {name: 0 for name in ServingColumns.names() if name not in sizes and name != "mode"}
-    return float(complexity(ServingColumns.of(1, mode=int(prompts is not None), **sizes, **unknown), cluster)[0])
+    unknown = ServingColumns.of(1, **dict.fromkeys(ServingColumns.names(), 0))
+    tp, pp, dp, ep, prefill_tp, prefill_dp = np.array([[plan.tp, plan.pp, plan.dp, plan.ep, ahead.tp, ahead.dp]]).T
+    row = replace(unknown, mode=unknown.mode + (prompts is not None), tp=tp, pp=pp, dp=dp, ep=ep)
+    return float(complexity(replace(row, prefill_tp=prefill_tp, prefill_dp=prefill_dp), cluster)[0])
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from commtax.arrays import unique_values
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.question import Question
-from commtax.records import dataclass
+from commtax.question import PARTS, Question
+from commtax.records import dataclass, record_from
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import plural
@@ -22,6 +22,9 @@ from commtax.verbs.confidence import Estimate
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.settling import describe_layout, replan, settle
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Array = np.ndarray[Any, Any]
 SERVED = SIZES[:4]
@@ -57,7 +60,7 @@ class ColumnTable:
         """The rows of all parts, one after the other; of none an empty table."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in cls.names()))
 
-    def frame(self) -> Any:
+    def frame(self) -> "DataFrame":
         """A pandas table, where pandas is there."""
         try:
             import pandas as pd
@@ -104,9 +107,10 @@ class ServingColumns(ColumnTable):
     prefill_dp: Array
     prefill_replicas: Array
 
-    def plan_of(self, i: int, **kinds: Any) -> Plan:
+    def plan_of(self, i: int, redundant_experts: int = 0) -> Plan:
         """Row ``i``, all copies of it; with workers of their own for prompts, of those that decode."""
-        return Plan(**sizes_of(self, i), replicas=int(self.replicas[i]), **kinds)
+        plan = record_from(Plan, sizes_of(self, i))
+        return replace(plan, replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
 
     def prompter(self, i: int) -> Plan:
         """The workers of row ``i`` that compute prompts."""
@@ -149,8 +153,7 @@ class TrainColumns(ColumnTable):
         return np.asarray(self.tp * self.cp * self.pp * self.dp)
 
     def plan_of(self, i: int) -> Plan:
-        sizes: dict[str, Any] = {axis: int(getattr(self, axis)[i]) for axis in SIZES}
-        return Plan(**sizes)
+        return record_from(Plan, {axis: int(getattr(self, axis)[i]) for axis in SIZES})
 
 
 NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
@@ -167,7 +170,7 @@ class SearchAnswer:
     recommended: int = 0  # index of the simplest plan within the margin of the best …
     best: ClassVar[int] = 0  # … which is the first
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> "DataFrame":
         """The good plans as a pandas table, where pandas is there."""
         return self.plans.frame()  # type: ignore[attr-defined]
 
@@ -325,8 +328,9 @@ class TrainPlans(SearchAnswer):
 
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
         """The priced step of row ``i``, line by line."""
-        sizes = {axis: int(getattr(rows, axis)[i]) for axis in (*SIZES, "micro_batch")}
-        return price(settle(self.kinds[int(rows.kind[i])].but(batch=self.question.goal.global_batch // sizes["dp"], **sizes)))
+        sizes = {axis: int(getattr(rows, axis)[i]) for axis in SIZES}
+        batch, micro = self.question.goal.global_batch // int(rows.dp[i]), int(rows.micro_batch[i])
+        return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, micro_batch=micro, **sizes)))
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
         """Its sharding, recomputation and schedule."""
@@ -342,7 +346,7 @@ class StandingPlan:
     """A plan that somebody runs already, at its best load, and its place among the good plans."""
 
     plan: str  # in words
-    rows: Any  # ``Columns`` or ``TrainColumns`` of one row; none where it cannot run
+    rows: ServingColumns | TrainColumns  # one; none where it cannot run
     rank: int = 0  # 0: it is not good
     gain: float = 1.0  # the winner's worth over its own
     reason: str = ""  # why it is not good
@@ -390,10 +394,14 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
     return [np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 
 
+FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
+"""Columns that make a family …"""
+
+
 def family(c: ServingColumns) -> Array:
     """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
-    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_dp"):
+    for name in FAMILY:
         column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
@@ -403,7 +411,7 @@ def family(c: ServingColumns) -> Array:
     return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
-def sizes_of(rows: ColumnTable, i: int) -> dict[str, Any]:
+def sizes_of(rows: ColumnTable, i: int) -> dict[str, int]:
     """The sizes of a copy of row ``i``."""
     return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 

@@ -14,12 +14,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from commtax.statement import Refusal
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
+
+    from distributed import Client
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -69,7 +71,7 @@ class Processes:
 class Dask:
     """The workers of a Dask cluster; they have this version of commtax installed."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
 
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
@@ -115,7 +117,7 @@ def _leave_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _client(address: str) -> Any:
+def _client(address: str) -> Client:
     try:
         from distributed import Client
     except ImportError:

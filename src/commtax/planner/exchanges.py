@@ -1,7 +1,5 @@
 """How tokens reach experts that are spread over ranks, as far as a search tries it."""
 
-from typing import Any
-
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.steps import BULK
@@ -21,7 +19,7 @@ class ExpertExchange:
     apart: bool = True  # … or by those that do one of both
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, object]:
         """As fields of a question."""
         return {"ep_backend": self.backend, "redundant_experts": self.redundant}
 

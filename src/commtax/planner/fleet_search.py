@@ -25,9 +25,9 @@ from commtax.planner.fleet_trials import (
     with_ranges,
 )
 from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.planner.serving_search import refuse_length
 from commtax.question import Question
 from commtax.spec import Plan
-from commtax.statement import Refusal
 
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
@@ -85,7 +85,7 @@ class Search:
             longest = int(np.max(stream.input_len + stream.output_len))
             if longest > self.question.model.max_len:
                 rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
-                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
+                raise refuse_length(f": the longest request has {longest:,} tokens, {rule}")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             for kind in range(3):

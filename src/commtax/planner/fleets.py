@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isnan
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from commtax.options import check_taken
 from commtax.planner.columns import Rejected
@@ -31,11 +31,9 @@ from commtax.units import format_seconds, plural
 from commtax.verbs import checking
 from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.disaggregation import check_one_place
+from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
 from commtax.verbs.loads import split
 from commtax.verbs.settling import describe_layout, resolve_question
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import PlanFleetOptions
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
@@ -102,9 +100,10 @@ def plan_fleet(
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
         raise Refusal.about(cluster="name one, such as 8xh100-sxm")
-    usual: PlanFleetOptions = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "disaggregated": True}
-    plain, offered = split({**usual, **check_taken("plan_fleet", options), "request_rate": request_rate})
-    put = [check_one_place(resolve_question(model, place, {**plain, "dtype": dtypes[0]})) for place in places]
+    usual = PlanFleetOptions(input_len=INPUT_LEN, output_len=OUTPUT_LEN, disaggregated=True)
+    plain, offered = split({**usual, **check_taken("plan_fleet", options), **ServeOptions(request_rate=request_rate)})
+    plain |= CompareOptions(dtype=dtypes[0])
+    put = [check_one_place(resolve_question(model, place, plain)) for place in places]
     limits, sure, within = limits_of(slo or {}), confidence_of(confidence), margin_of(margin)
     put = [q.but(slo=limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), growth=headroom) for q in put]
     put = [q.but(confidence=sure, margin=within, cost_of=cost_of, offered=offered) for q in put]

@@ -20,7 +20,7 @@ from commtax.planner.serving_search import grid_of, having_room
 from commtax.planner.space import Space, at_once, simulated, sizes, workers_beside
 from commtax.planner.splits import full_copy
 from commtax.question import MAX_CONCURRENCY, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, record_from
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
@@ -107,7 +107,8 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
         slow = least * ALONE > limit
         for tp in unique_values(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
-            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(Plan(**sizes_of(plans, int(these[0]))))
+            first = record_from(Plan, sizes_of(plans, int(these[0])))
+            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(first)
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
             lost.append(Rejected(words + dtype_words(one, index), f"breaks the limit: {best}", slow=True))
         kept &= ~slow

@@ -11,6 +11,7 @@ from commtax.planner.choosing import KINDS, TRAINED, complexity, kinds, margin, 
 from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
 from commtax.planner.space import Space
 from commtax.question import Question
+from commtax.records import record_from
 from commtax.spec import Plan
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill
@@ -35,7 +36,7 @@ def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
     for (_, code), i in first.items():
         sizes, says = sizes_of(whole, i), RULES[code - 1].says
         case = PlanToCheck(base.model, base.cluster, base.but(**sizes).plan, base.engine)
-        yield Rejected(describe_layout(case.plan), says(case), sizes["tp"], says(replace(case, named="{tp}")))
+        yield Rejected(describe_layout(case.plan), says(case), int(case.plan.tp), says(replace(case, named="{tp}")))
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
@@ -46,7 +47,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
         lack = max(holds(replan(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
-        name = describe_layout(Plan(**sizes)) + dtype_words(base, index)
+        name = describe_layout(record_from(Plan, sizes)) + dtype_words(base, index)
         yield Rejected(name, f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}")
 
 
@@ -58,7 +59,7 @@ def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterat
     for index, tp in unique_values(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
         several = len(unique_values(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
-        name = f"TP {tp} ({several} plans)" if several > 1 else describe_layout(Plan(**sizes_of(rows, 0)))
+        name = f"TP {tp} ({several} plans)" if several > 1 else describe_layout(record_from(Plan, sizes_of(rows, 0)))
         yield Rejected(name + dtype_words(answer.question, index), f"breaks the limit: {best_times(answer, rows)}")
 
 

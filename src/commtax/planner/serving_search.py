@@ -10,30 +10,16 @@ from itertools import chain
 import numpy as np
 
 from commtax.arrays import unique_values
-from commtax.planner import money, reasons
+from commtax.planner import columns, money, reasons
 from commtax.planner.choosing import complexity, margin, simplest
-from commtax.planner.columns import (
-    NO_SERVING,
-    Array,
-    OperatingPoint,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    family,
-    ground,
-    objective_value,
-    order,
-    power,
-    request_s,
-    worst_limit_ratio,
-)
+from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
-from commtax.verbs.disaggregation import where_prompts_run
+from commtax.verbs.disaggregation import refuse_place, where_prompts_run
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
@@ -55,13 +41,18 @@ DIP = 1.05
 def search_serving(put: Question) -> ServingPlans:
     """The plans of a question, best first, and which of them to run."""
     _check(put)
-    q = replace(ground(put), plan=put.plan)
+    q = replace(columns.ground(put), plan=put.plan)
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
-        raise Refusal(f"input_len + output_len = {q.requests.tokens:,}: more than {longest}", "input_len")
+        raise refuse_length(f" = {q.requests.tokens:,}: more than {longest}")
     points, lost, counts = zip(*(_points(q, index) for index in range(len(q.goal.dtypes))), strict=True)
     answer = ServingPlans(q, sum(counts), rejected=tuple(dict.fromkeys(chain(*lost))))
     return _rank_answer(answer, ServingColumns.joined(list(points)))
+
+
+def refuse_length(rule: str) -> Refusal:
+    """Requests that are too long for a model."""
+    return Refusal(f"input_len + output_len{rule}", "input_len")
 
 
 def _check(q: Question) -> None:
@@ -73,18 +64,17 @@ def _check(q: Question) -> None:
     if wanted.prefill_cluster:
         _check_pools(q)
     if goal.max_concurrency is not None:
-        positive(goal.max_concurrency, "max_concurrency")
+        positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
 
 
 def _check_pools(q: Question) -> None:
     """A cluster for prompts belongs to plans with workers of their own for them, and to requests that decode."""
-    wanted = q.requests
-    name = f"prefill_cluster={wanted.prefill_cluster.key if wanted.prefill_cluster else ''}"
+    wanted, ahead = q.requests, q.requests.prefill_cluster
     if not wanted.disaggregated:
-        raise Refusal(f"{name}: belongs to disaggregated plans, and disaggregated=False leaves those out", "prefill_cluster")
+        raise refuse_place(ahead, "belongs to disaggregated plans, and disaggregated=False leaves those out")
     if wanted.output_len == 1:
-        raise Refusal(f"{name}: one output token leaves nothing to decode elsewhere; output_len is at least 2", "prefill_cluster")
+        raise refuse_place(ahead, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
 
 
 def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], int]:
@@ -118,7 +108,7 @@ def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[R
 def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Question, Space, list[Rejected], int]:
     """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at."""
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
-    base = replace(ground(put), what_if=put.what_if)
+    base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
     lost = [] if exchange.wide else list(reasons.illegal_families(base, whole))
     legal = whole.legal
@@ -142,7 +132,7 @@ def search(of: Roomy) -> ServingColumns:
     rows, load, last = grid_of(of.held)
     coarse = of.at(rows, load)
     ahead = np.where(last, load, np.append(load[1:], 1))
-    past = worst_limit_ratio(base, coarse)
+    past = columns.worst_limit_ratio(base, coarse)
     near = (past <= DIP) | (~last & np.append(past[1:] <= DIP, False))
     open_ = np.zeros(len(load), dtype=bool)
     for score, bound, listed in _scores(base, coarse, ahead / load):
@@ -156,12 +146,12 @@ def search(of: Roomy) -> ServingColumns:
 def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
     """What points are chosen by, what it is at most until the next, and how many plans are listed by it."""
     if q.goal.objective == "latency":
-        yield 1 / request_s(q, c), DIP / request_s(q, c), LISTED
+        yield 1 / columns.request_s(q, c), DIP / columns.request_s(q, c), LISTED
     else:
         rate = c.tokens_per_s if q.goal.objective == "throughput" else c.tokens_per_s_per_gpu
         yield rate, rate * ahead * DIP, LISTED
     if not q.goal.times:
-        yield power(q, c), power(q, c) * ahead * DIP**2, 1
+        yield columns.power(q, c), columns.power(q, c) * ahead * DIP**2, 1
 
 
 def grid_of(room: Array) -> tuple[Array, Array, Array]:
@@ -186,14 +176,14 @@ def _bar(rows: Array, score: Array, listed: int, within: float) -> float:
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     """The answer with the best of all points, the front of the good ones, and why others lost."""
-    q, met = answer.question, worst_limit_ratio(answer.question, every) <= 1
+    q, met = answer.question, columns.worst_limit_ratio(answer.question, every) <= 1
     good = every.take(np.flatnonzero(met))
     plans, near = best_first(q, every)
     slow = reasons.too_slow(answer, every, met) if len(every) else ()
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
     if not len(plans):
         return answer
-    first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), objective_value(q, plans), margin(q))
+    first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), columns.objective_value(q, plans), margin(q))
     # nothing says where between short requests and many tokens/s to run
     open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
@@ -203,10 +193,10 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
     once, both = margin(q), (1 + margin(q)) ** 2 - 1  # both tokens/s and the time of a request are in the power
-    scores = (1 / request_s(q, every), once), (power(q, every), both), (objective_value(q, every), once)
+    scores = (1 / columns.request_s(q, every), once), (columns.power(q, every), both), (columns.objective_value(q, every), once)
     for name, (value, within) in zip(PLACES, scores, strict=True):
-        ranked = _rank_by_keys([np.round(np.log(value), 11), *order(q, every)])
-        first = ranked[_firsts(family(every)[ranked])]
+        ranked = _rank_by_keys([np.round(np.log(value), 11), *columns.order(q, every)])
+        first = ranked[_firsts(columns.family(every)[ranked])]
         plans = every.take(first)
         effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
         yield OperatingPoint(name, PLACES[name], plans, simplest(effort, value[first], within))
@@ -214,16 +204,16 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
-    good = every.take(np.flatnonzero(worst_limit_ratio(q, every) <= 1))
+    good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
-        return _best_of_families(good, order(q, good)), NO_SERVING
-    return NO_SERVING, _best_of_families(every, [-worst_limit_ratio(q, every)]).take(slice(5))
+        return _best_of_families(good, columns.order(q, good)), NO_SERVING
+    return NO_SERVING, _best_of_families(every, [-columns.worst_limit_ratio(q, every)]).take(slice(5))
 
 
 def _best_of_families(c: ServingColumns, keys: list[Array]) -> ServingColumns:
     """The best row of each family by ``keys``, best family first."""
     ranked = _rank_by_keys(keys)
-    return c.take(ranked[_firsts(family(c)[ranked])]) if len(c) else c
+    return c.take(ranked[_firsts(columns.family(c)[ranked])]) if len(c) else c
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:

@@ -2,7 +2,6 @@
 cluster holds."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -77,8 +76,9 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
-    kinds: dict[str, Any] = {name: getattr(q.plan, name) for name in ("order", "weights_dtype", "redundant_experts")}
-    whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, **kinds)
+    own = q.plan
+    kinds = Plan(order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts)
+    whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
 

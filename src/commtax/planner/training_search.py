@@ -12,7 +12,7 @@ from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.planner.choosing import margin, simplest, training_kinds
 from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
-from commtax.spec import SIZES, Engine, Model
+from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
@@ -21,13 +21,14 @@ MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)
 BUDGET = 0.95  # share of a rank's memory that a step may take
 LONG = 8192  # tokens a rank from which sequences are cut over context-parallel ranks
-Grid = dict[str, Array]
+SIZED = TrainColumns.names()[1:7]
+"""Columns that a plan has before it is priced."""
 
 
 def search_training(put: Question) -> TrainPlans:
     """The training plans of a question, fastest first."""
-    positive(put.goal.global_batch, "global_batch")
-    positive(put.context, "seq")
+    positive(global_batch=put.goal.global_batch)
+    positive(seq=put.context)
     base = settle(put).plain()
     answer = TrainPlans(base, kinds=tuple(_kinds(base)))
     budget = BUDGET * base.cluster.chip.visible_bytes
@@ -41,20 +42,20 @@ def search_training(put: Question) -> TrainPlans:
     return replace(answer, recommended=first, rejected=tuple(_rejected_families(answer, every, good, budget)))
 
 
-def _widest_first(answer: TrainPlans, grid: Grid, budget: float) -> TrainColumns:
+def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> TrainColumns:
     """The widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
 
     No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
     """
-    split = np.unique(np.stack([grid[axis] for axis in ("tp", "pp", "cp")]), axis=1, return_inverse=True)[1].ravel()
+    split = np.unique(np.stack([grid.tp, grid.pp, grid.cp]), axis=1, return_inverse=True)[1].ravel()
     most = np.zeros(int(split.max(initial=0)) + 1, dtype=int)
-    np.maximum.at(most, split, grid["dp"])
-    widest = grid["dp"] == most[split]
-    first = _price_grid(answer, {name: column[widest] for name, column in grid.items()})
+    np.maximum.at(most, split, grid.dp)
+    widest = grid.dp == most[split]
+    first = _price_grid(answer, grid.take(widest))
     fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
-    gpus = grid["tp"] * grid["pp"] * grid["cp"] * grid["dp"]
+    gpus = grid.tp * grid.pp * grid.cp * grid.dp
     hopeful = ~widest & (_least_s(answer) <= fastest * gpus)
-    more = _price_grid(answer, {name: column[hopeful] for name, column in grid.items()})
+    more = _price_grid(answer, grid.take(hopeful))
     return TrainColumns.joined([part for part in (first, more) if len(part)])
 
 
@@ -64,12 +65,12 @@ def _least_s(answer: TrainPlans) -> float:
     return float(one.model_flops("causal") / one.peak_flops_per_s)
 
 
-def _price_grid(answer: TrainPlans, grid: Grid) -> TrainColumns:
+def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
     parts = []
     for index, kind in enumerate(answer.kinds):
         able = _rows_of_kind(grid, kind)
-        if len(able["tp"]):
-            b = price(settle(kind.but(batch=kind.goal.global_batch // able["dp"], **able)))
+        if len(able):
+            b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
             rows = columns(b, index, able)
             parts.append(rows.take(np.flatnonzero(b.legal * np.ones(len(rows)))))
     return TrainColumns.joined(parts)
@@ -93,7 +94,7 @@ def _light_modules(base: Question) -> list[str]:
     return [LIGHT[bool(base.model.attention.latent)]]
 
 
-def _grid(base: Question) -> Grid:
+def _grid(base: Question) -> TrainColumns:
     """All sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
     model, engine, gpus, rows = base.model, base.engine, base.cluster.num_gpus, []
     global_batch, seq = base.goal.global_batch, int(base.context)
@@ -107,7 +108,13 @@ def _grid(base: Question) -> Grid:
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
                 rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]
-    return dict(zip((*SIZES, "micro_batch"), np.array(rows, dtype=int).reshape(-1, 6).T, strict=True))
+    return unpriced(*np.array(rows, dtype=int).reshape(-1, 6).T)
+
+
+def unpriced(*sizes: Array) -> TrainColumns:
+    """Plans by their sizes, without figures."""
+    columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
+    return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
 
 
 def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
@@ -116,35 +123,28 @@ def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
     return [e for e in (2**i for i in range(10)) if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
-def _rows_of_kind(grid: Grid, kind: Question) -> Grid:
+def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
     """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks a layer each.
 
     Where gradients of all microbatches are kept, ZeRO 3 has no stages.
     """
-    pp, plan = grid["pp"], kind.plan
+    pp, plan = grid.pp, kind.plan
     keep = np.ones(len(pp), dtype=bool)
     if plan.schedule != "1f1b":
         chunks = SCHEDULES[plan.schedule].passes(plan.chunks)
         keep = (pp > 1) & ((chunks <= most_chunks(kind.model.num_layers, pp)) | (chunks == 1))
     if plan.zero in (0, 1):
-        keep &= (plan.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
+        keep &= (plan.zero == 0) == (grid.dp == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
     if plan.zero == 3 and not kind.engine.trains.master_is_parameter:
         keep &= pp == 1
-    return {name: column[keep] for name, column in grid.items()}
+    return grid.take(keep)
 
 
-def columns(b: StepBill, index: int, sizes: Grid) -> TrainColumns:
+def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
     """Priced steps as columns."""
-    return TrainColumns.of(
-        len(sizes["tp"]),
-        kind=index,
-        **sizes,
-        step_s=b.step_s,
-        mfu=b.mfu,
-        memory_bytes=b.memory_bytes_per_rank,
-        bubble_fraction=b.bubble_fraction,
-        exposed_comm_fraction=b.comm_fraction,
-    )
+    own = (index, *(getattr(sizes, name) for name in SIZED))
+    figures = (b.step_s, b.mfu, b.memory_bytes_per_rank, b.bubble_fraction, b.comm_fraction)
+    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*own, *figures), strict=True)))
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
@@ -168,7 +168,7 @@ def _families(a: TrainPlans, every: TrainColumns, some_good: bool) -> Iterator[t
     for name, axis in (("TP", "tp"), ("PP", "pp"), ("CP", "cp"), ("EP", "ep"), ("microbatch", "micro_batch")):
         sizes = np.unique(getattr(every, axis)).tolist()
         for size in sizes if axis == "tp" or (len(sizes) > 1 and some_good) else ():
-            if axis in ("tp", "micro_batch") or (size & (size - 1)) == 0:
+            if name in ("TP", "microbatch") or (size & (size - 1)) == 0:
                 yield f"{name} {size}", axis, [size]
     for kind in RECOMPUTE if some_good else ():
         yield f"recompute {kind}", "kind", [i for i, k in enumerate(a.kinds) if k.plan.recompute == kind]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from commtax.evidence.finding import Audit
 from commtax.report.audit_words import culprit_sentence, merged, share_text, told_culprit, value_text
 from commtax.report.auditing import short_kernel_name
-from commtax.report.documents import Record, record, to_json
+from commtax.report.documents import Record, record, to_object
 from commtax.report.drawing import Console
 from commtax.report.tables import TableCells, drop_empty_columns, notes, say, show_table
 from commtax.traces.run_differences import Difference, FigureChange, SentChange
@@ -187,7 +187,7 @@ def difference_document(d: Difference) -> Record:
         kernels=changes(d.kernels),
         runs={"a": _run(d.before), "b": _run(d.after)},
     )
-    return to_json(made)  # type: ignore[no-any-return]
+    return to_object(made)
 
 
 def _run(run: Audit) -> Record:
@@ -196,5 +196,5 @@ def _run(run: Audit) -> Record:
 
 
 def _sent_change(c: SentChange) -> Record:
-    a, b = (to_json(sent) | {"exposed_s": sent.exposed_s} for sent in (c.before, c.after))
+    a, b = (to_object(sent) | {"exposed_s": sent.exposed_s} for sent in (c.before, c.after))
     return {"op": c.op, "ranks": c.ranks, "a": a, "b": b, "exposed_change_s": c.exposed_s}

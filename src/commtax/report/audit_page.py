@@ -6,18 +6,8 @@ import numpy as np
 
 from commtax.evidence.finding import Audit, Section
 from commtax.report import audit_differences as differences
+from commtax.report import audit_words as words
 from commtax.report import auditing
-from commtax.report.audit_words import (
-    MOST_CAUSES,
-    change_lines,
-    cost_words,
-    culprit_lines,
-    headline,
-    job_lines,
-    other_causes,
-    remarks,
-    title,
-)
 from commtax.report.documents import Record
 from commtax.report.tables import TableCells
 from commtax.timeline import Timeline
@@ -34,25 +24,25 @@ FINEST = 4096  # parts of a picture's width below which two intervals are one
 
 def audit_page(audited: Audit, command: str) -> Record:
     """``audit --html``."""
-    causes = other_causes(audited)[:MOST_CAUSES]
+    causes = words.other_causes(audited)[: words.MOST_CAUSES]
     return {
         "kind": "audit",
         "command": command,
-        "title": headline(audited),
-        "ran": " ".join(job_lines(audited)),
+        "title": words.headline(audited),
+        "ran": " ".join(words.job_lines(audited)),
         "verdict": audited.verdict,
-        "culprit": " ".join(culprit_lines(audited)),
-        "causes": [{"said": c.said, "price": cost_words(c), "rest": change_lines(c), "share": c.share} for c in causes],
+        "culprit": " ".join(words.culprit_lines(audited)),
+        "causes": [{"said": c.said, "price": words.cost_words(c), "rest": words.change_lines(c), "share": c.share} for c in causes],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
-        "notes": [n for s in audited.sections for n in (title(s), *remarks(s))] + list(audited.notes),
+        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s))] + list(audited.notes),
     }
 
 
 def _tables(audited: Audit, section: Section) -> list[Record]:
     """Of a section, the first with its name where there are several."""
     tables = [_table(t) for t in auditing.tables(section, audited.claim is not None)]
-    return [{"title": title(section), **tables[0]}, *tables[1:]] if tables and len(audited.sections) > 1 else tables
+    return [{"title": words.title(section), **tables[0]}, *tables[1:]] if tables and len(audited.sections) > 1 else tables
 
 
 def difference_page(d: Difference, command: str) -> Record:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section, Usage
 from commtax.evidence.missing_evidence import missing_sentence
 from commtax.files import table
-from commtax.report.documents import Record, record, to_json
+from commtax.report.documents import Record, record, to_object
 from commtax.results.bench_audit import RESULTS
 from commtax.traces.repetition import WHOLE as WHOLE_TRACE
 from commtax.traces.typical_step import PARTS, by_rank, typical_of_ranks, usual_phase
@@ -271,7 +271,7 @@ def audit_document(audited: Audit) -> Record:
         facts=merged(s.facts for s in audited.sections),
         sections=[_section(s) for s in audited.sections],
     )
-    return to_json(made)  # type: ignore[no-any-return]
+    return to_object(made)
 
 
 def told_culprit(audited: Audit) -> Culprit | None:

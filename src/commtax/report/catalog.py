@@ -1,8 +1,7 @@
 """The catalogue: lists, and one thing with the source of each number."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +11,7 @@ from commtax.catalog.models import PublishedCount
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
-from commtax.report.documents import Record, facts, record, to_json
+from commtax.report.documents import Record, facts, record, to_object
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
@@ -21,11 +20,10 @@ from commtax.units import format_bytes, format_rate, format_seconds, format_si, 
 Thing = Chip | Link | Cluster | Engine
 
 
-def show_catalog(console: Console, every: Mapping[str, list[Any]]) -> None:
+def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]]) -> None:
     """A table for each kind."""
     for kind, things in every.items():
-        columns, row = LISTED[kind]
-        show_table(console, columns, map(row, things))
+        show_table(console, COLUMNS[kind], map(_row, things))
         console.print()
 
 
@@ -41,20 +39,25 @@ def _model_row(m: Model) -> tuple[str, ...]:
     return m.key, f"{num_params(m):,.0f}", active, *shape, m.quant.named if m.quant else m.dtype, f"{m.max_len:,.0f}"
 
 
-LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] = {
-    "chips": (("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"), _chip_row),
-    "links": (
-        ("link", "name", "kind", ">one way", ">latency"),
-        lambda k: (k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s)),
-    ),
-    "clusters": (
-        ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
-        lambda s: (s.key, s.name, str(s.num_gpus), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"),
-    ),
-    "models": (("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"), _model_row),
-    "engines": (("engine", "name", "version", "phases"), lambda e: (e.key, e.name, e.version, ", ".join(e.phases))),
+def _row(x: Thing | Model) -> tuple[str, ...]:
+    """A line of its kind's table."""
+    if isinstance(x, Chip):
+        return _chip_row(x)
+    if isinstance(x, Link):
+        return x.key, x.name, x.kind, format_rate(x.bandwidth_Bps), format_seconds(x.latency_s)
+    if isinstance(x, Cluster):
+        return x.key, x.name, str(x.num_gpus), x.chip.key, x.intra.key, f"{x.nics_per_host} x {x.inter.key}"
+    return _model_row(x) if isinstance(x, Model) else (x.key, x.name, x.version, ", ".join(x.phases))
+
+
+COLUMNS = {
+    "chips": ("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"),
+    "links": ("link", "name", "kind", ">one way", ">latency"),
+    "clusters": ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
+    "models": ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
+    "engines": ("engine", "name", "version", "phases"),
 }
-"""Columns and rows of each kind's table."""
+"""Columns of each kind's table."""
 
 
 def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> None:
@@ -109,7 +112,7 @@ def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
         num_experts=moe.num_experts if moe else 0,
         experts_per_token=moe.top_k if moe else 0,
         notes=[str(note) for note in model.notes],
-        published=[facts(p, "params", "kind", "beyond", "includes") | to_json(p.source) for p in counts],
+        published=[facts(p, "params", "kind", "beyond", "includes") | to_object(p.source) for p in counts],
         tensors=[facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors],
     )
 
@@ -184,7 +187,7 @@ def thing_document(thing: Thing) -> Record:
     return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources, **described}
 
 
-def _facts_of(thing: Thing) -> Iterator[tuple[str, Any]]:
+def _facts_of(thing: Thing) -> Iterator[tuple[str, object]]:
     """The facts of one record, those of an engine's parts beside its own."""
     for name in thing.__slots__:
         value = getattr(thing, name)
@@ -194,14 +197,14 @@ def _facts_of(thing: Thing) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _shown_facts(thing: Thing) -> Iterator[tuple[str, Any]]:
+def _shown_facts(thing: Thing) -> Iterator[tuple[str, object]]:
     """Those that say something, a table's one by one."""
     for name, value in _facts_of(thing):
         if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False:
             yield from _flat(name, value)
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for inner, part in value.items():
             yield from _flat(f"{name}.{inner}", part)
@@ -209,7 +212,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _fact(name: str, value: Any) -> str:
+def _fact(name: str, value: object) -> str:
     """A value with the unit that its name tells."""
     if isinstance(value, (Chip, Link)):
         return value.key

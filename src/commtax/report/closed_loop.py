@@ -7,7 +7,7 @@ import numpy as np
 
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
-from commtax.report.documents import LEFT_OUT, Record, document, facts, record, to_json
+from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import SIZES
@@ -19,6 +19,8 @@ from commtax.verbs.settling import describe_gpus, describe_layout
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 """What TTFT is made of."""
+Run = dict[str, float]
+"""All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -63,14 +65,14 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     notes(console, (*s.notes, host_times(s)))
 
 
-def _run_cells(run: Record) -> tuple[str, ...]:
+def _run_cells(run: Run) -> tuple[str, ...]:
     """Without a second token there is no time between tokens."""
     mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
-    between = ("–", "–") if mean is None else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
+    between = ("–", "–") if not math.isfinite(mean) else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
     first = (format_seconds(run["ttft_s"]), f"{format_seconds(run['ttft_low_s'])}-{format_seconds(run['ttft_high_s'])}")
-    mixed = "–" if run["mixed_share"] is None else f"{run['mixed_share']:.0%}"
+    mixed = "–" if not math.isfinite(run["mixed_share"]) else f"{run['mixed_share']:.0%}"
     rates = (format_seconds(run["e2e_s"]), f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
-    return (f"{run['concurrency']:,}", format_mean(run["running"]), *between, *first, *rates)
+    return (f"{run['concurrency']:,.0f}", format_mean(run["running"]), *between, *first, *rates)
 
 
 def _head(console: Console, s: ClosedLoop) -> None:
@@ -144,7 +146,7 @@ def _unseen_words(levels: tuple[str, ...]) -> str:
     return f", none of which had {said}: ranges are as wide as the errors on runs left out of the fit"
 
 
-def simulation_runs(s: ClosedLoop) -> list[Record]:
+def simulation_runs(s: ClosedLoop) -> list[Run]:
     """One flat record for each concurrency; without a second token there is no time between tokens, and its fields are null."""
     ends: Record = {}
     for name in ("tpot", "ttft"):
@@ -153,8 +155,8 @@ def simulation_runs(s: ClosedLoop) -> list[Record]:
     if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
-    wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
-    return [to_json({name: value[i] for name, value in wide.items()}) for i in range(size)]
+    wide = {name: np.broadcast_to(np.asarray(value, dtype=float), (size,)) for name, value in columns.items()}
+    return [{name: float(value[i]) for name, value in wide.items()} for i in range(size)]
 
 
 def simulation_document(s: ClosedLoop) -> Record:

@@ -1,10 +1,11 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from commtax.files import table
 from commtax.records import dataclass
+from commtax.report import plots
 from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console, Text
 from commtax.report.plots import no_formula, picture, style
@@ -17,17 +18,10 @@ from commtax.verbs.fitting import fits
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12
-LABELS: dict[str, str] = {
-    "batch": "batch (sequences)",
-    "context": "context (tokens)",
-    "link": "link",
-    **{str(axis.name): axis.title for axis in PARALLEL.values()},
-    "micro_batch": "sequences per microbatch",
-    "local_tokens": "tokens per GPU and step",
-}
+LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
-APART = ("tp", "ep")
+APART: list[str] = table("report/words.toml")["apart"]
 """Axes whose communication a served step tells apart; a training step has five taxes."""
 
 
@@ -94,7 +88,7 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     x_axis = next((a for a in compared.axes if a != "link"), compared.axes[0])
     series = next((a for a in compared.axes if a != x_axis), "")
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         top, bottom = figure.subplots(2, 1, sharex=True)
         for index, value in enumerate(compared.values(series) if series else [None]):
             rows = [r for r in compared.rows if not series or r.at[compared.axes.index(series)] == value]
@@ -103,8 +97,8 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
             top.plot(xs, [float(b.comm_fraction) for _, b in points], **drawn)
             bottom.plot(xs, [float(b.step_s) * 1e3 for _, b in points], **drawn)
         if x_axis == "tp" and not series and points:  # what the first point's time would become if it divided perfectly
-            first, base = xs[0], float(points[0][1].step_s) * 1e3
-            bottom.plot(xs, [base * first / x for x in xs], color="grey", linestyle=":", label="ideal")
+            sizes, base = [int(x) for x in xs], float(points[0][1].step_s) * 1e3
+            bottom.plot(sizes, [base * sizes[0] / x for x in sizes], color="grey", linestyle=":", label="ideal")
         top.set_title(no_formula(title), loc="left", fontsize=11)
         _label_axes(top, bottom, x_axis, compared)
         if series or x_axis == "tp":
@@ -113,7 +107,7 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     picture(path, draw, (8, 8))
 
 
-def _label_axes(top: Any, bottom: Any, x_axis: str, compared: Comparison) -> None:
+def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
     from matplotlib import ticker
 
     top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
@@ -152,8 +146,8 @@ def plans_document(compared: PlanTable) -> Record:
         {"axis": f.axis, "below": f.first, "from": f.then, **facts(f, "at", "earliest", "link", "batch")}
         for f in compared.break_evens
     ]
-    head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context}
-    return {**head, "rows": plan_rows(compared), "break_even": flips, "notes": compared.notes}
+    head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
+    return {**head, "break_even": flips, "notes": compared.notes}
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
@@ -206,17 +200,18 @@ def flip_words(f: BreakEven) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Plans against one axis; on the other axis ``fixed`` (name and value), where there is one."""
+    """Plans against one axis; at one ``link`` or ``batch`` of the other, where there is one."""
 
     title: str
     axis: str
-    columns: list[Any]
-    fixed: tuple[str, Any] | None = None
+    columns: Sequence[int | str]
+    link: str = ""
+    batch: int | str = 0
 
-    def cells(self, compared: PlanTable, column: Any) -> dict[str, PlanRow]:
+    def cells(self, compared: PlanTable, column: int | str) -> dict[str, PlanRow]:
         """The rows of a column by plan; where links are the plans' own, whatever each has."""
         rows = [r for r in compared.rows if getattr(r, self.axis) == column]
-        return {r.plan: r for r in reversed(rows) if self.fixed is None or getattr(r, self.fixed[0]) == self.fixed[1]}
+        return {r.plan: r for r in reversed(rows) if self.link in ("", r.link) and self.batch in (0, r.batch)}
 
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
@@ -224,20 +219,20 @@ def _maps(compared: PlanTable) -> list[HeatMap]:
     links, batches = list(compared.links), compared.values("batch")
     maps = []
     if len(batches) > 1:
-        name, fixed = (f", {links[0]}", ("link", links[0])) if links else ("", None)
-        maps.append(HeatMap(f"plan x batch{name}", "batch", batches, fixed))
+        link = links[0] if links else ""
+        maps.append(HeatMap(f"plan x batch{', ' * bool(link)}{link}", "batch", batches, link))
     if len(links) > 1:
-        maps.append(HeatMap(f"plan x link, batch {batches[0]}", "link", links, ("batch", batches[0])))
+        maps.append(HeatMap(f"plan x link, batch {batches[0]}", "link", links, batch=batches[0]))
     return maps
 
 
 def _heat_maps(console: Console, compared: PlanTable) -> None:
     """Tokens a second against the best of each column: the fuller the block, the nearer."""
-    maps = _maps(compared)
+    maps, plans = _maps(compared), [str(name) for name in compared.values("plan")]
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
         best = {c: max((r.rate for r in cells[c].values()), default=0.0) for c in drawn.columns}
-        rows = [(name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)) for name in compared.values("plan")]
+        rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
         say(console, f"{rate_name(compared)}; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
@@ -261,11 +256,11 @@ def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
     """The heat maps as a picture: colour, and the figure in every cell."""
     maps = _maps(compared) or [HeatMap("plan x batch", "batch", compared.values("batch"))]
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         import numpy as np
 
         panels = figure.subplots(1, len(maps), squeeze=False)[0]
-        names = compared.values("plan")
+        names = [str(name) for name in compared.values("plan")]
         for panel, drawn in zip(panels, maps, strict=True):
             cells = [[drawn.cells(compared, c).get(p) for c in drawn.columns] for p in names]
             rates = np.array([[r.rate if r and r.bill is not None else np.nan for r in row] for row in cells])

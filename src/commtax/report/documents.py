@@ -3,11 +3,10 @@
 A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``to_json`` makes JSON of all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from math import isfinite
-from typing import Any
 
 import numpy as np
 
@@ -16,14 +15,14 @@ from commtax.question import Question
 from commtax.spec import SIZES, Plan
 
 Value = int | float | str | None
-Record = dict[str, Any]
-"""A JSON object: a document, or a row of one."""
-LEFT_OUT: Any = object()
+Record = dict[str, object]
+"""What is written as a JSON object, a document or a row of one: whoever made it knows its values, and nobody reads them back."""
+LEFT_OUT = object()
 """A value that its document does not have this time."""
-Way = Callable[[Any], Any]
+Way = Callable[[object], object]
 
 
-def _round_whole(value: Any) -> Any:
+def _round_whole(value: object) -> object:
     return round(value) if isinstance(value, float) and isfinite(value) else value
 
 
@@ -32,8 +31,9 @@ WAYS: dict[str, Way] = {"": lambda value: value, "whole": _round_whole, "if any"
 
 
 @lru_cache(maxsize=1)
-def _mappings() -> Record:
-    return table("report/documents.toml")
+def _mappings() -> Mapping[str, Mapping[str, str]]:
+    whole = table("report/documents.toml")
+    return whole | {f"records.{name}": keys for name, keys in whole.pop("records").items()}
 
 
 @lru_cache(maxsize=64)
@@ -56,7 +56,7 @@ def facts(thing: object, *names: str) -> Record:
     return {name: getattr(thing, name) for name in names}
 
 
-def _look_up(path: str, things: Record) -> Any:
+def _look_up(path: str, things: Record) -> object:
     if path.startswith("= "):
         return path[2:]
     first, *names = path.split(".")
@@ -69,14 +69,14 @@ def _look_up(path: str, things: Record) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _fields(kind: Any) -> tuple[tuple[str, str, Way], ...]:
+def _fields(kind: type) -> tuple[tuple[str, str, Way], ...]:
     """Fields of a record that stands in a document as it is, their keys, and how they are told."""
-    other = {name: text.partition(", ") for name, text in _mappings()["records"].get(kind.__name__, {}).items()}
+    other = {name: text.partition(", ") for name, text in _mappings().get(f"records.{kind.__name__}", {}).items()}
     usual = {f.name: (f.name.rstrip("_"), "", "") for f in fields(kind)}
     return tuple((name, key, WAYS[way]) for name, (key, _, way) in (usual | other).items())
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> object:
     """Records as JSON's own: NumPy numbers and arrays too; whole floats as ints, no limit (infinity) and no number as null."""
     if isinstance(value, np.ndarray):
         return to_json(value.tolist())
@@ -84,14 +84,18 @@ def to_json(value: Any) -> Any:
         value = value.item()
     if isinstance(value, float):
         return None if not isfinite(value) else int(value) if value.is_integer() and abs(value) < 2**63 else value
-    if is_dataclass(value):
-        kind: Any = type(value)
-        value = {key: way(getattr(value, name)) for name, key, way in _fields(kind)}
-    if isinstance(value, dict):
-        return {k: to_json(v) for k, v in value.items() if v is not LEFT_OUT}
+    if isinstance(value, dict) or is_dataclass(value):
+        return to_object(value)
     if isinstance(value, (list, tuple)):
         return [to_json(v) for v in value]
     return value
+
+
+def to_object(value: object) -> Record:
+    """A record, or a data class that stands in a document as it is, as an object of JSON."""
+    kind: type = type(value)
+    held = value if isinstance(value, dict) else {key: way(getattr(value, name)) for name, key, way in _fields(kind)}
+    return {k: to_json(v) for k, v in held.items() if v is not LEFT_OUT}
 
 
 def engine_name(q: Question) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from commtax.records import dataclass
 
@@ -28,7 +28,7 @@ class Console(Protocol):
     @property
     def width(self) -> int: ...
 
-    def print(self, *objects: Any, soft_wrap: bool | None = None) -> None: ...
+    def print(self, *objects: object, soft_wrap: bool | None = None) -> None: ...
 
 
 class Text:
@@ -61,14 +61,14 @@ class DrawnTable:
     """Cells in columns; those whose names start with '>' are right-aligned."""
 
     columns: Sequence[str]
-    rows: list[list[Any]] = field(default_factory=list)
+    rows: list[list[str | Text]] = field(default_factory=list)
     title: str = ""
 
     def __rich__(self) -> "RichTable":
         from rich.table import Table as Styled
 
-        looks: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "padding": (0, _BETWEEN, 0, 0)}
-        drawn = Styled(title=self.title or None, box=None, pad_edge=False, **looks)
+        title, gaps = self.title or None, (0, _BETWEEN, 0, 0)
+        drawn = Styled(title=title, box=None, pad_edge=False, title_justify="left", title_style="bold", padding=gaps)
         for name in self.columns:
             right = name.startswith(">")
             drawn.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
@@ -81,7 +81,7 @@ class DrawnTable:
         if self.title or not self.columns or not self.rows:
             return None
         cells = [[name.lstrip(">") for name in self.columns], *([str(cell) for cell in row] for row in self.rows)]
-        if not all(isinstance(cell, str | Text) for row in self.rows for cell in row) or not all(map(_is_simple, chain(*cells))):
+        if not all(map(_is_simple, chain(*cells))):
             return None
         rights = [name.startswith(">") for name in self.columns]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -97,22 +97,20 @@ class DrawnTable:
 class Pipe:
     """A console that leads into a file or another program; ``rich`` makes the one that draws what is not simple."""
 
-    def __init__(self, width: int, rich: Callable[[], Any]) -> None:
+    def __init__(self, width: int, rich: Callable[[int], Console]) -> None:
         self.width, self._rich = width, rich
 
-    def print(self, *objects: Any, soft_wrap: bool | None = None) -> None:
+    def print(self, *objects: object, soft_wrap: bool | None = None) -> None:
         lines = self._lines(objects, bool(soft_wrap))
         if lines is None:
-            console = self._rich()
-            console.width = self.width
-            console.print(*objects, soft_wrap=soft_wrap)
+            self._rich(self.width).print(*objects, soft_wrap=soft_wrap)
         else:
             try:
                 sys.stdout.write("".join(f"{line}\n" for line in lines))
             except BrokenPipeError:
                 raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
-    def _lines(self, objects: Sequence[Any], soft_wrap: bool) -> list[str] | None:
+    def _lines(self, objects: Sequence[object], soft_wrap: bool) -> list[str] | None:
         if len(objects) == 1 and isinstance(objects[0], DrawnTable):
             return objects[0].lines(self.width)
         if len(objects) == 1 and isinstance(objects[0], Text) and soft_wrap:

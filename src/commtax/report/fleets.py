@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import inf, isinf
 
+from commtax.files import table
 from commtax.planner.choosing import margin
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
 from commtax.planner.fleet_trials import COUNTED, EACH, Trial
@@ -13,12 +14,13 @@ from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
 from commtax.report.planning import limit_words, ranks, shorten_rejected, spread_notes
 from commtax.report.tables import name_and_gpus, notes, range_80, say, show_columns, show_rejected
+from commtax.spec import SIZES
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
-TOLD = ("engine", "cluster", "arithmetic")
+TOLD: list[str] = table("report/words.toml")["fleets"]
 """Notes of the question that concern all of its plans."""
 
 
@@ -195,7 +197,7 @@ def _row(trial: Trial) -> Record:
     return {
         "cluster": q.cluster.key,
         "mode": "disaggregated" if layout.apart else "together",
-        **facts(q.plan, "tp", "pp", "dp", "ep"),
+        **facts(q.plan, *SIZES[:4]),
         "replicas": trial.size[0],
         **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
         "dtype": q.plan.weights_dtype or "as stored",

@@ -4,43 +4,36 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from commtax.planner import choosing
+from commtax.planner import columns as planned
 from commtax.planner.choosing import margin
-from commtax.planner.columns import (
-    ColumnTable,
-    OperatingPoint,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    StandingPlan,
-    TrainColumns,
-    TrainPlans,
-    request_s,
-)
+from commtax.planner.columns import ColumnTable, Rejected, ServingColumns, ServingPlans, StandingPlan, TrainColumns, TrainPlans
 from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import SAID, dtype_words, missed_times, odds
 from commtax.planner.training_search import BUDGET
 from commtax.question import EVEN, Question
+from commtax.report import plots
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console, Text
 from commtax.report.money import million, plan_notes, price_notes, spent_record
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
-from commtax.spec import SIZES
+from commtax.spec import KINDS
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
 
 Plans = ServingPlans | TrainPlans
+Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-KINDS = ("zero", "recompute", "schedule", "chunks")
-TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
+TRAINED = (*TrainColumns.names()[1:7], "gpus", *TrainColumns.names()[7:])
+"""Sizes of a plan, and its figures."""
 WIDTH, HEIGHT = 60, 10
 
 
@@ -72,7 +65,7 @@ def recommended_words(a: Plans) -> str:
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
-def place_words(a: ServingPlans, place: OperatingPoint) -> str:
+def place_words(a: ServingPlans, place: planned.OperatingPoint) -> str:
     """A place to run at, in a line."""
     rows, i = place.plans, place.recommended
     times = f"TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}"
@@ -86,7 +79,7 @@ SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
     ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
     ">TPOT": lambda a, rows, i: _tpot(a, rows, i),
     ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
-    ">request": lambda a, rows, i: format_seconds(request_s(a.question, rows)[i]),
+    ">request": lambda a, rows, i: format_seconds(planned.request_s(a.question, rows)[i]),
     ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
     ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
     ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
@@ -142,16 +135,16 @@ def _show_own_plan(console: Console, a: Plans, pasted: StandingPlan | None) -> N
     if not len(pasted.rows):
         say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
         return
-    if a.trains:
-        r, gain = pasted.rows, "its speed"
+    if isinstance(r := pasted.rows, TrainColumns):
+        gain = "its speed"
         figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} per rank"
     else:
-        figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
+        figures, gain = _served_figures(a, r), GAIN[a.question.goal.objective]
     place = _place(pasted, len(a.plans), gain)
     say(console, f"Pasted: {pasted.plan}{figures}; {place}.", "bold" if pasted.rank else "bold red")
 
 
-def _served_figures(a: ServingPlans, r: ServingColumns) -> str:
+def _served_figures(a: Plans, r: ServingColumns) -> str:
     tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
@@ -196,7 +189,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: 
     show_columns(console, columns | served_columns(listed, ">KV free"))
 
 
-def _rows_to_show(rows: Any, top: int, recommended: int | None) -> list[int]:
+def _rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
     """The first of a ranking, and the recommended plan where it lies behind them."""
     return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
 
@@ -209,7 +202,7 @@ def ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
     return [f"{i + 1} {named.get(i, '')}".rstrip() for i in listed]
 
 
-def _tpot(a: ServingPlans, rows: ServingColumns, i: int) -> str:
+def _tpot(a: Plans, rows: ServingColumns, i: int) -> str:
     """Without a second token there is no time between tokens."""
     return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
 
@@ -287,37 +280,42 @@ def _scatter(a: ServingPlans) -> list[Text]:
 
 def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Record:
     """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
-    row: Callable[[Any, int], Record] = partial(trained_row, a) if a.trains else partial(served_row, a)
-    things: Record = {
-        "plans": a,
-        "margin": margin(a.question),
-        "recommended": row(a.plans, a.recommended) if len(a.plans) else None,
-        "best": row(a.plans, 0) if len(a.plans) else None,
-        "ranking": [row(a.plans, i) for i in range(min(top, len(a.plans)))],
-        "near": [row(a.near, i) for i in range(min(5, len(a.near)))],
-        "rejected": [record("plan-rejected", lost=lost) for lost in a.rejected],
-    }
+    standing = _standing_record(a, pasted) if pasted else None
     if a.trains:
-        standing = _standing_record(pasted, trained_figures) if pasted else None
-        return document("plan-trained", a.question, **things, pasted=standing)
-
-    def at(place: OperatingPoint, i: int) -> Record:
-        return row(place.plans, i)
-
-    front = zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+        return document("plan-trained", a.question, **_rankings(a, a.plans, a.near, partial(trained_row, a), top), pasted=standing)
+    row, front = partial(served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
     return document(
         "plan-served",
         a.question,
-        **things,
+        **_rankings(a, a.plans, a.near, row, top),
         definition=DEFINITION,
-        places=[{"place": p.name, "when": p.when, "recommended": at(p, p.recommended), "best": at(p, 0)} for p in a.places],
+        places=[
+            {"place": p.name, "when": p.when, "recommended": row(p.plans, p.recommended), "best": row(p.plans, 0)} for p in a.places
+        ],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=_standing_record(pasted, row) if pasted else None,
+        pasted=standing,
     )
 
 
-def _standing_record(pasted: StandingPlan, row: Callable[[Any, int], Record]) -> Record:
-    figures = row(pasted.rows, 0) if len(pasted.rows) else {}
+def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Record], top: int) -> Record:
+    """What documents of both phases have."""
+    return {
+        "plans": a,
+        "margin": margin(a.question),
+        "recommended": row(plans, a.recommended) if len(plans) else None,
+        "best": row(plans, 0) if len(plans) else None,
+        "ranking": [row(plans, i) for i in range(min(top, len(plans)))],
+        "near": [row(near, i) for i in range(min(5, len(near)))],
+        "rejected": [record("plan-rejected", lost=lost) for lost in a.rejected],
+    }
+
+
+def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
+    rows, figures = pasted.rows, Record()
+    if isinstance(rows, TrainColumns):
+        figures = trained_figures(rows, 0) if len(rows) else {}
+    elif isinstance(a, ServingPlans):
+        figures = served_row(a, rows, 0) if len(rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
@@ -327,10 +325,10 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
-        **facts_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
+        **facts_at(rows, i, *ServingColumns.names()[3:10]),
         "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
-        **({"ep_backend": exchange.backend, "redundant_experts": exchange.redundant} if exchange.wide else {}),
+        **(facts_at(rows, i, *ServingColumns.names()[-3:]) if rows.mode[i] else {}),
+        **(exchange.asked if exchange.wide else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
         **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
@@ -348,7 +346,7 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
 def plot_front(a: ServingPlans, path: Path) -> None:
     """The Pareto front as a picture."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         axes = figure.subplots()
         for index, tp in enumerate(np.unique(a.front.tp)):
             own = a.front.take(np.flatnonzero(a.front.tp == tp))

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from commtax.files import replace_when_written
 from commtax.spelling import escape_controls
 from commtax.statement import Refusal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -14,12 +18,13 @@ MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
 
 
-def style(index: int, **changed: str) -> dict[str, str]:
+def style(index: int, **changed: Unpack[LineStyle]) -> LineStyle:
     """How one of several lines is drawn."""
-    signs = {"color": COLOURS, "marker": MARKERS, "linestyle": DASHES}
-    return {name: several[index % len(several)] for name, several in signs.items()} | changed
+    colour, marker, dash = (several[index % len(several)] for several in (COLOURS, MARKERS, DASHES))
+    return {"color": colour, "marker": marker, "linestyle": dash, **changed}
 
 
 def check_plot(path: Path) -> None:
@@ -32,7 +37,7 @@ def check_plot(path: Path) -> None:
         raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
 
 
-def picture(path: Path, draw: Callable[[Any], None], size: tuple[float, float] = (8, 5), dpi: int = 130) -> None:
+def picture(path: Path, draw: Callable[["Figure"], None], size: tuple[float, float] = (8, 5), dpi: int = 130) -> None:
     """A figure that ``draw`` fills, written without a screen. The same figure is the same file, to the byte: no dates inside."""
     check_plot(path)
     import matplotlib as mpl

@@ -2,10 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from commtax.report import plots
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
@@ -13,9 +13,7 @@ from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.sweeping import RequestSweep, Slo
-
-TITLES = {"request_rate": "requests/s", "concurrency": "clients"}
+from commtax.verbs.sweeping import SWEPT, RequestSweep, Slo
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
@@ -23,14 +21,14 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
     say(console, sweep_words(s, slo), "bold yellow")
     times = (">TTFT mean", ">p99", ">TPOT mean", ">p99", ">ITL p99", ">E2E mean")
-    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
+    columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
     show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))))
     notes(console, remarks(s.outcomes[0]))
 
 
 def sweep_words(s: RequestSweep, slo: Slo) -> str:
     """Where it turns."""
-    unit = rate_words if s.name == "request_rate" else partial(plural, noun="client")
+    unit = rate_words if s.name == SWEPT[0] else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
         parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
@@ -52,7 +50,7 @@ def _cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
 def plot_sweep(s: RequestSweep, path: Path) -> None:
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         first = s.outcomes[0].question
         figure.suptitle(no_formula(f"{first.model.key} on {first.cluster.key}: {fleet_words(s.outcomes[0])}"), fontsize=11)
         panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
@@ -64,19 +62,19 @@ def plot_sweep(s: RequestSweep, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _line(axes: Any, s: RequestSweep, name: str, index: int) -> None:
+def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
     metric, which = name.split("_")
     values = [o.statistic(name) for o in s.outcomes]
     ends = np.array([o.range_of(name) for o in s.outcomes])
     label = f"{metric.upper()} {which}"
-    axes.plot(s.values, values, label=label, markersize=4, **style(index))
+    axes.plot(s.values, values, **style(index, label=label), markersize=4)
     axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
     if s.knee is not None:
         axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
 
 
-def _frame(axes: Any, s: RequestSweep, what: str) -> None:
-    axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
+def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
+    axes.set(xscale="log", xlabel=s.title, ylabel=what)
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
@@ -84,12 +82,12 @@ def _frame(axes: Any, s: RequestSweep, what: str) -> None:
     axes.grid(alpha=0.25)
     if s.knee is not None:
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
-    if s.name == "request_rate" and s.values[0] < s.capacity < s.values[-1]:
+    if s.name == SWEPT[0] and s.values[0] < s.capacity < s.values[-1]:
         axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _format_time_axis(axes: Any, which: str) -> None:
+def _format_time_axis(axes: "plots.Axes", which: str) -> None:
     """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -103,7 +101,7 @@ def _format_time_axis(axes: Any, which: str) -> None:
 def plot_outcome(o: RequestsInTime, path: Path) -> None:
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: "plots.Figure") -> None:
         left, right = figure.subplots(1, 2)
         title = f"{o.question.model.key} on {o.question.cluster.key}: {fleet_words(o)}, {rate_words(o.requests_per_s)}"
         figure.suptitle(no_formula(title), fontsize=11)
@@ -113,12 +111,12 @@ def plot_outcome(o: RequestsInTime, path: Path) -> None:
     picture(path, draw, size=(11, 4.8))
 
 
-def _histogram(axes: Any, o: RequestsInTime) -> None:
+def _histogram(axes: "plots.Axes", o: RequestsInTime) -> None:
     times, counts = o.gaps
     if counts.sum():
         ms = times * 1e3
         ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
-        bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80)
+        bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80).tolist()
         axes.hist(ms, weights=counts / counts.sum(), bins=bins, color=COLOURS[0], alpha=0.85)
         for index, which in enumerate(("mean", "p50", "p99")):
             value = o.statistic(f"itl_{which}") * 1e3
@@ -128,7 +126,7 @@ def _histogram(axes: Any, o: RequestsInTime) -> None:
     axes.grid(alpha=0.25)
 
 
-def _distribution(axes: Any, o: RequestsInTime) -> None:
+def _distribution(axes: "plots.Axes", o: RequestsInTime) -> None:
     seen = slice(o.question.offered.warmup, None)
     for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
         values = np.sort(o.columns[name][seen])

@@ -7,21 +7,22 @@ from itertools import islice
 
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
-from commtax.files import Json
-from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, rate_of, result, spread_of
+from commtax.files import JsonObject, list_of, object_of
+from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["aiperf"]
+LOAD: Mapping[str, list[str]] = TABLE["aiperf_load"]
 COUNT = counts(__name__)
 _UNIT = re.compile(r"([^()]{1,80})\(([^()]{1,40})\)\s*+$")
 _HEADER = re.compile(r"\s*(?:Metric|Statistic)\s*")
-Blocks = Mapping[str, Mapping[str, Json]]
+Blocks = Mapping[str, Mapping[str, object]]
 
 
-def is_document(d: Json) -> bool:
-    return any(isinstance(d.get(key), dict) and "avg" in d[key] for key in NAMES)
+def is_document(d: JsonObject) -> bool:
+    return any("avg" in object_of(d.get(key)) for key in NAMES)
 
 
-def from_document(d: Json) -> BenchmarkRun:
+def from_document(d: JsonObject) -> BenchmarkRun:
     """``profile_export_aiperf.json`` or ``profile_export_genai_perf.json``."""
     blocks = {key: block for key, block in d.items() if isinstance(block, dict)}
     flat = {**d, **{key: block.get("avg") for key, block in blocks.items() if "avg" in block}}
@@ -29,25 +30,21 @@ def from_document(d: Json) -> BenchmarkRun:
     return _make_result(blocks, {**flat, **_load_options(config)}, str(d.get("aiperf_version") or d.get("version") or ""))
 
 
-def _load_options(config: Json) -> dict[str, Json]:
+def _load_options(config: JsonObject) -> JsonObject:
     """Load and model: of AIPerf's phases, of its older ``loadgen``, or of GenAI-Perf's options."""
-    phases = config.get("phases")
-    kept = [p for p in phases if isinstance(p, dict) and not p.get("exclude_from_results")] if isinstance(phases, list) else []
+    kept = [p for p in list_of(config.get("phases")) if isinstance(p, dict) and not p.get("exclude_from_results")]
     older = [config.get("loadgen"), config.get("perf_analyzer"), config]
-    load: Json = next((part for part in (*kept, *older) if isinstance(part, dict)), {})
-    stimulus, endpoint = (held if isinstance(held, dict) else {} for held in (load.get("stimulus"), config.get("endpoint")))
-    several = config.get("models")
-    items = several.get("items") if isinstance(several, dict) else None
-    named = [m.get("name") for m in items if isinstance(m, dict)] if isinstance(items, list) else []
+    load = next((part for part in (*kept, *older) if isinstance(part, dict)), JsonObject())
+    stimulus, endpoint = map(object_of, (load.get("stimulus"), config.get("endpoint")))
+    named = [m.get("name") for m in list_of(object_of(config.get("models")).get("items")) if isinstance(m, dict)]
     models = endpoint.get("model_names") or config.get("model_names") or named or [config.get("model")]
     return {
-        "max_concurrency": load.get("concurrency") or stimulus.get("concurrency"),
-        "request_rate": load.get("request_rate") or load.get("rate") or stimulus.get("request_rate"),
+        **{key: next((v for at in (load, stimulus) for k in keys if (v := at.get(k))), None) for key, keys in LOAD.items()},
         "model": models[0] if isinstance(models, list) and models else models,
     }
 
 
-def _make_result(blocks: Blocks, flat: Mapping[str, Json], version: str = "") -> BenchmarkRun:
+def _make_result(blocks: Blocks, flat: Mapping[str, object], version: str = "") -> BenchmarkRun:
     stats: dict[str, dict[str, float]] = {}
     for key, metric in NAMES.items():
         block = blocks.get(key, {})
@@ -57,10 +54,10 @@ def _make_result(blocks: Blocks, flat: Mapping[str, Json], version: str = "") ->
             stats[metric] = {STATISTICS.get(k, k): n * factor for k, n in read.items()}
     lengths = tuple(number(flat.get(f"{side}_sequence_length", flat.get(f"num_{side}_token"))) for side in ("input", "output"))
     answers = blocks.get("output_sequence_length", {})
-    spread, asked = spread_of(lengths[1], number(answers.get("std"))), rate_of(flat.get("request_rate"))
+    spread = spread_of(lengths[1], number(answers.get("std")))
     requests = int(number(flat.get("request_count")) or 0)
     totals = {f"total_{side}_tokens": n * requests for side, n in zip(("input", "output"), lengths, strict=True) if n and requests}
-    return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths, request_rate=asked)
+    return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths)
 
 
 def is_csv(text: str) -> bool:
@@ -77,7 +74,7 @@ def from_csv(text: str) -> Iterator[BenchmarkRun]:
 def _rows(rows: Iterable[Sequence[str]]) -> Iterator[BenchmarkRun]:
     """A result for each header with an average."""
     header: list[str] = []
-    tables: list[dict[str, dict[str, Json]]] = [{}]
+    tables: list[dict[str, dict[str, str | None]]] = [{}]
     for cells in rows:
         if cells and _HEADER.fullmatch(cells[0]):
             header = [cell.strip() for cell in cells]

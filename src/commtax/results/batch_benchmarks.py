@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
-from commtax.files import Json
-from commtax.results.bench_record import BenchmarkRun, number, result
+from commtax.files import JsonObject
+from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
 
 COUNT = counts(__name__)
 SAYS = patterns(__name__)
-_BATCH_KEYS, _BATCH_TIMES = ("batch_size", "input_len", "output_len"), ("latency", "total_latency", "prefill_latency")
+_BATCH_KEYS, _BATCH_TIMES = TABLE["batched"], ("latency", "total_latency", "prefill_latency")
 
 
 def looks_like(text: str) -> bool:
@@ -58,8 +58,8 @@ def _printed_number(figure: str) -> float:
 def _latency(stats: dict[str, float], asked: dict[str, int]) -> Iterator[BenchmarkRun]:
     """With the lengths of its batch, where the command's options are printed above."""
     if stats.get("mean"):
-        lengths = asked.get("input_len"), asked.get("output_len")
-        yield result("vllm", "latency", asked, {"e2el": stats}, batch=asked.get("batch_size"), lengths=lengths)
+        batch, *lengths = (asked.get(key) for key in _BATCH_KEYS)
+        yield result("vllm", "latency", asked, {"e2el": stats}, batch=batch, lengths=tuple(lengths))
 
 
 def _throughput(rates: dict[str, float], asked: dict[str, int]) -> Iterator[BenchmarkRun]:
@@ -68,7 +68,8 @@ def _throughput(rates: dict[str, float], asked: dict[str, int]) -> Iterator[Benc
         return
     whole = {side: rates.get(f"{side} tokens") for side in ("prompt", "output")}
     duration = whole["output"] / rates["output"] if whole["output"] and rates.get("output") else None
-    requests = round(rates["requests"] * duration) if duration else asked.get("num_prompts")
+    told = next((asked[key] for key in TABLE["keys"]["requests"] if key in asked), None)
+    requests = round(rates["requests"] * duration) if duration else told
     lengths = tuple(n / requests if n and requests else None for n in (whole["prompt"], whole["output"]))
     if not any(lengths) and rates.get("output"):
         answer = rates["output"] / rates["requests"]
@@ -90,12 +91,12 @@ def _batch(parts: dict[str, tuple[float, float]]) -> Iterator[BenchmarkRun]:
     yield result("sglang", "latency", {}, stats, batch=batch, requests=batch, lengths=lengths)
 
 
-def is_batch(d: Json) -> bool:
+def is_batch(d: JsonObject) -> bool:
     """Whether a document is a line of ``sglang.bench_one_batch`` or ``bench_one_batch_server``."""
     return all(number(d.get(key)) for key in _BATCH_KEYS) and any(key in d for key in _BATCH_TIMES)
 
 
-def from_batch(d: Json) -> BenchmarkRun:
+def from_batch(d: JsonObject) -> BenchmarkRun:
     batch, prompt, answer = (int(number(d[key]) or 0) for key in _BATCH_KEYS)
     whole, first = (_first_number(d, *keys) for keys in (("total_latency", "latency"), ("prefill_latency", "last_ttft")))
     step, rate = _first_number(d, "median_decode_latency"), number(d.get("output_throughput"))
@@ -107,5 +108,5 @@ def from_batch(d: Json) -> BenchmarkRun:
     return result("sglang", "latency", d, stats, output_tokens_per_s=rate, **said)
 
 
-def _first_number(d: Json, *keys: str) -> float | None:
+def _first_number(d: JsonObject, *keys: str) -> float | None:
     return next((n for key in keys if (n := number(d.get(key)))), None)

@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
-from commtax.files import JSON_MEMORY_BYTES, Json, memory_of, parse_documents
+from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_among, thirds_of
@@ -88,9 +88,8 @@ def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
     """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
-        found = list(
-            islice((one for d in documents if isinstance(d, dict) for one in _results_of_document(d)), COUNT.most_results + 1)
-        )
+        every = (one for d in documents if isinstance(d, dict) for one in _results_of_document(d))
+        found = list(islice(every, COUNT.most_results + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
     first = next((d for d in documents if isinstance(d, dict)), {})
@@ -131,7 +130,7 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
         return value if isinstance(value, list) else [value], note
 
 
-def _results_of_document(d: Json) -> Iterator[BenchmarkRun]:
+def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
     """The results of one document."""
     if guidellm.is_document(d):
         yield from guidellm.from_document(d)
@@ -151,19 +150,19 @@ def _results_of_document(d: Json) -> Iterator[BenchmarkRun]:
         yield from runs.of_document(d)
 
 
-def _latency(d: Json) -> BenchmarkRun:
+def _latency(d: JsonObject) -> BenchmarkRun:
     """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
-    each = tuple(float(x) for x in d.get("latencies", ()))
+    each = tuple(map(need_number, need_list(d.get("latencies", []))))
     if not each and "avg_latency" not in d:
         raise Refusal("latencies is empty")
-    stats: dict[str, float] = {"mean": float(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
-    stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
+    stats: dict[str, float] = {"mean": need_number(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
+    stats |= {f"p{key}": need_number(value) for key, value in need_object(d.get("percentiles") or {}).items()}
     if each or "p50" in stats:
         stats["median"] = median(each) if each else stats["p50"]
     return result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
 
 
-def _serve(d: Json) -> BenchmarkRun:
+def _serve(d: JsonObject) -> BenchmarkRun:
     """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
@@ -171,8 +170,9 @@ def _serve(d: Json) -> BenchmarkRun:
         metric = TABLE["metrics"].get(metric, metric)
         if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
             stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
-    gaps = [float(x) for row in d.get("itls") or () for x in (row if isinstance(row, list) else [row])]
-    ttfts, whole = [float(x) for x in d.get("ttfts") or () if x], [float(x) for x in d.get("latencies") or ()]
+    gaps = [need_number(x) for row in need_list(d.get("itls") or []) for x in (row if isinstance(row, list) else [row])]
+    ttfts = [need_number(x) for x in need_list(d.get("ttfts") or []) if x]
+    whole = [need_number(x) for x in need_list(d.get("latencies") or [])]
     details = {"ttft": ttfts, "itl": gaps, "e2el": whole}
     for metric, values in details.items():
         if values and metric not in stats:
@@ -182,7 +182,7 @@ def _serve(d: Json) -> BenchmarkRun:
     backend = str(d.get("backend") or "")
     sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
     lengths = d.get("output_lens")
-    answers = [float(n) for n in lengths if n] if isinstance(lengths, list) else []
+    answers = [need_number(n) for n in lengths if n] if isinstance(lengths, list) else []
     peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
     facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
     tool = "sglang" if sglang else "vllm"
@@ -198,6 +198,6 @@ def _sweep(text: str) -> Iterator[BenchmarkRun]:
     """Rows of the table that ``vllm bench sweep`` writes, each a result."""
     rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
     for row in rows:
-        d = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
+        d: JsonObject = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
         if any(number(d.get(column)) is not None for column in COLUMNS):
             yield _serve(d)

@@ -16,6 +16,7 @@ from commtax.files import table
 from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import BenchmarkLoad, ExpectedFigures, lengths_of, load_of, predict_figures
+from commtax.spec import SIZES
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.fitting import holds
@@ -27,7 +28,7 @@ TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "b
 STATISTICS = ("mean", "median", "p99")
 TERMS = ("queue", "prefill", "decode")
 """Times that a server tells of its own inside: told and judged, and no headline."""
-DEGREES = ("pp", "dp", "ep")
+DEGREES: tuple[str, ...] = SIZES[1:4]
 IDENTITY = ("model", "chip", "tp", *DEGREES)
 """Codes of findings on what ran."""
 BEATS = "beats the hardware"

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
-from typing import Any, cast
+from typing import TypedDict, cast
 
 from commtax.evidence.thresholds import counts
-from commtax.files import Json, table
+from commtax.files import table
 from commtax.records import record_from
 from commtax.statement import Note
 
@@ -71,18 +71,27 @@ class BenchmarkRun:
         return self.lengths[0] or (self.input_tokens / self.requests if self.input_tokens and self.requests else None)
 
 
-def result(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, **known: object) -> BenchmarkRun:
+class SentLoad(TypedDict, total=False):
+    """How requests were sent, as fields of a run."""
+
+    concurrency: float | None
+    request_rate: float | None
+    burstiness: float
+
+
+def result(tool: str, kind: str, d: Mapping[str, object], stats: Mapping[str, Stats] = NO_STATS, **known: object) -> BenchmarkRun:
     """A result with what a document says under any of the keys of a field; ``known`` is said otherwise, and goes first."""
     numbers = {name: next((n for key in keys if (n := number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
     given = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
     given |= {"accepted": max(1.0, given["accepted"])} if "accepted" in given else {}
-    said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate_of(d.get("request_rate")), **given}
+    rate = SentLoad(request_rate=next((n for key in TABLE["rate"] if (n := rate_of(d.get(key))) is not None), None))
+    said = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **given}
     clear = {name: value for name, value in known.items() if value is not None}
     facts = {**_place(d), **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
     return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
 
 
-def _place(d: Json) -> dict[str, str]:
+def _place(d: Mapping[str, object]) -> dict[str, str]:
     """What a document calls its chips, and its degrees beside tp."""
     named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= COUNT.most_signs)
     sizes = {axis: next((n for key in keys if (n := number(d.get(key)))), 0.0) for axis, keys in TABLE["degrees"].items()}
@@ -90,22 +99,22 @@ def _place(d: Json) -> dict[str, str]:
     return told | ({HARDWARE: name} if (name := next(named, "")) else {})
 
 
-def rate_of(value: Json) -> float | None:
+def rate_of(value: object) -> float | None:
     """Requests a second; ``inf`` is a rate too: all at once."""
     return math.inf if str(value).strip().lower() in ("inf", "infinity") else number(value)
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """A finite number, or None; some tools write numbers as text, and with commas.
 
     >>> number("10,944.03"), number("N/A"), number(True)
     (10944.03, None, None)
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     try:
         read = float(value.replace(",", "") if isinstance(value, str) and len(value) < 40 else value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return None
     return read if math.isfinite(read) else None
 

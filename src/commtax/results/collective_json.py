@@ -6,10 +6,9 @@ size and each of out of place and in place, in a list or one a line.
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from commtax.evidence.short_lines import split_lines
-from commtax.files import Json
+from commtax.files import Json, JsonObject, need_list, need_number, need_object, need_whole
 from commtax.results.nccl_tests import OPS
 from commtax.statement import Refusal
 
@@ -31,15 +30,15 @@ def text_of_json(text: str, name: str) -> str:
     return "\n".join(lines)
 
 
-def _objects(text: str) -> Iterator[Json]:
+def _objects(text: str) -> Iterator[JsonObject]:
     """The objects of a text: itself, those of a list, or one of each line; one that is cut off ends it."""
     try:
-        whole = json.loads(text)
-        yield from whole if isinstance(whole, list) else [whole]
+        whole: Json = json.loads(text)
+        yield from map(need_object, whole if isinstance(whole, list) else [whole])
     except json.JSONDecodeError:
         for line in split_lines(text):
             try:
-                yield json.loads(line.strip().rstrip(","))
+                yield need_object(json.loads(line.strip().rstrip(",")))
             except json.JSONDecodeError:
                 continue
 
@@ -50,50 +49,51 @@ def _op(name: str) -> str:
     return next((program for program in reversed(OPS) if program.replace("_", "") == plain), "")
 
 
-def _nccl(told: Json) -> Iterator[str]:
-    config = told.get("config", {})
-    program = next((op for word in (*told.get("args", ()), told.get("collective", "")) if (op := _op(str(word)))), "")
+def _nccl(told: JsonObject) -> Iterator[str]:
+    config = need_object(told.get("config", {}))
+    program = next((op for word in (*need_list(told.get("args", [])), told.get("collective", "")) if (op := _op(str(word)))), "")
     if program:
         yield f"# Collective test starting: {program}_perf"
     if "minimum_bytes" in config:
         step = f"{config['step_factor']}(factor)" if "step_factor" in config else f"{config.get('step_bytes', 0)}(bytes)"
         sizes = f"minBytes {config['minimum_bytes']} maxBytes {config['maximum_bytes']} step: {step}"
         yield f"# nThread {config.get('nthreads', 1)} nGpus {config.get('ngpus', 1)} {sizes}"
-    for d in config.get("devices", told.get("devices", ())):
+    for d in map(need_object, need_list(config.get("devices", told.get("devices", [])))):
         place = f"Pid {d.get('pid', 0)} on {d['hostname']} device {d.get('device', 0)} [{d.get('device_hex', '?')}]"
         yield f"#  Rank {d.get('rank', 0)} Group {d.get('group', 0)} {place} {d['device_info']}"
-    rows = [(row, row.get("out_of_place"), row.get("in_place")) for row in told["results"]]
-    yield from _table(rows, ("alg_bw", "bus_bw", "nwrong"))
+    rows = [need_object(row) for row in need_list(told["results"])]
+    ways = [(row, need_object(row.get("out_of_place") or {}), need_object(row.get("in_place") or {})) for row in rows]
+    yield from _table(ways, ("alg_bw", "bus_bw", "nwrong"))
     if average := told.get("average_bus_bandwidth"):
-        yield f"# Avg bus bandwidth    : {float(average['bandwidth'])}"
+        yield f"# Avg bus bandwidth    : {need_number(need_object(average)['bandwidth'])}"
 
 
-def _rccl(told: list[Json]) -> Iterator[str]:
+def _rccl(told: list[JsonObject]) -> Iterator[str]:
     """Rows of both ways, paired by size; the number of GPUs as a list of ranks."""
     if not told:
         return
     if program := _op(str(told[0].get("name", ""))):
         yield f"# Collective test starting: {program}_perf"
-    for rank in range(int(told[0].get("ranks", told[0].get("gpus", 0)))):
+    for rank in range(need_whole(told[0].get("ranks", told[0].get("gpus", 0)))):
         yield f"#  Rank {rank} Group 0"
-    ways: dict[tuple[Any, ...], dict[int, Json]] = {}
+    ways: dict[tuple[str, ...], dict[int, JsonObject]] = {}
     for row in told:
-        key = row.get("numCycle", 0), row.get("type", ""), row.get("redop", ""), row["size"]
-        ways.setdefault(key, {})[int(row["inPlace"])] = row
-    yield from _table([(next(iter(w.values())), w.get(0), w.get(1)) for w in ways.values()], ("algBw", "busBw", "#wrong"))
+        key = str(row.get("numCycle", 0)), str(row.get("type", "")), str(row.get("redop", "")), str(row["size"])
+        ways.setdefault(key, {})[need_whole(row["inPlace"])] = row
+    yield from _table([(next(iter(w.values())), w.get(0, {}), w.get(1, {})) for w in ways.values()], ("algBw", "busBw", "#wrong"))
     yield "# Out of bounds values"
 
 
-def _table(rows: list[tuple[Json, Json | None, Json | None]], keys: tuple[str, str, str]) -> Iterator[str]:
+def _table(rows: list[tuple[JsonObject, JsonObject, JsonObject]], keys: tuple[str, str, str]) -> Iterator[str]:
     """Rows as a table has them: both ways where every row has both, else one."""
     whole = all(out and again for _, out, again in rows)
     for row, out, again in rows:
         ways = [way for way in (out, again) if way][: 2 if whole else 1]
         cells = [cell for way in ways for cell in (_time(way), way[keys[0]], way[keys[1]], way.get(keys[2], way.get("wrong", 0)))]
         figures = " ".join("N/A" if cell is None else str(cell) for cell in cells)
-        count, redop, root = row.get("count", int(row["size"]) // 4), row.get("redop") or "none", str(row.get("root", -1)).strip()
-        yield f"{int(row['size'])} {count} {row.get('type', 'float')} {redop} {root} {figures}"
+        size, redop, root = need_whole(row["size"]), row.get("redop") or "none", str(row.get("root", -1)).strip()
+        yield f"{size} {row.get('count', size // 4)} {row.get('type', 'float')} {redop} {root} {figures}"
 
 
-def _time(way: Json) -> float:
-    return float(way["time"] if "time" in way else way["cpu_time"])
+def _time(way: JsonObject) -> float:
+    return need_number(way["time"] if "time" in way else way["cpu_time"])

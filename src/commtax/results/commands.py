@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.results.bench_record import TABLE
 from commtax.results.labels import LABELS
+from commtax.spec import SIZES
 
 COMMAND = LABELS["command"]
 CLIENTS, SERVERS = tuple(COMMAND["clients"]), tuple(COMMAND["programs"])
@@ -36,10 +38,10 @@ def command_options(command: str) -> dict[str, str]:
     if "model" not in said and (served := SAYS.served.search(command)):
         said["model"] = served[1]
     if any(client in command for client in CLIENTS):
-        said = {name: value for name, value in said.items() if name not in ("tp", "pp")}
-        said |= {} if "request_rate" in said or "max_concurrency" in said else {"request_rate": "inf"}
+        said = {name: value for name, value in said.items() if name not in SIZES}
+        said |= {} if said.keys() & TABLE["pacing"] else TABLE["unpaced"]
     else:
-        said.pop("num_prompts", "")
+        said.pop("count", "")
     return {name: value for name, value in said.items() if name != "tp" or APART not in command}
 
 
@@ -79,5 +81,5 @@ class CommandContext:
     def facts(self) -> Mapping[str, str]:
         self._used = True
         said = {**self._client, **self._server}
-        self._client.pop("num_prompts", "")  # the next result may be another run's
+        self._client.pop("count", "")  # the next result may be another run's
         return said

@@ -3,7 +3,7 @@
 import json
 
 from commtax.evidence.thresholds import counts
-from commtax.files import Json
+from commtax.files import Json, JsonObject
 
 COUNT = counts(__name__)
 _DECODER = json.JSONDecoder()
@@ -36,8 +36,8 @@ def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
     return value, end
 
 
-def _object(text: str, at: int, last: list[str], depth: int) -> dict[str, Json]:
-    held: dict[str, Json] = {}
+def _object(text: str, at: int, last: list[str], depth: int) -> JsonObject:
+    held: JsonObject = {}
     while at > 0:
         key, at = _value(text, _skip_space(text, at), last, 0)
         colon = _skip_space(text, at)

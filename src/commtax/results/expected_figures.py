@@ -157,9 +157,9 @@ def predict_figures(load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
     if load.batch is not None:
         return _batch(load, load.batch, claim)
     count = _num_simulated(load)
-    lengths = {"input_len": load.prompt, "output_len": load.answer, "spread": load.spread or 0.0}
-    offered = {"prefix_hit_rate": load.hit_rate, "burstiness": load.burstiness}
-    asked = settle(claim.question.but(concurrency=min(load.clients or 1, count), num_prompts=count, **lengths, **offered))
+    put = claim.question.but(input_len=load.prompt, output_len=load.answer, spread=load.spread or 0.0, num_prompts=count)
+    put = put.but(prefix_hit_rate=load.hit_rate, burstiness=load.burstiness)
+    asked = settle(put.but(concurrency=min(load.clients or 1, count)))
     if load.rate is not None:
         timed = requests.serve(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
         _refuse_growing(load, timed.overloaded)
@@ -194,7 +194,7 @@ def _refuse_growing(load: BenchmarkLoad, grows: bool) -> None:
     """Refuse a part of a run whose waiting grows with every request."""
     if grows and load.count > _most_simulated(load):
         many = f"{load.count:,} requests, of which {_most_simulated(load):,} at most are simulated"
-        raise Refusal(f"num_prompts={load.count}: {many}, and the queue grows with each", "num_prompts")
+        raise Refusal.of(f"{many}, and the queue grows with each", num_prompts=load.count)
 
 
 def _batch(load: BenchmarkLoad, batch: int, claim: Claim) -> ExpectedFigures:

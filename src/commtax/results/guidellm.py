@@ -6,61 +6,56 @@ Its inter-token latency is (E2E - TTFT) / (output - 1), what others call TPOT; i
 import math
 from collections.abc import Iterator, Mapping
 
-from commtax.files import Json
-from commtax.results.bench_record import STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
+from commtax.files import JsonObject, list_of, object_of
+from commtax.results.bench_record import STATISTICS, TABLE, BenchmarkRun, SentLoad, number, result, spread_of
 
 NAMES: Mapping[str, str] = TABLE["guidellm"]
 AT_ONCE, IN_TURN = "throughput", "synchronous"
 
 
-def is_document(d: Json) -> bool:
-    listed = d.get("benchmarks")
-    return isinstance(listed, list) and any(isinstance(b, dict) and isinstance(b.get("metrics"), dict) for b in listed)
+def is_document(d: JsonObject) -> bool:
+    return any(isinstance(b, dict) and isinstance(b.get("metrics"), dict) for b in list_of(d.get("benchmarks")))
 
 
-def from_document(d: Json) -> Iterator[BenchmarkRun]:
-    about, asked = _object(d, "metadata"), _object(d, "args")
-    for benchmark in d["benchmarks"]:
+def from_document(d: JsonObject) -> Iterator[BenchmarkRun]:
+    about, asked = object_of(d.get("metadata")), object_of(d.get("args"))
+    for benchmark in list_of(d["benchmarks"]):
         if isinstance(benchmark, dict) and isinstance(benchmark.get("metrics"), dict):
             yield _one(benchmark, str(about.get("guidellm_version") or ""), str(asked.get("model") or ""))
 
 
-def _one(b: Json, version: str, model: str) -> BenchmarkRun:
-    metrics = b["metrics"]
+def _one(b: JsonObject, version: str, model: str) -> BenchmarkRun:
+    metrics = object_of(b["metrics"])
     stats = {metric: s for key, metric in NAMES.items() if (s := _statistics(metrics, key, 1e-3 if key.endswith("_ms") else 1.0))}
-    totals = _object(metrics, "request_totals") or _object(_object(b, "run_stats"), "requests_made")
+    totals = object_of(metrics.get("request_totals")) or object_of(object_of(b.get("run_stats")).get("requests_made"))
     requests = int(number(totals.get("successful")) or 0)
     prompt, answer = (_statistics(metrics, f"{side}_token_count", 1.0) for side in ("prompt", "output"))
     rates = {key: _statistics(metrics, name, 1.0).get("mean") for key, name in TABLE["guidellm_rates"].items()}
     said = {"completed": requests or None, "failed": number(totals.get("errored")), **rates}
-    config = _object(b, "config") or _object(b, "args")
-    served = str(_object(config, "backend").get("model") or _object(_object(b, "worker"), "backend_args").get("model") or model)
+    config = object_of(b.get("config")) or object_of(b.get("args"))
+    backend, worker = object_of(config.get("backend")), object_of(object_of(b.get("worker")).get("backend_args"))
+    served = str(backend.get("model") or worker.get("model") or model)
     spread = spread_of(answer.get("mean"), answer.get("std"))
     lengths = prompt.get("mean"), answer.get("mean")
     return result("guidellm", "serve", said, stats, model=served, version=version, spread=spread, lengths=lengths, **_load(config))
 
 
-def _load(config: Json) -> dict[str, float | None]:
+def _load(config: JsonObject) -> SentLoad:
     """Clients of a closed loop, or a rate: evenly spaced, or by chance."""
-    strategy = _object(config, "strategy")
+    strategy = object_of(config.get("strategy"))
     kind = str(strategy.get("type_") or strategy.get("type") or "")
-    rate, most = number(strategy.get("rate")), number(strategy.get("max_concurrency"))
+    rate, most = number(strategy.get("rate")), number(strategy.get(TABLE["keys"]["concurrency"][0]))
     if kind == IN_TURN:
-        return {"concurrency": 1.0}
+        return SentLoad(concurrency=1.0)
     if kind == AT_ONCE:
-        return {"request_rate": math.inf, "concurrency": most}
+        return SentLoad(request_rate=math.inf, concurrency=most)
     if rate is None:
-        return {"concurrency": number(strategy.get("streams")) or most}
-    return {"request_rate": rate, "concurrency": most, "burstiness": math.inf if kind.startswith("constant") else 1.0}
+        return SentLoad(concurrency=number(strategy.get("streams")) or most)
+    return SentLoad(request_rate=rate, concurrency=most, burstiness=math.inf if kind.startswith("constant") else 1.0)
 
 
-def _statistics(metrics: Json, key: str, factor: float) -> dict[str, float]:
+def _statistics(metrics: JsonObject, key: str, factor: float) -> dict[str, float]:
     """Of the requests that succeeded, in SI units."""
-    held = _object(_object(metrics, key), "successful")
-    read = {**{k: held.get(k) for k in ("mean", "median", "std_dev")}, **_object(held, "percentiles")}
+    held = object_of(object_of(metrics.get(key)).get("successful"))
+    read = {**{k: held.get(k) for k in ("mean", "median", "std_dev")}, **object_of(held.get("percentiles"))}
     return {STATISTICS.get(k, k): n * factor for k, v in read.items() if (n := number(v)) is not None}
-
-
-def _object(d: Json, key: str) -> Json:
-    value = d.get(key)
-    return value if isinstance(value, dict) else {}

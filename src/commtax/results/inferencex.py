@@ -3,8 +3,9 @@
 Its clients draw lengths evenly between 0.8 and 1 times the ones it names (``--random-range-ratio 0.8``), so their mean is 0.9.
 """
 
-from commtax.files import Json
+from commtax.files import JsonObject
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result
+from commtax.spec import SIZES
 from commtax.statement import Note
 
 KEYS = ("tput_per_gpu", "output_tput_per_gpu")
@@ -13,13 +14,13 @@ UNDRAFTED = ("", "none", "false", "off", "0")
 _ENGINES = {"trt": "trtllm", "tensorrt": "trtllm", "sglang": "sglang", "vllm": "vllm"}
 
 
-def is_document(d: Json) -> bool:
+def is_document(d: JsonObject) -> bool:
     """Whether a document is such a summary, or a row of its database, which keeps the figures apart."""
     held = d.get("metrics")
     return any(key in part for part in (d, held) if isinstance(part, dict) for key in KEYS)
 
 
-def from_document(d: Json) -> BenchmarkRun:
+def from_document(d: JsonObject) -> BenchmarkRun:
     held = d.get("metrics")
     d = {**d, **held} if isinstance(held, dict) else d
     stats = _stats(d)
@@ -27,16 +28,16 @@ def from_document(d: Json) -> BenchmarkRun:
     rates = {"total_token_throughput": ("tput_per_gpu", gpus), "output_throughput": ("output_tput_per_gpu", decoding)}
     whole = {name: each * count for name, (key, count) in rates.items() if count and (each := number(d.get(key)))}
     lengths = tuple(n * MEAN_LENGTH if (n := number(d.get(key))) else None for key in ("isl", "osl"))
-    said = {"max_concurrency": d.get("conc"), "tp": number(d.get("tp")), "model": d.get("model"), **whole}
+    said = {"tp": number(d.get("tp")), "model": d.get("model"), **whole}
     drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
     accepted = _chunk(stats) if drafted else 1.0
     told = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
     notes = (Note("drafted", f"tokens were drafted: {told}"),) if drafted else ()
-    more = {"facts": _facts(d), "notes": notes}
+    more = {"facts": _facts(d), "notes": notes, "concurrency": number(d.get("conc"))}
     return result("inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, **more)
 
 
-def _stats(d: Json) -> dict[str, dict[str, float]]:
+def _stats(d: JsonObject) -> dict[str, dict[str, float]]:
     """``mean_ttft``, ``p99.9_tpot`` …, in seconds."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
@@ -46,7 +47,7 @@ def _stats(d: Json) -> dict[str, dict[str, float]]:
     return stats
 
 
-def _gpus(d: Json) -> tuple[float, float]:
+def _gpus(d: JsonObject) -> tuple[float, float]:
     """GPUs that all tokens are divided by, and those that output is; 0 where they are not told."""
     prefill, decode = (number(d.get(f"num_{part}_gpu")) or 0.0 for part in ("prefill", "decode"))
     apart = str(d.get("disagg", "")).lower() == "true" or d.get("is_multinode") is True
@@ -61,12 +62,12 @@ def _chunk(stats: dict[str, dict[str, float]]) -> float:
     return max(1.0, gap / token) if token else 1.0
 
 
-def _facts(d: Json) -> dict[str, str]:
+def _facts(d: JsonObject) -> dict[str, str]:
     """Chips, engine, number format and how the parts lie."""
     framework = str(d.get("framework") or "").lower()
     engine = next((name for word, name in _ENGINES.items() if word in framework), framework)
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
     named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
-    sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
-    return {name: str(value)[:80] for name, value in {**named, **sizes}.items() if value}
+    sizes = {axis: str(int(n)) for axis in reversed(SIZES[2:4]) if (n := number(d.get(axis)))}
+    return {name: str(value)[:80] for name, value in (*named.items(), *sizes.items()) if value}

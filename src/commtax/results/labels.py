@@ -31,7 +31,7 @@ class LabelMeaning:
 
     @property
     def measured(self) -> bool:
-        return self.kind in ("time", "rate") and self.field not in ("duration", "request_rate")
+        return self.kind in ("time", "rate") and self.field not in LABELS["set"]
 
 
 def _words(label: str) -> Iterable[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from commtax.evidence.short_lines import split_lines
 from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
-from commtax.results.bench_record import BenchmarkRun, number, result
+from commtax.results.bench_record import BenchmarkRun, SentLoad, number, result
 from commtax.statement import Note
 
 TITLE = "MLPerf Results Summary"
@@ -48,7 +48,7 @@ def _one(held: dict[str, str]) -> BenchmarkRun:
     scenario = held.get("scenario", "").lower()
     rate = number(held.get("scheduled samples per second")) or number(held.get("target_qps"))
     rates = {"offline": math.inf, "server": rate, "interactive": rate}
-    load = {"request_rate": rates.get(scenario), "concurrency": 1.0 if scenario == "singlestream" else None}
+    load = SentLoad(request_rate=rates.get(scenario), concurrency=1.0 if scenario == "singlestream" else None)
     asked = number(held.get("samples_per_query")) if scenario == "offline" else None
     said = {"completed": asked, "request_throughput": samples, "output_throughput": tokens, "model": None}
     facts = {k: held[k] for k in ("scenario", "mode", "result is", "sut name") if k in held}

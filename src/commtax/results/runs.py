@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
-from commtax.files import Json
-from commtax.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, result, spread_of
+from commtax.files import Json, JsonObject
+from commtax.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, SentLoad, result, spread_of
 from commtax.results.labels import LABELS, UNITS, LabelMeaning, figures, meaning, printed_whole
 from commtax.statement import Note
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
+CARRIED = tuple(name for name in LABELS["command"]["flags"] if name not in ("model", "count"))
+"""What a command says that a result may carry too."""
 COUNT, LEVEL = thresholds(__name__)
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
 SAYS = patterns(__name__)
@@ -108,7 +110,7 @@ def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
     load = _load(run)
     model = run.strings.get("model") or told.get("model") or _model_in_path(run.strings.get("path", ""))
     d |= {"model": model, "request_rate": rate, "hardware": run.strings.get("hardware") or run.strings.get("gpu")} | load
-    for key in ("tp", "pp", "request_rate", "max_concurrency"):
+    for key in CARRIED:
         d[key] = told.get(key) if d.get(key) is None else d[key]
     facts = {name: f"{n:g}" for key, name in TABLE["printed_facts"].items() if (n := run.one(key)) is not None}
     facts.pop("tokens/s" if told_apart else "", "")
@@ -119,14 +121,14 @@ def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
     spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
     kind = "latency" if (batch := _batch(run)) and not d.get("max_concurrency") else "serve"
-    more: dict[str, object] = {"notes": tuple(run.notes), "batch": batch, "spread": spread}
-    more |= {"burstiness": math.inf} if run.name.startswith("constant") else {}
-    return result(run.dialect.tool, kind, d, stats, lengths=lengths, facts=facts, **more)
+    more = SentLoad(burstiness=math.inf) if run.name.startswith("constant") else SentLoad()
+    told_of = {"notes": tuple(run.notes), "lengths": lengths, "facts": facts, **more}
+    return result(run.dialect.tool, kind, d, stats, batch=batch, spread=spread, **told_of)
 
 
 def _unanswered_request_options(answered: object, told: Mapping[str, str]) -> dict[str, str]:
     """How many requests a command asked for, where it is more than were answered."""
-    count = told.get("num_prompts", "")
+    count = told.get("count", "")
     more = isinstance(answered, int | float) and count.isdecimal() and len(count) < COUNT.most_digits and int(count) > answered
     return {ASKED: count} if more else {}
 
@@ -183,7 +185,7 @@ def are_labels(head: bytes) -> bool:
     return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
 
 
-def of_document(d: Json) -> Iterator[BenchmarkRun]:
+def of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
     """The result of a document that has at least two times or rates."""
     run = PrintedRun(dialect_of(" ".join(map(str, d))), 0)
     for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):

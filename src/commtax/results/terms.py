@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim
 from commtax.evidence.thresholds import levels
+from commtax.question import Question
 from commtax.results.bench_record import ASKED, BenchmarkRun
 from commtax.results.expected_figures import ExpectedFigures, Figure
 from commtax.units import format_seconds
@@ -23,7 +24,7 @@ class PlanSuspect:
     """A change of the plan, and what it would mean if the step were as long as with it."""
 
     code: str
-    changes: dict[str, str | int]
+    question: Question  # with it
     said: str
     change: str
 
@@ -155,7 +156,7 @@ def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float
     near = []
     for suspect in _suspects(claim):
         try:
-            slowed = float(claim.bill("decode", batch, context, **suspect.changes).step_s) / step_s
+            slowed = float(replace(claim, question=suspect.question).bill("decode", batch, context).step_s) / step_s
         except ValueError:  # such a plan is none here
             continue
         if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
@@ -168,18 +169,21 @@ OTHER = "check clocks, version, number format and options of the run, or calibra
 
 def _suspects(claim: Claim) -> Iterator[PlanSuspect]:
     """Simple things that are often otherwise than was said."""
-    if not claim.question.what_if.eager:
-        yield PlanSuspect("host", {"eager": 1}, "as without CUDA graphs", "leave out --enforce-eager, or capture larger batches")
+    q = claim.question
+    if not q.what_if.eager:
+        change = "leave out --enforce-eager, or capture larger batches"
+        yield PlanSuspect("host", q.but(eager=True), "as without CUDA graphs", change)
     if claim.tp > 1:
-        if not claim.question.what_if.library:
+        if not q.what_if.library:
             said = "as with NCCL's all-reduces instead of the engine's own"
             change = "find out why its own all-reduce is off: the start-up log says it"
-            yield PlanSuspect("communication", {"library": "nccl"}, said, change)
-        yield PlanSuspect("decode", {"tp": 1}, "as on one GPU: TP was probably not applied", f"start the server with tp {claim.tp}")
+            yield PlanSuspect("communication", q.but(library="nccl"), said, change)
+        change = f"start the server with tp {claim.tp}"
+        yield PlanSuspect("decode", q.but(tp=1), "as on one GPU: TP was probably not applied", change)
     if claim.plan.weights_dtype not in ("", "bf16", "fp16", "fp32"):
         said = "as with weights of 16 bits"
         yield PlanSuspect(
-            "decode", {"weights_dtype": "bf16"}, said, f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels"
+            "decode", q.but(weights_dtype="bf16"), said, f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels"
         )
 
 

@@ -22,7 +22,7 @@ from math import nan
 
 import numpy as np
 
-from commtax.files import LOG_BYTES, Json, Named, parse_json, read_text, replace_when_written
+from commtax.files import LOG_BYTES, Json, JsonObject, Named, list_of, parse_json, read_text, replace_when_written
 from commtax.records import dataclass
 from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, RequestStream
 from commtax.statement import Note, Refusal
@@ -103,7 +103,7 @@ def _from_csv(text: str, name: str) -> _RequestTable:
         wanted,
         [(cells[arrival], cells[prompt], cells[answer]) for cells in rows],
         _moment if wanted is AZURE else _number,
-        None if ids is None else [cells[ids].split() for cells in rows],
+        None if ids is None else [list[Json](cells[ids].split()) for cells in rows],
         block,
         from_first=wanted is AZURE,
     )
@@ -121,15 +121,16 @@ def _from_json(text: str, name: str) -> _RequestTable:
     places, documents = _documents(text, name)
     first = documents[0] if documents else None
     if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
-        return _from_bench(documents, name)
+        return _from_bench(first, len(documents), name)
     strays = (
         place for place, row in zip(places, documents, strict=True) if not isinstance(row, dict) or not set(MOONCAKE) <= set(row)
     )
     if not documents or (stray := next(strays, "")):
         where = f"{stray}: " if documents else ""
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
-    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in documents]
-    ids = [row.get("hash_ids") or [] for row in documents] if any("hash_ids" in row for row in documents) else None
+    told = [row for row in documents if isinstance(row, dict)]
+    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in told]
+    ids = [row.get("hash_ids") or [] for row in told] if any("hash_ids" in row for row in told) else None
     return _RequestTable(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
 
 
@@ -138,7 +139,7 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     places = [place for place, _ in lines]
     try:
-        rows = parse_json(f"[{','.join(line for _, line in lines)}]", name)
+        rows = list_of(parse_json(f"[{','.join(line for _, line in lines)}]", name))
         if len(rows) == len(lines) > 1:
             return places, rows
     except Refusal:
@@ -151,34 +152,33 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     return [f"item {number}" for number in range(1, len(rows) + 1)], rows
 
 
-def _from_bench(documents: Sequence[Json], name: str) -> _RequestTable:
+def _from_bench(run: JsonObject, runs: int, name: str) -> _RequestTable:
     """Requests of one run, as they were sent."""
-    if len(documents) > 1:
-        raise Refusal(f"{name}: holds {len(documents)} runs, and a trace is one; keep one line", "trace")
-    run = documents[0]
+    if runs > 1:
+        raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
     if not run.get(BENCH[0]):
         raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
-    columns = [run[key] for key in BENCH]
-    if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
+    arrival, prompt, answer = (list_of(run[key]) for key in BENCH)
+    if not all(isinstance(run[key], list) for key in BENCH) or len({len(arrival), len(prompt), len(answer)}) > 1:
         raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
-    places = [f"request {number}" for number in range(1, len(columns[0]) + 1)]
-    return _RequestTable(name, places, BENCH, list(zip(*columns, strict=True)), _number, from_first=True)
+    places = [f"request {number}" for number in range(1, len(arrival) + 1)]
+    return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
 
 
 def _number(value: Json) -> float:
     """A number of a cell or of JSON; what is none is NaN."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, (bool, list, dict)):
         return nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return nan
 
 
 def _moment(text: Json) -> float:
     """Seconds of a date with its time, as ISO 8601 writes it; without a zone it is UTC."""
     try:
-        moment = datetime.fromisoformat(text.strip())
+        moment = datetime.fromisoformat(str(text).strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return nan
@@ -225,10 +225,11 @@ def _prefixes(table: _RequestTable, prompt: Array) -> tuple[tuple[int, ...], ...
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:
     """Ids as whole numbers of 64 bits; None where they are something else."""
-    if not isinstance(ids, list) or not all(type(i) in (int, str) for i in ids):
+    told = [i for i in list_of(ids) if type(i) is int or type(i) is str]
+    if not isinstance(ids, list) or len(told) < len(ids):
         return None
     try:
-        whole = tuple(map(int, ids))
+        whole = tuple(map(int, told))
     except ValueError:
         return None
     return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None
@@ -242,18 +243,11 @@ def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
     if failed == len(stream):
         raise Refusal(f"{name}: no request has an answer", "trace")
     note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
-    return _select_requests(stream, np.flatnonzero(stream.output_len), note)
+    return replace(stream.take(np.flatnonzero(stream.output_len)), notes=(*stream.notes, note))
 
 
 def _sort_arrivals(stream: RequestStream) -> RequestStream:
     if (np.diff(stream.arrival_s) >= 0).all():
         return stream
     note = Note("unsorted", "requests were not in the order of their arrival; they were sorted")
-    return _select_requests(stream, np.argsort(stream.arrival_s, kind="stable"), note)
-
-
-def _select_requests(stream: RequestStream, places: Array, note: Note) -> RequestStream:
-    """Some requests in some order, with what is to be said of it."""
-    prefixes = None if stream.prefixes is None else tuple(stream.prefixes[place] for place in places.tolist())
-    columns = {name: getattr(stream, name)[places] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **columns, prefixes=prefixes, notes=(*stream.notes, note))
+    return replace(stream.take(np.argsort(stream.arrival_s, kind="stable")), notes=(*stream.notes, note))

@@ -121,23 +121,23 @@ def draw_stream(
     return RequestStream(times, np.resize(prompt, len(times)), np.resize(answer, len(times)), repeated, block, in_flight)
 
 
-def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
-    for value, name, unit in (
-        (rate, "request_rate", " requests/s"),
-        (duration_s, "duration", " s"),
-        (burstiness, "burstiness", ""),
-    ):
+def _check_above_zero(unit: str, **given: float) -> None:
+    for name, value in given.items():
         if not value > 0:
             raise Refusal(f"{name}={value:g}{unit}: a number above 0 is needed; nearest valid: 1", name, (1,))
+
+
+def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
+    _check_above_zero(" requests/s", request_rate=rate)
+    _check_above_zero(" s", duration=duration_s)
+    _check_above_zero("", burstiness=burstiness)
     if count is None and isinf(duration_s):
-        raise Refusal(
-            "num_prompts: how many requests, or a duration in which they arrive, is needed; for example 1000", "num_prompts"
-        )
+        raise Refusal.about(num_prompts="how many requests, or a duration in which they arrive, is needed; for example 1000")
     if isfinite(duration_s) and isinf(rate):
         raise Refusal("duration: an infinite rate sends all requests at once; give num_prompts instead", "duration")
     if count is not None and not 1 <= count <= MOST_REQUESTS:
         nearest = 1 if count < 1 else MOST_REQUESTS
-        raise Refusal(f"num_prompts={count}: from 1 to {MOST_REQUESTS:,}; nearest valid: {nearest}", "num_prompts", (nearest,))
+        raise Refusal.of(f"from 1 to {MOST_REQUESTS:,}; nearest valid: {nearest}", (nearest,), num_prompts=count)
     if isfinite(duration_s) and rate * duration_s > MOST_REQUESTS:
         most = f"{MOST_REQUESTS / rate:.4g}"
         raise Refusal(

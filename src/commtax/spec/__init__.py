@@ -40,7 +40,9 @@ from commtax.spec.model import (
 from commtax.spec.plan import (
     ARITHMETIC,
     AXES,
+    COUNTED,
     DTYPE_BYTES,
+    KINDS,
     MODULES,
     OVERLAPPED,
     PARALLEL,

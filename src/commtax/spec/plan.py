@@ -1,6 +1,7 @@
 """How a model is laid over GPUs, and what one step of it does."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -116,6 +117,12 @@ class Plan:
     @property
     def num_shards(self) -> Number:  # data-parallel ranks that hold one whole copy together under ZeRO 3
         return self.shard + (self.shard == 0) * self.dp
+
+
+COUNTED = tuple(f.name for f in fields(Plan) if f.type == Number)
+"""What is counted of a plan, and may be an array …"""
+KINDS = ("zero", "recompute", "schedule", "chunks")
+"""… and the kinds of training, each one for all plans of an array."""
 
 
 @dataclass(frozen=True, slots=True)

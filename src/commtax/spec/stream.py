@@ -55,6 +55,12 @@ class RequestStream:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def take(self, places: Array) -> Self:
+        """Some requests, in the order of their places."""
+        prefixes = None if self.prefixes is None else tuple(self.prefixes[place] for place in places.tolist())
+        arrived, prompts, answers = (column[places] for column in (self.arrival_s, self.input_len, self.output_len))
+        return replace(self, arrival_s=arrived, input_len=prompts, output_len=answers, prefixes=prefixes)
+
 
 def lognormal_with_mean(mean: float, p50: float | None = None, p90: float | None = None) -> Lengths:
     """The lognormal with this mean, through the median or the 90th percentile; nearest to both where both are given.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -25,10 +25,8 @@ from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
+from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle, terms_of
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -186,7 +184,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
     """
     if "microbatches" in options:
         raise Refusal.about(microbatches="follow from batch and micro_batch")
-    return price(settle(resolve_question(model, cluster, {**check_taken("train_bill", options), "phase": "train"})))
+    return price(settle(resolve_question(model, cluster, check_taken("train_bill", options), "train")))
 
 
 def price(q: Settled) -> StepBill:
@@ -268,7 +266,7 @@ def _untaken(plain: Bill, q: Question) -> list[Note]:
     return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
 
 
-def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
+def with_collectives(priced: StepBill, **changes: object) -> StepBill:
     """The same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
 
     Without graphs the host waits for collectives too, and everything is priced again.
@@ -337,11 +335,13 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
     ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = resolve_question(model, cluster, {"context": INPUT_LEN, **check_taken("traffic", options)})
+    put = resolve_question(model, cluster, {**TrafficOptions(context=INPUT_LEN), **check_taken("traffic", options)})
     if put.trains:
-        for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
-            if given:
-                raise Refusal(f"{name}: belongs to serving, not to phase train", name)
+        rule = "belongs to serving, not to phase train"
+        if put.what_if.eager:
+            raise Refusal.about(eager=rule)
+        if options.get("kv_dtype"):
+            raise Refusal.about(kv_dtype=rule)
     if put.profile:
         raise Refusal.about(profile="holds seconds, and what is sent has none")
     return question_traffic(settle(put))

@@ -10,7 +10,7 @@ from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.tensors import ROWWISE
 from commtax.options import Option
 from commtax.question import Question
-from commtax.spec import ARITHMETIC, DTYPE_BYTES, MODULES, TAXES, Chip, Engine, Number, Plan
+from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 
@@ -42,8 +42,9 @@ def check_number(value: object, name: str) -> Number:
     return value.item() if isinstance(value, np.number) else value
 
 
-def positive(value: object, name: str, least: int = 1) -> Number:
-    """A whole number of at least ``least``, or an array of them."""
+def positive(least: int = 1, /, **given: object) -> Number:
+    """A whole number of at least ``least``, or an array of them, given under its name."""
+    ((name, value),) = given.items()
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
     value = check_number(value, name)
@@ -77,7 +78,7 @@ def check_option(value: object, option: Option) -> object:
         return 0.0 if value == 0 == least else number(value, name, option.above, option.most or np.inf, option.unit, option.endless)
     if option.most is not None and np.ndim(value):  # type: ignore[arg-type]
         raise Refusal(f"{name}: one number is needed", name)
-    whole = positive(value, name, int(least or 0))
+    whole = positive(int(least or 0), **{name: value})
     if option.most is not None and whole > option.most:
         raise Refusal(f"{name}={whole}: at most {option.most:,}", name, (int(option.most),))
     return whole if option.most is None else int(whole)
@@ -176,9 +177,9 @@ def check_arithmetic(q: Question) -> None:
 
 def check_step(q: Question) -> None:
     """Numbers of a step, before anything is made of them."""
-    positive(q.batch, "batch")
-    positive(q.context, "context", least=q.kind.least)
-    positive(q.micro_batch, "micro_batch")
+    positive(batch=q.batch)
+    positive(q.kind.least, context=q.context)
+    positive(micro_batch=q.micro_batch)
     check_copies(q)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)
@@ -232,10 +233,10 @@ def check_pictures(q: Question, prompt: Number | None) -> None:
 def _check_factors(q: Question) -> None:
     what_if = q.what_if
     slowest = FACTOR if q.trains else "the slowest rank takes at least 1 times as long as the others"
-    for name, rule in (("imbalance", FACTOR), ("slow_rank", slowest)):
-        factor = check_number(getattr(what_if, name), name)
-        if not 1 <= factor < 1e6 and (name, factor) != ("imbalance", 0):  # which nobody has set
-            raise Refusal(f"{name}={factor}: {rule}", name)
+    if not 1 <= (imbalance := check_number(what_if.imbalance, "imbalance")) < 1e6 and imbalance != 0:  # which nobody has set
+        raise Refusal.of(FACTOR, imbalance=imbalance)
+    if not 1 <= (slow_rank := check_number(what_if.slow_rank, "slow_rank")) < 1e6:
+        raise Refusal.of(slowest, slow_rank=slow_rank)
     if what_if.latency_scale < 0:
         raise Refusal.of("a factor of at least 0 is needed", (0,), latency_scale=what_if.latency_scale)
     for name in ("bandwidth_scale", "slow_links"):
@@ -324,7 +325,7 @@ def _check_experts(q: Question) -> None:
 
 def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
-    for name in ("zero", "schedule", "recompute", "chunks"):
+    for name in KINDS:
         if isinstance(getattr(plan, name), np.ndarray):
             raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
     _check_sharding(plan, engine)

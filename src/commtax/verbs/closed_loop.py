@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -26,11 +26,9 @@ from commtax.verbs import checking
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, prompter, prompting_of
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import SimulateOptions
 
 QUEUES = (
     "a queue of prompts stands before their workers",
@@ -270,7 +268,7 @@ def _load(asked: Question) -> ClosedLoopLoad:
     """What one replica is asked."""
     wanted, prompts = asked.requests, asked.requests.num_prompts
     if not np.all(np.isinf(prompts)):
-        prompts = positive(prompts, "num_prompts")
+        prompts = positive(num_prompts=prompts)
         if np.any(np.asarray(prompts) < wanted.concurrency):
             raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
     dp = asked.plan.dp * asked.plan.replicas

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -18,21 +18,17 @@ from commtax import catalog
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Model
+from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
+from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
-
-TRAIN_AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link", "cp", "micro_batch", "local_tokens")
+TRAIN_AXES = ("batch", "context", *SIZES[:4], "link", *SIZES[4:], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
-BESIDE = ("global_batch", "local_tokens", "link")
-"""What a cell may say that is no field of a question."""
 MAX_CELLS = 4096
 MOST_BATCH = 1024
 Sizes = Mapping[str, int]
@@ -43,7 +39,7 @@ Where = Callable[[Sizes], Cluster]
 class ComparedBill:
     """One cell: where it lies on the axes, and its bill, or why it has none."""
 
-    at: tuple[Any, ...]
+    at: tuple[int | str, ...]
     bill: StepBill | None
     refused: str = ""
 
@@ -56,12 +52,17 @@ class Comparison:
     rows: tuple[ComparedBill, ...]
     training: bool = False
 
-    def values(self, axis: str) -> list[Any]:
+    @property
+    def swept(self) -> set[str]:
+        """What differs between cells: local tokens are sequences of a length."""
+        return {*self.axes, *(("batch", "context") if "local_tokens" in self.axes else ())}
+
+    def values(self, axis: str) -> list[int | str]:
         index = self.axes.index(axis)
         return list(dict.fromkeys(row.at[index] for row in self.rows))
 
 
-def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]:
+def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
     """``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
 
     >>> parse_over("batch=1:8"), parse_over("link=nvlink4,10gbe")
@@ -101,16 +102,16 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
     if len(cells) > MAX_CELLS:
         raise Refusal.about(over=f"{len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
-    rows = tuple(_cell(put, cell, fixed | dict(zip(names, cell, strict=True))) for cell in cells)
+    rows = tuple(_cell(put, dict(zip(names, cell, strict=True)), fixed) for cell in cells)
     return Comparison(names, rows, put.trains)
 
 
-def _cell(put: Question, cell: tuple[Any, ...], changes: Mapping[str, Any]) -> ComparedBill:
+def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
     """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
-    total, tokens, link = (changes.get(name) for name in BESIDE)
-    own = {name: value for name, value in changes.items() if name not in BESIDE}
+    cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
+    total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
-        q = replan(put, **own, cluster=with_link(put.cluster, link) if link else put.cluster)
+        q = replan(put, **numbers, cluster=with_link(put.cluster, str(at["link"])) if "link" in at else put.cluster)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
         if total is not None:
@@ -188,7 +189,7 @@ class PlanTable:
         """The rows that a row competes with: the same batch, and the same link where links were asked for."""
         return [r for r in self.rows if r.batch == row.batch and (r.link == row.link or not self.links)]
 
-    def values(self, axis: str) -> list[Any]:
+    def values(self, axis: str) -> list[int | str]:
         return list(dict.fromkeys(getattr(row, axis) for row in self.rows))
 
     def at(self, plan: str, link: str, batch: int) -> PlanRow:
@@ -270,7 +271,7 @@ class PlanOnLink:
         place = self.question.cluster
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge) if x)
 
-    def bill(self, batch: Any, **changes: Any) -> StepBill:
+    def bill(self, batch: Number, **changes: object) -> StepBill:
         """The step of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
@@ -309,7 +310,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     return flips
 
 
-def _flip(grid: Any, difference: Any) -> tuple[float, float, bool] | None:
+def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool] | None:
     """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
     sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
     if sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:

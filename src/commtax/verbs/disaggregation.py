@@ -1,7 +1,5 @@
 """Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
 
-from typing import Any
-
 import numpy as np
 
 from commtax.arrays import Array, cache_answers, pick
@@ -11,7 +9,7 @@ from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
 from commtax.ledger import Bill
-from commtax.question import Question
+from commtax.question import PARTS, Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
@@ -19,7 +17,7 @@ from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import Settled, replan
 from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, step_bill
 
-WORKERS = ("prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
+WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 
 
@@ -53,7 +51,7 @@ def prompter(asked: Question) -> Question:
     return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
 
 
-def where_prompts_run(asked: Question, **sizes: Any) -> Question:
+def where_prompts_run(asked: Question, **sizes: object) -> Question:
     """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
     backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
     asked = asked.plain() if isinstance(asked, Settled) else asked
@@ -83,11 +81,11 @@ def check_apart(asked: Question) -> None:
     """What belongs to disaggregated serving alone is refused elsewhere; that counts its servers in its own way."""
     wanted, copies = asked.requests, asked.plan.replicas
     if not wanted.disaggregated:
-        said = {name: getattr(wanted, name) for name in WORKERS} | {"prefill_cluster": wanted.prefill_cluster}
-        for name, value in said.items():
-            if value is not None:
-                text = value.key if isinstance(value, Cluster) else value
-                raise Refusal(f"{name}={text}: belongs to disaggregated serving", name)
+        for name in WORKERS:
+            if (value := getattr(wanted, name)) is not None:
+                raise Refusal(f"{name}={value}: belongs to disaggregated serving", name)
+        if wanted.prefill_cluster is not None:
+            raise refuse_place(wanted.prefill_cluster, "belongs to disaggregated serving")
     elif np.any(np.asarray(copies) > 1):
         raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
 
@@ -181,11 +179,16 @@ def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
 
 
+def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:
+    """A cluster for prompts that a rule forbids."""
+    return Refusal(f"prefill_cluster={ahead.key if ahead else ''}: {rule}", "prefill_cluster")
+
+
 def check_one_place(put: Question) -> Question:
     """Fleets are sought where prompts run beside decoding."""
     if ahead := put.requests.prefill_cluster:
         rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
-        raise Refusal(f"prefill_cluster={ahead.key}: {rule}", "prefill_cluster")
+        raise refuse_place(ahead, rule)
     return put
 
 

@@ -94,7 +94,7 @@ def expect(
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     own = overlay.load_profile(profile)
     place = overlay.measured_cluster(own, place) if own else place
-    size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
+    size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
     _check_sizes(size, nbytes, place)
     library = library or (next(iter(own.libraries), "") if own else "") or NCCL
     where = _span(op, size, place)

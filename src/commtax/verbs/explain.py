@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
@@ -137,13 +136,12 @@ def thresholds(b: StepBill) -> LessonInequalities:
     """At the kernels' own rate and the links that the groups really cross, one direction a GPU."""
     plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
-    links = {axis: next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp")}
-    speed = {axis: _speed(cluster, link) for axis, link in links.items()}
+    dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in TAXES[:2])
     local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle = num_params(b.question.model) / num_active_params(b.question.model)
-    dp = float(dp_token_threshold(rate, speed["dp"])) * _wire_over_work(b) * idle if links["dp"] else 0.0
-    tp = float(tp_tax(rate, speed["tp"], b.question.model.hidden, plan.tp)) if links["tp"] else 0.0
+    dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * _wire_over_work(b) * idle if dp_link else 0.0
+    tp = float(tp_tax(rate, _speed(cluster, tp_link), b.question.model.hidden, plan.tp)) if tp_link else 0.0
     return LessonInequalities(local, dp, tp)
 
 
@@ -203,18 +201,19 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
 
 
-def _try(code: str, what: str, note: str = "", **changes: Any) -> Counterfactual:
+def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfactual:
     return Counterfactual(code, what, changes, note)
 
 
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, plan, axes = b.question, b.question.plan, b.async_axes
+    beside_dp, beside_tp, _, beside_ep, _ = (axis in axes for axis in TAXES)
     yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
-    if b.exposed_comm_s and "dp" in axes:
+    if b.exposed_comm_s and beside_dp:
         yield _try("exposed", "nothing overlapped", async_axes=())
-    if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
+    if plan.tp > 1 and plan.sequence_parallel and not beside_tp:
         yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
-    if plan.ep > 1 and "ep" not in axes:
+    if plan.ep > 1 and not beside_ep:
         yield _try("async-ep", "async ep", "dispatch beside the experts of another microbatch", async_axes=(*axes, "ep"))
     for kind in ("none", "selective", "full"):
         if kind != plan.recompute:
@@ -270,32 +269,32 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
 def _scenarios(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
     """Things that happen or not."""
     now = float(b.step_s)
-    for what, detail, changes in _slowdowns(b):
+    for tried in _slowdowns(b):
         try:
-            step = float(price(b.question.but(**changes)).step_s)
+            step = float(price(b.question.but(**tried.changes)).step_s)
         except ValueError:
             continue
         if step > now * 1.005:
-            yield PossibleSlowdown(what, step, (step - now) / gap, detail)
+            yield PossibleSlowdown(tried.what, step, (step - now) / gap, tried.note)
 
 
-def _slowdowns(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
+def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
     """What slows a step down, in words, and what it changes."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
-            rest = {"async_axes": tuple(a for a in b.async_axes if a != axis)}
-            yield f"{axis} collectives do not overlap", "all of them exposed", rest
+            rest = tuple(a for a in b.async_axes if a != axis)
+            yield _try("overlap", f"{axis} collectives do not overlap", "all of them exposed", async_axes=rest)
     if plan.tp > 1 and not cluster.is_one_domain and str(comm_of(b, "tp")[0].link) != cluster.inter.key:
-        last = {"engine": replace(engine, order=(*(axis for axis in engine.order if axis != "tp"), "tp"))}
-        yield f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", last
+        last = replace(engine, order=(*(axis for axis in engine.order if axis != "tp"), "tp"))
+        yield _try("order", f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", engine=last)
     if not q.what_if.eager:
-        yield "element-wise kernels are not fused", "no torch.compile, no fused kernels", {"eager": True}
+        yield _try("eager", "element-wise kernels are not fused", "no torch.compile, no fused kernels", eager=True)
     if plan.recompute != "full":
-        yield "full recomputation is on", "", {"recompute": "full"}
+        yield _try("recompute-full", "full recomputation is on", recompute="full")
     if engine.trains.attention != "unfused":
-        unfused = {"engine": engine.but(attention="unfused")}
-        yield "attention is not fused", "the score matrix is written", unfused
+        unfused = engine.but(attention="unfused")
+        yield _try("attention", "attention is not fused", "the score matrix is written", engine=unfused)
 
 
 def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:

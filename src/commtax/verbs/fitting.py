@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import field, fields, replace
 from functools import cache, reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.keywords import FitOptions
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import FitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,8 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     if "phase" in options:
         raise Refusal.about(phase="fit is about serving; train_fit is about training")
     put = resolve_question(model, cluster, check_taken("fit", options))
-    judged = holds(put, chosen=options.get("tp") is not None, stages=int(put.plan.pp) if options.get("pp") else None)
+    tp, pp, *_ = (options.get(axis) for axis in SIZES)
+    judged = holds(put, chosen=tp is not None, stages=int(put.plan.pp) if pp else None)
     return add_advice(judged) if advise else judged
 
 
@@ -422,15 +421,14 @@ def fit_of_bill(priced: StepBill) -> Fit:
     q = priced.question
     length = max(1, min(q.model.max_len, int(q.context) + 1))
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
-    usual = {"sequence_parallel": q.engine.trains.sequence_parallel, "eager": False}
-    plain = q.vary(**usual, limits=Limits(max_model_len=length))
+    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False, limits=Limits(max_model_len=length))
     return judge(replace(plain, limits=limits_of(plain)))
 
 
-def fits(priced: StepBill) -> Any:
+def fits(priced: StepBill) -> bool:
     """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
     q = priced.question
     if q.trains:
-        return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
+        return bool(priced.memory.total <= USABLE * q.cluster.chip.visible_bytes)
     judged = fit_of_bill(priced)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from commtax import catalog
 from commtax.cost.legality import legal_values
@@ -109,9 +110,8 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
     now = _sizes(q, int(q.plan.tp), _batch(q))
     try:
         sizes = _sizes(q, tp, column.batch)
-        axes, batch = {name: sizes[name] for name in ("tp", "dp", "ep")}, column.batch
-        step = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if q.trains else {"batch": batch}
-        b = price(q.but(cluster=column.cluster, **axes, **step))
+        batch, micro = sizes.batch * max(1, sizes.microbatches), sizes.batch if q.trains else q.micro_batch
+        b = price(q.but(cluster=column.cluster, tp=sizes.tp, dp=sizes.dp, ep=sizes.ep, batch=batch, micro_batch=micro))
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
     return replace(
@@ -121,21 +121,31 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
         comm_fraction=float(b.comm_fraction),
         mfu=float(b.mfu) if q.trains else None,
         fits=bool(fits(b)),
-        patch={name: value for name, value in sizes.items() if value != now[name]} | dict(column.names),
+        patch={name: n for name, n in sizes._asdict().items() if n != getattr(now, name)} | dict(column.names),
     )
 
 
-def _sizes(q: Question, tp: int, batch: int) -> dict[str, int]:
+class CellSizes(NamedTuple):
+    """What differs between cells; ``batch`` is that of a microbatch in training."""
+
+    tp: int
+    dp: int
+    ep: int
+    batch: int
+    microbatches: int = 0  # serving has none
+
+
+def _sizes(q: Question, tp: int, batch: int) -> CellSizes:
     """The plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch stays."""
     dp, ep = int(q.plan.dp), int(q.plan.ep)
     if not q.trains:
-        return {"tp": tp, "dp": dp, "ep": tp * dp if ep > 1 else ep, "batch": batch}
+        return CellSizes(tp, dp, tp * dp if ep > 1 else ep, batch)
     total, whole = int(q.plan.tp) * dp, int(q.batch) * dp
     dp = total // tp if total % tp == 0 else dp
     each, rest = divmod(whole, batch * dp)
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
-    return {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "microbatches": each}
+    return CellSizes(tp, dp, ep, batch, each)
 
 
 def _links(q: Question) -> list[Column]:

@@ -17,8 +17,7 @@ BillOptions = TypedDict("BillOptions", {
     "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
     "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float,
     "sampling": str, "slow_rank": float, "overlap": float, "library": str, "zero": int | None, "recompute": str, "schedule": str,
-    "chunks": int, "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number,
-}, total=False)
+    "chunks": int, "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 TrainBillOptions = TypedDict("TrainBillOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
@@ -27,8 +26,7 @@ TrainBillOptions = TypedDict("TrainBillOptions", {
     "ep_backend": str, "imbalance": float, "slow_rank": float, "library": str, "micro_batch": Numbers, "zero": int | None,
     "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str,
     "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float,
-}, total=False)
+    "slow_links": float}, total=False)
 
 TrafficOptions = TypedDict("TrafficOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
@@ -36,23 +34,20 @@ TrafficOptions = TypedDict("TrafficOptions", {
     "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
     "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "sampling": str,
     "micro_batch": Numbers, "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number,
-    "shard": Number,
-}, total=False)
+    "shard": Number}, total=False)
 
 FitOptions = TypedDict("FitOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
     "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
     "redundant_experts": int, "replicas": Numbers, "tower": str, "eager": bool, "max_model_len": int | None,
     "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
-    "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None,
-}, total=False)
+    "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None}, total=False)
 
 TrainFitOptions = TypedDict("TrainFitOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
     "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
     "redundant_experts": int, "replicas": Numbers, "batch": Numbers, "context": Numbers, "tower": str, "micro_batch": Numbers,
-    "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number,
-}, total=False)
+    "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number}, total=False)
 
 SimulateOptions = TypedDict("SimulateOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
@@ -63,8 +58,7 @@ SimulateOptions = TypedDict("SimulateOptions", {
     "concurrency": Numbers, "prefix_cache": float, "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers,
     "num_prompts": Number | None, "spread": Number, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None,
     "prefill_dp": int | None, "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
-    "bandwidth_scale": Number,
-}, total=False)
+    "bandwidth_scale": Number}, total=False)
 
 ServeOptions = TypedDict("ServeOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
@@ -78,16 +72,14 @@ ServeOptions = TypedDict("ServeOptions", {
     "kv_tokens": int | None, "input_len": int | str | Lengths, "output_len": int | str | Lengths, "num_prompts": int | None,
     "spread": float, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
     "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "max_concurrency": int | None, "latency_scale": float,
-    "bandwidth_scale": Number,
-}, total=False)
+    "bandwidth_scale": Number}, total=False)
 
 PlanOptions = TypedDict("PlanOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "kv_dtype": str, "redundant_experts": int, "eager": bool,
     "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
     "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "input_len": int,
     "output_len": int, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
-    "bandwidth_scale": Number,
-}, total=False)
+    "bandwidth_scale": Number}, total=False)
 
 PlanFleetOptions = TypedDict("PlanFleetOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "kv_dtype": str, "redundant_experts": int, "eager": bool,
@@ -95,14 +87,12 @@ PlanFleetOptions = TypedDict("PlanFleetOptions", {
     "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float,
     "unique_prompts": int | None, "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str,
     "output_len": int | str, "num_prompts": int | None, "spread": float, "disaggregated": bool,
-    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number,
-}, total=False)
+    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanTrainingOptions = TypedDict("PlanTrainingOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "dtype": str, "eager": bool, "ep_backend": str, "imbalance": float,
     "slow_rank": float, "library": str, "async_axes": tuple[str, ...] | None, "latency_scale": float, "bandwidth_scale": Number,
-    "slow_axis": str, "slow_links": float,
-}, total=False)
+    "slow_axis": str, "slow_links": float}, total=False)
 
 CompareOptions = TypedDict("CompareOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
@@ -112,8 +102,7 @@ CompareOptions = TypedDict("CompareOptions", {
     "sampling": str, "slow_rank": float, "overlap": float, "library": str, "micro_batch": Numbers, "global_batch": int,
     "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None,
     "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float, "local_tokens": int,
-}, total=False)
+    "slow_links": float, "local_tokens": int}, total=False)
 
 ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
@@ -123,5 +112,4 @@ ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "sampling": str, "slow_rank": float, "overlap": float, "library": str, "micro_batch": Numbers, "zero": int | None,
     "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str,
     "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float,
-}, total=False)
+    "slow_links": float}, total=False)

@@ -66,16 +66,18 @@ def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
         rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
         raise Refusal.about(concurrency=rule)
     if not offered.request_rate and offered.trace is None:
-        for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
-            if value != usual:
-                raise Refusal(f"{name}: belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts", name)
+        rule = "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"
+        if offered.duration_s != inf:
+            raise Refusal.about(duration=rule)
+        if offered.max_in_flight != inf:
+            raise Refusal.about(max_concurrency=rule)
     if offered.ramp_up_s and offered.request_rate:
         raise Refusal.about(ramp_up="belongs to a closed loop, whose clients start one after the other")
     if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
         most = f"{MOST_SERVED / offered.request_rate:.4g}"
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
         raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
-    if (count := given.get("num_prompts", 1)) != inf and positive(count, "num_prompts") > MOST_SERVED:
+    if (count := given.get("num_prompts", 1)) != inf and positive(num_prompts=count) > MOST_SERVED:
         raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 
@@ -93,10 +95,4 @@ def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> Offered
 
 def first_requests(stream: RequestStream, count: float) -> RequestStream:
     """The first requests of a stream."""
-    return stream if len(stream) <= count else select_requests(stream, np.arange(int(count)))
-
-
-def select_requests(stream: RequestStream, rows: np.ndarray) -> RequestStream:
-    """Some requests of a stream."""
-    part = {name: getattr(stream, name)[rows] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **part, prefixes=tuple(stream.prefixes[i] for i in rows.tolist()) if stream.prefixes else None)
+    return stream if len(stream) <= count else stream.take(np.arange(int(count)))

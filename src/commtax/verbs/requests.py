@@ -29,7 +29,7 @@ from commtax.verbs.closed_loop import ClosedLoop, spread_share
 from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, prompter, wire_of
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.loads import first_requests, select_requests
+from commtax.verbs.loads import first_requests
 from commtax.verbs.settling import Settled, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
@@ -59,7 +59,7 @@ class RequestsInTime:
     @property
     def results(self) -> dict[str, Array]:
         """What became of each request, without what was asked for."""
-        return {name: column for name, column in self.columns.items() if name not in ("arrival_s", "input_len", "output_len")}
+        return {name: column for name, column in self.columns.items() if not hasattr(self.stream, name)}
 
     @property
     def as_sent(self) -> RequestStream:
@@ -122,10 +122,8 @@ class RequestsInTime:
         r = self.question.requests
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
-        lengths = {"input_len": float(np.mean(self.stream.input_len)), "output_len": float(np.mean(self.stream.output_len))}
-        return closed_loop(
-            like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=OfferedRequests(), spread=r.spread)
-        )
+        mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
+        return closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
 
     @cached_property
     def sigma(self) -> float:
@@ -283,7 +281,7 @@ def _answered_part(cut: RequestsInTime) -> RequestsInTime:
         raise KeyboardInterrupt
     text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
     ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
-    return replace(cut, stream=select_requests(cut.stream, rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
+    return replace(cut, stream=cut.stream.take(rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
 def stream_of(asked: Question) -> RequestStream:
@@ -405,4 +403,4 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
 
 def _repeat_requests(stream: RequestStream, count: int) -> RequestStream:
     """So many requests at once, those of the stream over and over."""
-    return replace(select_requests(stream, np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)
+    return replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass
-from commtax.spec import ARITHMETIC, AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
+from commtax.spec import ARITHMETIC, AXES, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import check_number
@@ -41,10 +41,10 @@ def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settle
     return settle(resolve_question(model, cluster, options))
 
 
-def resolve_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+def resolve_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object], phase: str = "") -> Question:
     """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
     given = dict(_field(name, value) for name, value in options.items() if value is not None)
-    phase = str(given.pop("phase", "decode"))
+    phase = phase or str(given.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal.of(f"one of {', '.join(PHASES)}", tuple(PHASES), phase=phase)
     own = cast(Profile | None, given.pop("profile", None))
@@ -63,16 +63,17 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(cast(str | Engine, named), phase)
-    kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
-    plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype=given.pop("kv_dtype", ""), **kinds)  # type: ignore[arg-type]
-    if PHASES[phase].trains and "microbatches" in given:
-        given["batch"] = cast(Number, given.pop("microbatches")) * cast(Number, given.get("micro_batch", 1))
+    plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype="")  # type: ignore[arg-type]
+    plan = replace(plan, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
     if (ahead := given.get("prefill_cluster")) is not None:
         if own:
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
-    return asked.but(**given)
+    asked = asked.but(**given)
+    if asked.trains and "microbatches" in given:
+        return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
+    return asked
 
 
 def _field(name: str, value: object) -> tuple[str, object]:
@@ -87,12 +88,12 @@ def _field(name: str, value: object) -> tuple[str, object]:
 class Settled(Question):
     """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
 
-    def but(self, **changes: Any) -> Settled:
+    def but(self, **changes: object) -> Settled:
         """The same one with something changed, settled anew unless no rule asks about what changes."""
         changed = self.vary(**changes)
         return changed if UNRULED.issuperset(changes) else settle(changed)
 
-    def vary(self, **changes: Any) -> Settled:
+    def vary(self, **changes: object) -> Settled:
         """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
         return cast(Settled, Question.but(self, **changes))
 
@@ -127,7 +128,7 @@ def settle(put: Question) -> Settled:
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
     plan = q.plan
-    if any(np.ndim(getattr(plan, name)) for name in (*SIZES, "replicas", "microbatches")):
+    if any(np.ndim(getattr(plan, name)) for name in COUNTED):
         checking.check_run(q)
         q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     else:
@@ -138,7 +139,7 @@ def settle(put: Question) -> Settled:
     return Settled(**{f.name: getattr(q, f.name) for f in fields(q)})
 
 
-def replan(put: Question, **changes: Any) -> Question:
+def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
@@ -272,7 +273,7 @@ def describe_layout(plan: Plan, counted: bool = False) -> str:
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in (several[1:] if counted else several) if n > 1]
     parts = [str(int(plan.replicas)), *parts] if counted else parts
-    inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
+    inner = reversed(AXES[:2])
     parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""
     experts = f", experts over {int(plan.ep)}{copies}" if plan.ep > 1 else ""

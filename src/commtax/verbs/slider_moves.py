@@ -8,14 +8,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from commtax.cost.legality import codes
 from commtax.options import page_keys
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, with_fields
 from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths
@@ -63,26 +62,26 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
     return [Move(v, {key: first[v][key] for key in keys}, _note(axis, first[v], now, q)) for v in few]
 
 
-def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray[Any, Any]:
+def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
     """Which of these sizes break no rule, all judged at once."""
     names = (*SIZES, "microbatches")
-    columns: Any = {name: np.array([sizes[name] for sizes in tried]) for name in names}
-    return np.asarray(codes(q.model, q.cluster, replace(q.plan, **columns), q.engine) == 0)
+    columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
+    return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
 
 
 def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
     """The sizes with the kinds that go with them: megatron's experts beside tp shard sequences, pipelines keep gradients whole."""
     sharded, whole = {"sequence_parallel": 1}, {"zero": min(1, sizes["zero"])}
     for way in [{}, sharded, whole, sharded | whole] if q.trains else [{}]:
-        settled: Any = {**sizes, **way}
-        plan = replace(q.plan, **{**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
+        settled = {**sizes, **way}
+        plan = with_fields(q.plan, {**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
         try:
             check_kinds(plan, q.engine, q.cluster.chip)
             if q.trains:
                 check_lengths(replace(q, plan=plan))
         except Refusal:
             continue
-        return dict(settled)
+        return settled
     return None
 
 

@@ -29,6 +29,10 @@ class RequestSweep:
     outcomes: tuple[RequestsInTime, ...]
 
     @property
+    def title(self) -> str:
+        return "requests/s" if self.name == SWEPT[0] else "clients"
+
+    @property
     def capacity(self) -> float:
         """Requests/s: of the same engines and the same requests at every point."""
         return self.outcomes[0].capacity
@@ -93,10 +97,10 @@ def _values_between(low: float, high: float, name: str) -> Iterator[float]:
 
 def question_at(q: Question, name: str, value: float, prompts_per_client: int | None = None) -> Question:
     """The question at one point."""
-    if name == "request_rate":
+    if name == SWEPT[0]:
         return check_single_load(q.but(request_rate=value))
-    count = {"num_prompts": int(value) * prompts_per_client} if prompts_per_client else {}
-    return check_single_load(q.but(concurrency=int(value), **count))
+    count = int(value) * prompts_per_client if prompts_per_client else q.requests.num_prompts
+    return check_single_load(q.but(concurrency=int(value), num_prompts=count))
 
 
 def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> RequestSweep:

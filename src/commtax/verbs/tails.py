@@ -68,7 +68,7 @@ def first_tokens(o: RequestsInTime) -> FirstTokens:
     tail, middle = rows[ttft >= slow], rows[(ttft >= low) & (ttft <= high)]
     logs = {engine.number: _steps_in_order(o.log, engine.number) for engine in o.ran.engines}
     groups = [_parts(o, group, logs) for group in (tail, middle)]
-    computed = o.columns["input_len"] - o.columns["cached_tokens"]
+    computed = np.array(o.ran.book.input_len) - o.columns["cached_tokens"]
     longer = float(np.mean(computed[tail]) / max(1.0, float(np.mean(computed[middle]))))
     more_s = {name: groups[0][name] - groups[1][name] for name in CAUSES}
     return FirstTokens(o.statistic("ttft_p50"), o.statistic("ttft_p99"), more_s, longer)

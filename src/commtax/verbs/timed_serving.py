@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from commtax.statement import Refusal
 from commtax.verbs import requests
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import check_apart, check_pools, prompter
+from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import split
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import ServeOptions
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> RequestsInTime:
@@ -48,7 +46,7 @@ def check_single_load(q: Question) -> Question:
             raise Refusal(f"{name}: {rule}", name)
     _check_workers(q)
     if q.requests.kv_tokens is not None:
-        positive(q.requests.kv_tokens, "kv_tokens")
+        positive(kv_tokens=q.requests.kv_tokens)
     if q.offered.warmup >= (most := _requests(q.offered, q)):
         rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
         raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)

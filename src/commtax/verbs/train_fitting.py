@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
+from typing import ClassVar, Literal, Unpack
 
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.options import check_taken
-from commtax.question import Changes, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.verbs import checking
 from commtax.verbs.billing import USABLE
 from commtax.verbs.fitting import check_memory
+from commtax.verbs.keywords import TrainFitOptions
 from commtax.verbs.settling import Settled, resolve_question, settle
-
-if TYPE_CHECKING:
-    from commtax.verbs.keywords import TrainFitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def train_fit(
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
     checking.share(gpu_memory_utilization, "gpu_memory_utilization")
-    put = resolve_question(model, cluster, {**check_taken("train_fit", options), "phase": "train"})
+    put = resolve_question(model, cluster, check_taken("train_fit", options), "train")
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 
@@ -56,7 +53,7 @@ def train_holds(asked: Settled) -> TrainFit:
     judged = _train_judge(asked)
     if judged.fits:
         return judged
-    helps = (options for options, changes in _train_tries(asked) if _train_judge(asked.vary(**changes)).fits)
+    helps = (options for options, changed in _train_tries(asked) if _train_judge(changed).fits)
     return replace(judged, advice=tuple(islice(helps, 1)))
 
 
@@ -65,18 +62,18 @@ def _train_judge(asked: Settled) -> TrainFit:
     return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
 
 
-def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
-    """Recomputation, sharding, wider tp, then a pipeline too: options to add to the command, and what they change."""
+def _train_tries(asked: Settled) -> Iterator[tuple[str, Settled]]:
+    """Recomputation, sharding, wider tp, then a pipeline too: options to add to the command, and the question with them."""
     plan, sharded = asked.plan, 3 if asked.engine.trains.master_is_parameter or asked.plan.pp == 1 else 1
-    yield "--recompute full", {"recompute": "full"}
+    yield "--recompute full", asked.vary(recompute="full")
     if plan.dp > 1:
-        yield from ((f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1))
+        yield from ((f"--zero {z}", asked.vary(zero=z)) for z in range(plan.zero + 1, sharded + 1))
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
-    wide = {"sequence_parallel": True, "recompute": "full"}
-    yield from ((f"-tp {t} --sequence-parallel --recompute full", {"tp": t, **wide}) for t in degrees if t > plan.tp)
+    wide = asked.vary(sequence_parallel=True, recompute="full")
+    yield from ((f"-tp {t} --sequence-parallel --recompute full", wide.vary(tp=t)) for t in degrees if t > plan.tp)
     widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
     room = asked.cluster.num_gpus // (widest * int(plan.dp))
     for stages in range(2, min(room, asked.model.num_layers) + 1):
         if plan.zero <= 1 and asked.model.num_layers % stages == 0:
             options = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
-            yield options, {"tp": widest, "pp": stages, **wide}
+            yield options, wide.vary(tp=widest, pp=stages)

@@ -49,7 +49,7 @@ def usage_of(o: RequestsInTime) -> EngineUsage:
         waiting_peak=int(log["waiting"].max(initial=0)),
         preemptions=int(thrown.sum()),
         preempted=int((thrown > 0).sum()),
-        hit_rate=float(o.columns["cached_tokens"].sum() / o.columns["input_len"].sum()),
+        hit_rate=float(o.columns["cached_tokens"].sum() / sum(o.ran.book.input_len)),
     )
 
 

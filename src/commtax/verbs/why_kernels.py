@@ -5,21 +5,9 @@ from dataclasses import fields, is_dataclass
 
 from commtax.catalog.effects import engine_number, mechanisms
 from commtax.catalog.kernel_constants import measured_chips
+from commtax.cost import kernels
 from commtax.cost.forms import equation
 from commtax.cost.kernel import Kernel, PricingTerms
-from commtax.cost.kernels import (
-    TRANSFERRED_SIGMA,
-    UNMEASURED_SIGMA,
-    KernelFactors,
-    applied_in_serving,
-    charged_as,
-    constants_of,
-    fused_by,
-    kernel_source,
-    least_s,
-    peak,
-    table_of,
-)
 from commtax.cost.seconds_split import CARRIERS, terms
 from commtax.cost.training import Kernels
 from commtax.ledger import Line
@@ -48,8 +36,8 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     q, k = b.question, x.priced_from
     assert isinstance(k, Kernel)
     t = terms_of(q)
-    applied = Kernels(t).applied(k) if q.trains else applied_in_serving(k, t)
-    charged = charged_as(k, t.cluster.chip, t.constants, applied.rate)
+    applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
+    charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)
     return Explanation(
         parts=tuple(_parts(k, charged, t, applied)),
         shape=_shape(k),
@@ -63,7 +51,7 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     )
 
 
-def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: KernelFactors) -> Iterator[TimePart]:
+def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors) -> Iterator[TimePart]:
     """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank
     fixed = moving = 0.0
@@ -86,24 +74,24 @@ def _shape(k: Kernel) -> dict[str, float | str]:
 
 
 def _floor(k: Kernel, t: PricingTerms) -> Floor:
-    chip, rate = t.cluster.chip, peak(k, t.cluster.chip, t.constants)
+    chip, rate = t.cluster.chip, kernels.peak(k, t.cluster.chip, t.constants)
     moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
-    least = float(least_s(k, chip, t.constants))
+    least = float(kernels.least_s(k, chip, t.constants))
     return Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate)
 
 
 def _priced_by(k: Kernel, charged: Kernel, t: PricingTerms) -> PricedBy:
-    source = kernel_source(k, t.constants)
-    constants = {name: float(value) for name, value in constants_of(charged, t.constants).items() if name != "sigma"}
-    table, home = table_of(charged, t.constants), measured_chips(t.constants.family)
+    source = kernels.kernel_source(k, t.constants)
+    constants = {name: float(value) for name, value in kernels.constants_of(charged, t.constants).items() if name != "sigma"}
+    table, home = kernels.table_of(charged, t.constants), measured_chips(t.constants.family)
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
     if charged is not k:
         instead = "; nobody timed 8 bits here, which take no longer than these 16"
     return PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home)
 
 
-def _effects(k: Kernel, q: Question, a: KernelFactors) -> tuple[Effect, ...]:
-    fused = ((fused_by(k), 1 - float(k.fused)),) if k.fused else ()
+def _effects(k: Kernel, q: Question, a: kernels.KernelFactors) -> tuple[Effect, ...]:
+    fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
     rates = a.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
     return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank)))
 
@@ -125,13 +113,13 @@ def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
 
 def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
     """Why a kernel's range is as wide as it is."""
-    constants, source = t.constants, t.constants.label if trains else kernel_source(k, t.constants)
+    constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
     yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
-    own = 0.0 if trains else constants.tables[table_of(k, constants)].get("sigma", 0.0)
+    own = 0.0 if trains else constants.tables[kernels.table_of(k, constants)].get("sigma", 0.0)
     if own > whole:
-        yield f"{own:g}: rows of the table {table_of(k, constants)} that were not fitted"
+        yield f"{own:g}: rows of the table {kernels.table_of(k, constants)} that were not fitted"
     if source.kind == "transferred":
-        yield f"{TRANSFERRED_SIGMA:g} beside it: {source}"
+        yield f"{kernels.TRANSFERRED_SIGMA:g} beside it: {source}"
     if source.kind == "assumed" and not trains:
-        yield f"{UNMEASURED_SIGMA:g} at the least: {source}"
+        yield f"{kernels.UNMEASURED_SIGMA:g} at the least: {source}"

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import parse_qsl
 
 from commtax.planner import plan, plan_training
@@ -13,20 +12,21 @@ from commtax.report.documents import Record, to_json
 from commtax.report.exact_bytes import fit_document
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view.pictures import serving_front, training_front
-from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
+from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import catalogue
 from commtax.report.whys import why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fitting import add_advice, holds
 from commtax.verbs.grids import GRIDS
+from commtax.verbs.keywords import PlanOptions
 from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import train_holds
 from commtax.verbs.why import why
 from commtax.web.guard import problem
 from commtax.web.pages import legal_alternative, state_grid, state_view
 
-Answer = Callable[[Any], object]
+Answer = Callable[[State], object]
 Written = tuple[int, bytes]
 """A status and a body of JSON."""
 LINE = Key("line", "line", 1, "The number of a line of the bill, the costliest being 1.", low=1, high=1000)
@@ -52,14 +52,16 @@ def plan_answer(state: State) -> Record:
         raise RefusedError(rule, "c", malformed=False)
     if q.trains:
         batch = state["b"] * state["n"] * state["dp"]
-        kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
-        return training_front(plan_training(q.model, q.cluster, **kinds))
-    limits: Record = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
-    limits["confidence"] = state["sure"] / 100
-    wanted: Record = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+        plans = plan_training(q.model, q.cluster, global_batch=batch, seq=state.length, engine=q.engine, dtype=state["dt"])
+        return training_front(plans)
+    ttft_s, tpot_s = (state[name] / 1e3 or math.inf for name in ("ttft", "tpot"))
+    wanted = PlanOptions(engine=q.engine, input_len=state["il"], output_len=state["ol"], kv_dtype=state["kv"])
     if q.model.experts:
-        wanted |= {"redundant_experts": state["red"], "imbalance": state["imb"] or None}
-    return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
+        wanted |= PlanOptions(redundant_experts=state["red"])
+    if q.model.experts and state["imb"]:
+        wanted |= PlanOptions(imbalance=state["imb"])
+    limits = {"ttft_s": ttft_s, "tpot_s": tpot_s, "confidence": state["sure"] / 100}
+    return serving_front(plan(q.model, q.cluster, dtypes=(state["dt"],), objective=state["obj"], **limits, **wanted))
 
 
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
@@ -91,10 +93,10 @@ def write_answer(name: str, query: bytes) -> Written:
         return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
 
 
-def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State | None:
+def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State:
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     if name == "catalog":
         if pairs:
             raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
-        return None
+        return State()
     return parse(pairs, extra)

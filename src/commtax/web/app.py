@@ -3,8 +3,7 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -17,7 +16,7 @@ from commtax.web.answering import ANSWERS, Written, write_answer
 from commtax.web.assets import page_files
 from commtax.web.guard import HTTP, App, Guard, problem
 
-Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
+Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
 """Who answers: the name of a question and its query, as they came."""
 Schema = dict[str, object]
 VALUE = "integer | number | string | null"
@@ -35,7 +34,7 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept = KeptAnswers(asker)
-    errors: dict[int | str, Any] = {status: _response("Problem", text) for status, text in HTTP["errors"].items()}
+    errors: dict[int | str, Schema] = {status: _response("Problem", text) for status, text in HTTP["errors"].items()}
     for name, (_, extra) in ANSWERS.items():
         summary, shape = HTTP["answers"][name]
         app.add_api_route(
@@ -95,7 +94,7 @@ def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response
     return ask
 
 
-async def _while_wanted(request: Request, work: Coroutine[Any, Any, Written]) -> Written | None:
+async def _while_wanted(request: Request, work: Coroutine[object, object, Written]) -> Written | None:
     """What the work brings; it is given up when the client hangs up."""
     asked, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:
@@ -150,8 +149,8 @@ def schema_of(kind: str) -> Schema:
     return schema_of(VALUE) if kind == "value" else {} if kind == "any" else {"type": kind}
 
 
-def _shape(name: str, told: dict[str, Any]) -> Schema:
-    keys = {key: kind for key, kind in told.items() if key not in ("about", "open")}
+def _shape(name: str, told: Mapping[str, str | bool]) -> Schema:
+    keys = {key: kind for key, kind in told.items() if isinstance(kind, str) and key != "about"}
     return {
         "type": "object",
         "description": told.get("about", name),

@@ -3,12 +3,11 @@
 import ipaddress
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 
 from commtax.files import table
 
-Message = MutableMapping[str, Any]
+Message = MutableMapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
@@ -21,7 +20,7 @@ HTTP = table("web/http.toml")
 RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items()]
 
 
-def problem(error: str, argument: str = "", rule: str = "", nearest: tuple[Any, ...] = (), instead: Any = None) -> bytes:
+def problem(error: str, argument: str = "", rule: str = "", nearest: Sequence[float | str] = (), instead: object = None) -> bytes:
     """The one shape of every refusal."""
     document = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
     return json.dumps(document, ensure_ascii=False).encode()
@@ -44,15 +43,15 @@ class Guard:
             await self.app({**scope, "method": "GET"}, receive, guarded)
 
     def _refused(self, scope: Message) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
-        headers = {name.lower(): value for name, value in scope["headers"]}
+        headers, method = {name.lower(): value for name, value in _headers(scope)}, str(scope["method"])
         if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
             text, rule = "host: the page was requested under another name", "loopback names, or the --host given"
             return 400, problem(text, "host", rule), []
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, problem(f"method {scope['method'][:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
+        if method not in ("GET", "HEAD"):
+            return 405, problem(f"method {method[:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
         if headers.get(b"content-length", b"0").strip() not in (b"0", b"") or b"transfer-encoding" in headers:
             return 413, problem("body: questions have none", "body", "no body"), [(b"connection", b"close")]
-        if len(scope.get("query_string", b"")) > MAX_QUERY:
+        if isinstance(query := scope.get("query_string"), bytes) and len(query) > MAX_QUERY:
             return 414, problem(f"query: longer than {MAX_QUERY:,} bytes", "query"), []
         return None
 
@@ -65,6 +64,11 @@ class Guard:
             return True
         # Bound to all addresses, each of them is ours; a name is not, because anybody can point one here.
         return self.host in ("0.0.0.0", "::") and _is_address(name)
+
+
+def _headers(message: Message) -> list[tuple[bytes, bytes]]:
+    held = message.get("headers")
+    return list(held) if isinstance(held, Iterable) else []
 
 
 def _is_address(name: str) -> bool:
@@ -80,7 +84,7 @@ def _add_headers(send: Send, head: bool) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), *RAW]}
+            message = {**message, "headers": [*_headers(message), *RAW]}
         elif head and message["type"] == "http.response.body":
             message = {**message, "body": b""}
         await send(message)

@@ -28,7 +28,7 @@ def _copies(tokens: Array, experts: Array, top_k: Array, ranks: Array, low: bool
     return np.asarray(tokens * [float(expected_destinations(Experts(int(e), int(k), 1), float(n))) for e, k, n in pairs])
 
 
-def _both_ways(form: str, low: bool) -> KernelKind:
+def _exchange_kind(form: str, low: bool) -> KernelKind:
     def make(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG001
         ranks = x["node_num"] * x["gpus_per_host"]
         elements = x["hidden_size"] * _copies(x["num_token"], x["num_experts"], x["num_topk"], ranks, low)
@@ -56,7 +56,7 @@ def _exchange_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
 _SIZES = ("num_tokens", "hidden_size", "topk", "num_experts", "ep_size")
 _WORDS = ("comm_backend", "phase", "comm_dtype")
 KINDS = (
-    _both_ways("exchange_low", low=True),
-    _both_ways("exchange_high", low=False),
+    _exchange_kind("exchange_low", low=True),
+    _exchange_kind("exchange_high", low=False),
     KernelKind("moe_a2a", "exchange", _SIZES, _exchange_kernels, lambda x: x["num_tokens"], "", alike=_WORDS),
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Make, Sizes, Words
 from commtax_lab.published.kernel_kinds.loads import BusiestRankLoad, load
 
-FACTS: dict[str, Any] = lab_table("published/kernel_kinds/experts.toml")
+FACTS = lab_table("published/kernel_kinds/experts.toml")
 GATED, PLAIN = 2.0, 1.0  # matrices up
 SKEW = "power_law_"
 MOST, MOST_EXPERTS = 10**9, 4096  # sizes above are no mixture's
@@ -55,15 +54,11 @@ def _sizes(words: Words, x: Sizes, arrived: bool = False) -> RoutedSizes:
     )
 
 
-def _format(words: Words) -> dict[str, Any]:
+def _format(words: Words) -> tuple[str, str, float]:
     """Arithmetic, table of constants and bytes of a weight; of formats that the tables do not have yet as far as they are known."""
     dtype = words["dtype"]
-    known: dict[str, Any] = FACTS["formats"].get(words["moe_dtype"]) or {
-        "dtype": dtype,
-        "store": dtype,
-        "bytes": DTYPE_BYTES[dtype],
-    }
-    return known
+    known = FACTS["formats"].get(words["moe_dtype"])
+    return (known["dtype"], known["store"], known["bytes"]) if known else (dtype, dtype, DTYPE_BYTES[dtype])
 
 
 def _num_up_matrices(words: Words, x: Sizes) -> Array:
@@ -84,8 +79,8 @@ def _backend(words: Words) -> str:
 
 def _kernels(words: Words, x: Sizes, r: RoutedSizes, backend: str) -> Sequence[Kernel]:
     """The rows as two kernels."""
-    known = _format(words)
-    return routed_kernels(_with_warm_weights(r, known["bytes"], x), known["dtype"], known["store"], known["bytes"], backend)
+    dtype, store, weight_bytes = _format(words)
+    return routed_kernels(_with_warm_weights(r, weight_bytes, x), dtype, store, weight_bytes, backend)
 
 
 def _with_warm_weights(r: RoutedSizes, weight_bytes: float, x: Sizes) -> RoutedSizes:
@@ -97,14 +92,14 @@ def _with_warm_weights(r: RoutedSizes, weight_bytes: float, x: Sizes) -> RoutedS
 
 def timed_sizes(words: Words, x: Sizes) -> RoutedSizes:
     """Sizes of the rows of a table as they ran: their loads, and what the cache kept."""
-    return _with_warm_weights(_sizes(words, x), _format(words)["bytes"], x)
+    return _with_warm_weights(_sizes(words, x), _format(words)[2], x)
 
 
 def _plain_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
     return _kernels(words, x, _sizes(words, x), _backend(words))
 
 
-def _between_exchanges(backend: str) -> Make:
+def _exchanged_kernels(backend: str) -> Make:
     """Rows whose tokens come by an exchange."""
     return lambda words, x: _kernels(words, x, _sizes(words, x, arrived=True), backend)
 
@@ -137,7 +132,7 @@ def _kind(tail: str, make: Make, more: tuple[str, ...] = ()) -> KernelKind:
 
 KINDS = (
     _kind("moe", _plain_kernels),
-    _kind("wideep_moe", _between_exchanges("wideep"), ("num_slots",)),
-    _kind("wideep_context_moe", _between_exchanges("context")),
-    _kind("wideep_generation_moe", _between_exchanges("generation")),
+    _kind("wideep_moe", _exchanged_kernels("wideep"), ("num_slots",)),
+    _kind("wideep_context_moe", _exchanged_kernels("context")),
+    _kind("wideep_generation_moe", _exchanged_kernels("generation")),
 )

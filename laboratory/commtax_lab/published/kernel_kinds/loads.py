@@ -28,12 +28,12 @@ class BusiestRankLoad:
 @lru_cache(maxsize=65536)
 def load(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> BusiestRankLoad:
     """Loads with ``skew`` for the power law's exponent; 0: equal ones."""
-    local = _draw_loads(tokens, experts, top_k, ep, skew) if skew else _equal(tokens, experts, top_k)[:, : experts // ep]
+    local = _draw_loads(tokens, experts, top_k, ep, skew) if skew else _equal_loads(tokens, experts, top_k)[:, : experts // ep]
     missed = np.prod(1 - np.minimum(1, local / tokens), axis=1)
     return BusiestRankLoad(float(local.sum(1).mean()), float((local > 0).sum(1).mean()), float(tokens * (1 - missed.mean())))
 
 
-def _equal(tokens: int, experts: int, top_k: int) -> Array:
+def _equal_loads(tokens: int, experts: int, top_k: int) -> Array:
     """Copies by expert when each token's experts lie equally far from each other, and tokens begin one after the other."""
     stride = -(-experts // top_k)
     rounds, rest = divmod(tokens, experts) if tokens >= stride else (0, tokens)

@@ -6,7 +6,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
-_FACTS: dict[str, Any] = lab_table("published/modules.toml")
+_FACTS = lab_table("published/modules.toml")
 SOURCES: dict[str, list[str]] = _FACTS["kernel_sources"]
 QUANTS = {"fp8": Quant("fp8", "fp8", (128, 128)), "nvfp4": Quant("modelopt", "nvfp4", (1, 16), scale_bytes=1)}
 Parts = Callable[[KernelStep, Attention, Words], Iterator[Kernel]]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
 from commtax.catalog.fields import Fields
-from commtax.files import Json
 from commtax.spec import Attention, Block, Compressed, Experts, Extra, Hyper, Indexer, Latent, Model
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
@@ -67,7 +66,7 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [own if chooses else taken for chooses in full]
 
 
-def _letters(c: Fields, count: int) -> list[Json] | None:
+def _letters(c: Fields, count: int) -> list[object] | None:
     """``index_topk_pattern``: a list, or a text of one letter a layer."""
     pattern = c.get("index_topk_pattern")
     return c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count) if isinstance(pattern, str) else None
@@ -94,14 +93,15 @@ def _deepseek4(c: Fields) -> Model:
 def _ratios(c: Fields, count: int) -> list[int]:
     """Tokens that share an entry in each layer, by number, by the layer's name, or as transformers' class alternates them."""
     numbers, names = c.sequence("compress_ratios", count), c.sequence("layer_types", count)
-    listed = numbers or [RATIOS.get(name, -1) if isinstance(name, str) else -1 for name in names or ()]
+    listed: list[object] = numbers or [RATIOS.get(name, -1) if isinstance(name, str) else -1 for name in names or ()]
     if not listed:
         c.default("compress_ratios", "two layers of 128, then 128 and 4 in turn")
         return [128 if i < 2 or i % 2 == 0 else 4 for i in range(count)]
-    if not all(type(ratio) is int and 0 <= ratio < 2**20 for ratio in listed):
+    ratios = [ratio for ratio in listed if type(ratio) is int and 0 <= ratio < 2**20]
+    if len(ratios) < len(listed):
         c.bad.append("compress_ratios (numbers of tokens)")
         return [0] * count
-    return listed
+    return ratios
 
 
 def _compressed_attention(c: Fields, ratio: int) -> Attention:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from commtax.catalog.families.parts import MAX_PREDICTIONS, STATES, decoder, family, heads, predictor
 from commtax.catalog.fields import MAX_LAYERS, Fields
-from commtax.files import Json
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
@@ -77,7 +76,7 @@ def _nemotron_nas(c: Fields) -> Model:
     return decoder(c, [_pruned_block(c, entry) for entry in c.pattern("block_configs", count)])
 
 
-def _pruned_block(c: Fields, entry: Json) -> Block:
+def _pruned_block(c: Fields, entry: object) -> Block:
     parts = entry if isinstance(entry, Mapping) else {}
     attention, ffn = (part if isinstance(part, Mapping) else {} for part in (parts.get("attention"), parts.get("ffn")))
     straight = sum(bool(part.get("replace_with_linear")) for part in (attention, ffn))
@@ -88,7 +87,7 @@ def _pruned_block(c: Fields, entry: Json) -> Block:
     return Block(mixer, mlp, norms, tuple(Extra(f"linear_{i}.weight", (hidden, hidden), part="mlp") for i in range(straight)))
 
 
-def _grouped_attention(c: Fields, attention: Mapping[str, Json]) -> Attention:
+def _grouped_attention(c: Fields, attention: Mapping[str, object]) -> Attention:
     """``n_heads_in_group`` query heads share keys and values."""
     each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
     window = c.inside(attention).number("window_length", 0)

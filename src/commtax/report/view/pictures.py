@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.columns import FAMILY, ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.report.documents import Record, Value
 from commtax.report.money import page_note
 from commtax.report.planning import place_words, plans_document, recommended_words
@@ -19,8 +19,7 @@ def serving_front(a: ServingPlans) -> Record:
     """What a user gets against what a GPU gives."""
     rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thin_front(rows, best)]
-    document = plans_document(a, TOP)
-    why = list(document["why"])
+    why = list(a.why)
     none = f"no plan is {percent(a.question.goal.confidence)} likely to meet the limits; it would take {', or '.join(a.would_take)}"
     none = none if len(a.near) else "no plan fits in memory"
     sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
@@ -29,7 +28,7 @@ def serving_front(a: ServingPlans) -> Record:
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
         why = [*why, *(place_words(a, place) for place in a.places), usd, lengths_note(a.question.requests.spread)]
     titles = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
-    return {**document, "front": points, "why": why, "sentence": sentence, **titles}
+    return {**plans_document(a, TOP), "front": points, "why": why, "sentence": sentence, **titles}
 
 
 def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
@@ -37,8 +36,7 @@ def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
     rows, plans, own = a.front, a.plans, a.recommended
     if not len(plans):
         return rows, -1
-    names = ("mode", "tp", "pp", "dp", "ep", "dtype", "exchange", "prefill_tp", "prefill_dp", "replicas")
-    same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[own] for n in names])
+    same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[own] for n in (*FAMILY, "exchange")])
     same &= rows.concurrency == plans.concurrency[own]
     if not same.any():
         return ServingColumns.joined([rows, plans.take(np.array([own]))]), len(rows)
@@ -65,7 +63,7 @@ def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool) -> Record:
 
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
-    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
+    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES[:4]}
     length = np.asarray(a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)).item()
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchanges[int(rows.exchange[i])]

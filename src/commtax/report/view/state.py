@@ -25,12 +25,13 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
-from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
+from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
+from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
 
-MAX_GPUS = MOST["dp"]
+MAX_GPUS = MOST[AXES[-1]]
 MAX_LAYERS = 1_024
 SHOWN = ("decode", "prefill", "train")
 """Phases that the page draws."""
@@ -39,7 +40,7 @@ SHOWN = ("decode", "prefill", "train")
 class RefusedError(Refusal):
     """A question that cannot be asked, under the page's own key; ``malformed`` where it cannot even be read."""
 
-    def __init__(self, rule: str, argument: str = "", nearest: Sequence[int | str] = (), malformed: bool = True) -> None:
+    def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), malformed: bool = True) -> None:
         super().__init__(rule, argument, nearest)
         self.malformed = malformed
 
@@ -57,6 +58,7 @@ class Key:
     words: tuple[str, ...] = ()
     length: int = 64
     pattern: str = ""
+    also: Sequence[str] = ()  # further names of the library's for it
     plain: bool = False  # asked and shown as it is, whatever else is
 
     @property
@@ -73,7 +75,7 @@ class Key:
             raise RefusedError(f"{self.name}: {kind} is needed, not '{_printable(text)}'", self.name)
         value = int(text) if whole else float(text)
         if not self.low <= value <= self.high:
-            near: Any = min(max(value, self.low), self.high)
+            near = min(max(value, self.low), self.high)
             raise RefusedError(f"{self.name}={value:g}: from {self.low:g} to {self.high:g}", self.name, [near])
         return value
 
@@ -110,7 +112,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 """All that a key may be, of those that have a list."""
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
-SHORT = {key.option: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
+SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
 """Arguments of the library, and the key that a reader knows them by."""
 
 
@@ -139,26 +141,20 @@ class State:
     @property
     def options(self) -> dict[str, object]:
         """What is asked beside model and cluster, by the names that the library and the command line have for it."""
-        asked = {name: self[SHORT[name]] for name in ("engine", "dtype", "library")}
-        asked |= {key.option: self[key.name] for key in PLAIN} | {"phase": self["ph"]}
-        asked |= {"sequence_parallel": bool(self["sp"]) or None, "eager": bool(self["eg"])}
-        if self["ep"] > 1:
-            asked["imbalance"] = self["imb"] or None
+        asked: dict[str, object] = {**CompareOptions(engine=self["e"], dtype=self["dt"], library=self["lib"])}
+        asked |= {key.option: self[key.name] for key in PLAIN}
+        asked |= CompareOptions(phase=self["ph"], sequence_parallel=bool(self["sp"]) or None, eager=bool(self["eg"]))
+        if self["ep"] > 1 and self["imb"]:
+            asked |= CompareOptions(imbalance=self["imb"])
         if not PHASES[self["ph"]].trains:
-            asked["redundant_experts"] = (self["ep"] > 1 and self["red"]) or None
-            asked["ep_backend"] = (self["ep"] > 1 and self["a2a"]) or None
-            return asked | {"batch": self["b"], "context": self.length, "kv_dtype": self["kv"]}
-        axes = self["as"]
-        return asked | {
-            "batch": self["b"] * self["n"],
-            "micro_batch": self["b"],
-            "context": self.length,
-            "zero": int(self["z"]) if self["z"] else None,
-            "async_axes": None if not axes else () if axes == "none" else tuple(axes.split(",")),
-            "recompute": self["rc"],
-            "schedule": self["sch"],
-            "chunks": self["v"] if self["sch"] == "interleaved" else 1,
-        }
+            if self["ep"] > 1:
+                asked |= CompareOptions(redundant_experts=self["red"], ep_backend=self["a2a"])
+            return {**asked, **CompareOptions(batch=self["b"], context=self.length, kv_dtype=self["kv"])}
+        axes, chunks = self["as"], self["v"] if self["sch"] == "interleaved" else 1
+        asked |= CompareOptions(batch=self["b"] * self["n"], micro_batch=self["b"], context=self.length)
+        asked |= CompareOptions(zero=int(self["z"]) if self["z"] else None)
+        asked |= CompareOptions(async_axes=None if not axes else () if axes == "none" else tuple(axes.split(",")))
+        return {**asked, **CompareOptions(recompute=self["rc"], schedule=self["sch"], chunks=chunks)}
 
     @cached_property
     def question(self) -> Question:
@@ -196,7 +192,7 @@ def state_of(q: Question) -> State:
 
 USUAL = {key.option: options()[key.option].default for key in KEYS if key.option in options()}
 """What needs no word; of all others nothing, "" and False."""
-FLAGS = {axis: f"-{axis}" for axis in SIZES} | {"async_axes": "--async"}
+FLAGS = {name: option.flags[0] for name, option in options().items() if option.flags} | {axis: f"-{axis}" for axis in SIZES}
 
 
 def arguments(state: State) -> list[str]:

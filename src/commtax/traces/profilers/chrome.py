@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 
 from commtax.evidence.thresholds import thresholds
-from commtax.files import OUTPUT_BYTES, FileStream, Json, parse_json
+from commtax.files import OUTPUT_BYTES, FileStream, JsonObject, need_list, need_number, need_object, parse_json
 from commtax.statement import Note, Refusal
 from commtax.timeline import PRODUCER
 from commtax.traces.profilers import kineto
@@ -44,9 +44,9 @@ def read_own(stream: FileStream) -> list[Trace]:
     name = stream.path.name
     document = parse_json(stream.whole(OUTPUT_BYTES), f"trace '{name}'")
     try:
-        events = [e for e in document["traceEvents"] if isinstance(e, dict)]
-        lanes = {e["tid"]: str(e["args"]["name"]) for e in events if e.get("name") == "thread_name"}
-        slices: dict[str, list[Json]] = {lane: [] for lane in lanes.values()}
+        events = [e for e in need_list(need_object(document)["traceEvents"]) if isinstance(e, dict)]
+        lanes: dict[object, str] = {e["tid"]: str(need_object(e["args"])["name"]) for e in events if e.get("name") == "thread_name"}
+        slices: dict[str, list[JsonObject]] = {lane: [] for lane in lanes.values()}
         for event in events:
             if event.get("ph") == "X":
                 slices[lanes[event["tid"]]].append(event)
@@ -58,8 +58,8 @@ def read_own(stream: FileStream) -> list[Trace]:
     return found
 
 
-def _lane_trace(lane: str, number: int, slices: Sequence[Json]) -> Trace:
-    rows = [(lane, *_span(e), e["cat"] if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
+def _lane_trace(lane: str, number: int, slices: Sequence[JsonObject]) -> Trace:
+    rows = [(lane, *_span(e), str(e["cat"]) if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
     every = (s for e in slices for s in _steps(e))
     steps = [replace(s, index=i) for i, s in enumerate(islice(every, COUNT.most_steps))]
     notes = [Note("simulated", f"'{lane}' of a simulation by {PRODUCER}")]
@@ -80,21 +80,21 @@ def _lane_trace(lane: str, number: int, slices: Sequence[Json]) -> Trace:
     )
 
 
-def _span(event: Json) -> tuple[float, float]:
-    start, seconds = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
+def _span(event: JsonObject) -> tuple[float, float]:
+    start, seconds = need_number(event["ts"]) * 1e-6, need_number(event["dur"]) * 1e-6
     if not (abs(start) < LEVEL.most_s and 0 <= seconds < LEVEL.most_s):
         raise ValueError(f"a slice at {start:g} s of {seconds:g} s")
     return start, start + seconds
 
 
-def _steps(event: Json) -> Iterator[TraceStep]:
+def _steps(event: JsonObject) -> Iterator[TraceStep]:
     """The steps that a slice stands for."""
     match = _ALIKE.match(str(event["name"]))
     if not match:
         return
     count, tokens, decodes = (int((part or "0").replace(",", "")) for part in match.groups())
     (start, end), count = _span(event), min(count, COUNT.most_steps)
-    phase, each = PHASES.get(event["cat"], ""), (end - start) / max(count, 1)
+    phase, each = PHASES.get(str(event["cat"]), ""), (end - start) / max(count, 1)
     for i in range(count):
         window = start + i * each, start + (i + 1) * each
         yield TraceStep(0, str(event["name"]), *window, window, phase, decodes, bool(tokens), tokens)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from commtax.evidence.collective_names import is_call, operator_op, shared_memory_op
 from commtax.evidence.thresholds import counts
-from commtax.files import Json, MiB
+from commtax.files import Json, JsonObject, MiB, need_object, need_whole
 from commtax.statement import Refusal
 from commtax.timeline import Column
 from commtax.traces import trace
@@ -34,7 +34,7 @@ WRONG = (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowEr
 """What an event of the wrong form ends in."""
 _ROLE, _TRAINS, _GRADIENT = 15, 16, 32  # of a host's event, that it runs in training alone, and that it accumulates a gradient
 _OF_COLLECTIVES = ("Collective name", "In msg nelems", "Group size")
-_CATEGORIES: Mapping[str, Any] = TABLE["categories"]
+_CATEGORIES: Mapping[str, Sequence[str]] = TABLE["categories"]
 COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("copy_kernels", "wait_kernels", "launch_ends"))
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
@@ -88,12 +88,12 @@ class _Roles(dict[str, int]):
         return role
 
 
-class NumberedThings(dict[Hashable, int]):
+class NumberedThings(dict[object, int]):
     """Things numbered in the order in which they came; ``signs``: what their text takes."""
 
     signs = 0
 
-    def __missing__(self, thing: Hashable) -> int:
+    def __missing__(self, thing: object) -> int:
         self.signs += len(thing) + 100 if isinstance(thing, str) else 200
         self[thing] = number = len(self)
         return number
@@ -176,21 +176,22 @@ class Columns:
             return
         kind = KERNEL  # until it is known
         try:
-            kind = self.kind_of(event.get("cat") or "")
+            category: object = event.get("cat") or ""
+            kind = self.kind_of(category)
             start, end = span(event["ts"], event.get("dur", 0) if kind != OTHER else 0)
             if kind != OTHER:
                 if event["name"] is None:
                     raise ValueError("an event without a name")
-                self.place(kind, str(event["name"]), start, end, *map(event.get, ("pid", "tid", "args")))
+                self.place(kind, str(event["name"]), start, end, event.get("pid"), event.get("tid"), event.get("args"))
         except WRONG:
             self.wrong += kind != OTHER
             self.complete += kind == OTHER
         else:
             self.begun(start)
 
-    def place(self, kind: int, name: str, start: int, end: int, pid: Any, tid: Any, args: Json) -> None:
+    def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, told: Json) -> None:
         """An event whose arguments are told as JSON has them."""
-        args = args or {}
+        args = told if isinstance(told, dict) else need_object(told or {})
         if kind in (ANNOTATION, OPERATOR):
             self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
         elif kind == LAUNCH:
@@ -201,10 +202,10 @@ class Columns:
             device, stream = args.get("device"), args.get("stream")
             # The device as it is told, then device and stream as they are shown: process and thread where those are not told.
             place = device, pid if device is None else device, tid if stream is None else stream
-            told = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
+            facts = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
             correlation = correlation_of(args.get("correlation"))
             self.found_device()
-            self.device.add((start, end, self.names[name], self.lanes[place], correlation, told, kind == COPY))
+            self.device.add((start, end, self.names[name], self.lanes[place], correlation, facts, kind == COPY))
 
     def found_device(self) -> None:
         """From now on what the host computes is not asked for."""
@@ -217,7 +218,7 @@ class Columns:
         names: Sequence[str],
         starts: Column,
         ends: Column,
-        tids: Sequence[Any],
+        tids: Sequence[object],
         told: Callable[[str, T], int],
         args: Sequence[T],
     ) -> None:
@@ -238,7 +239,7 @@ class Columns:
             work = np.flatnonzero(roles & _ROLE == WORK)
             self.work.extend(starts[work], ends[work], *([column[i] for i in work.tolist()] for column in (numbers, threads)))
 
-    def told(self, name: str, args: Json) -> int:
+    def told(self, name: str, args: JsonObject) -> int:
         """The number of what an event's arguments tell of a collective."""
         return self.facts[facts_of(name, args)]
 
@@ -255,11 +256,11 @@ class Columns:
             raise Refusal(f"trace '{self.file}': {told}, which is more than is kept; profile fewer steps", "trace")
 
 
-def correlation_of(told: Any) -> int:
+def correlation_of(told: Json) -> int:
     """The number that links a device's event to its launch."""
     if told is None:
         return UNTOLD
-    number = int(told)
+    number = told if isinstance(told, int) else need_whole(told)
     if not UNTOLD < number < -UNTOLD:
         raise ValueError("a correlation beyond eight bytes")
     return number

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from typing import Generic, TypeVar
 
 from commtax.evidence.thresholds import counts
-from commtax.files import Json, MiB, parse_json
+from commtax.files import JsonObject, MiB, object_of, parse_json
 from commtax.statement import Refusal
 
 Item = TypeVar("Item")
+Decode = Callable[[bytes], Sequence[Item]]
 COUNT = counts(__name__)
 _MARK = 4
 _SPACE = b" \t\r\n"
@@ -57,20 +58,18 @@ class ListedObjects(Generic[Item]):
     why a file was not read to its end, and ``at`` is the byte (of the unpacked text) up to which its objects are whole.
     """
 
-    def __init__(
-        self, pieces: Iterable[bytes], key: str, decode: Callable[[bytes], list[Item]], is_item: Callable[[Item], bool], name: str
-    ) -> None:
+    def __init__(self, pieces: Iterable[bytes], key: str, decode: Decode[Item], is_item: Callable[[Item], bool], name: str) -> None:
         self._pieces, self._decode, self._is_item, self.name = pieces, decode, is_item, name
         self._key = re.compile(rb'"' + key.encode() + rb'"\s*+:\s*+')
         self.key = key
-        self.around: dict[str, Json] = {}
+        self.around: JsonObject = {}
         self.damaged = self.at = 0
         self.partial = ""
         self._broken: Refusal | None = None
         self._bare = False
         self._budget = COUNT.scanned
 
-    def __iter__(self) -> Iterator[list[Item]]:
+    def __iter__(self) -> Iterator[Sequence[Item]]:
         fed = self._fed()
         held, needed, tail = self._begin(fed), 0, None
         for piece in chain(fed, (b"",)):
@@ -103,7 +102,7 @@ class ListedObjects(Generic[Item]):
                 break
         self._end(held, tail)
 
-    def _swiftly(self, held: bytes, piece: bytes) -> list[Item] | None:
+    def _swiftly(self, held: bytes, piece: bytes) -> Sequence[Item] | None:
         """What is whole in what is held and a piece, without a copy of either; None where that is not so simple."""
         end, _ = _last_cut(piece, COUNT.near)
         return self._decoded(held.lstrip(_SPACE + b","), memoryview(piece)[:end]) if end else None
@@ -165,7 +164,7 @@ class ListedObjects(Generic[Item]):
                 continue
             if held[place.end() : place.end() + 1] != b"[":
                 raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
-            self.around.update(before)
+            self.around.update(object_of(before))
             self.at = place.end() + 1
             return True
         damaged = next((m for m in places if held[m.end() : m.end() + 1] == b"["), None) if last else None
@@ -173,7 +172,7 @@ class ListedObjects(Generic[Item]):
             self.damaged, self.at = 1, damaged.end() + 1
         return damaged is not None
 
-    def _taken(self, held: bytes, last: bool) -> tuple[list[Item], int, bool]:
+    def _taken(self, held: bytes, last: bool) -> tuple[Sequence[Item], int, bool]:
         """The objects that are whole in what is held, how much of it they take, and whether the list ends there."""
         end, begin = _last_cut(held)
         if not begin and not last:
@@ -184,7 +183,7 @@ class ListedObjects(Generic[Item]):
         others, used, closed = self._one_by_one(held, begin if items is not None else 0)
         return [*(items or ()), *others], used, closed
 
-    def _one_by_one(self, held: bytes, at: int) -> tuple[list[Item], int, bool]:
+    def _one_by_one(self, held: bytes, at: int) -> tuple[Sequence[Item], int, bool]:
         """As ``_taken`` from a place on, object for object; damaged ones are left out."""
         found: list[Item] = []
         cuts = [m.span() for m in _NEXT.finditer(held, at)] or [m.span() for m in _ANY_NEXT.finditer(held, at)]
@@ -221,7 +220,7 @@ class ListedObjects(Generic[Item]):
         if cuts and len(cuts) <= COUNT.following:  # the last one ends with its own bracket
             yield from self._decoded(held[cuts[-1][1] : self._close(held, cuts[-1][1])]) or ()
 
-    def _decoded(self, *text: bytes | memoryview) -> list[Item] | None:
+    def _decoded(self, *text: bytes | memoryview) -> Sequence[Item] | None:
         """The objects of a text without the list's brackets; None where it is no JSON."""
         try:
             return self._decode(b"".join((b"[", *text, b"]")))
@@ -257,7 +256,7 @@ class ListedObjects(Generic[Item]):
         text = b'{"":0' + (rest if rest[:1] != b"}" else rest[:1])
         for _ in range(32 if len(text) < MiB else 2):  # without its last key, and without the one before …
             try:
-                self.around.update(parse_json(repair_json(text), self.name, depth=None))
+                self.around.update(object_of(parse_json(repair_json(text), self.name, depth=None)))
                 return
             except Refusal:
                 self.partial = "cut off behind its events" if not self._broken else str(self._broken)

@@ -11,10 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from commtax.evidence.thresholds import counts
-from commtax.files import TRACE_BYTES, FileStream, Json, open_stream
+from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject, list_of, need_number, need_whole, object_of, open_stream
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers.columns import CALL, WRONG, Columns
 from commtax.traces.profilers.json_pieces import ListedObjects
@@ -71,7 +70,7 @@ def traces_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Tra
     return _traces(listed.around, columns, name, partial)
 
 
-def assemble(head: Json, events: Iterable[Json], name: str) -> Trace:
+def assemble(head: JsonObject, events: Iterable[Json], name: str) -> Trace:
     """A trace from its head (``distributedInfo``, ``deviceProperties``, ``baseTimeNanoseconds``) and events as Kineto has them."""
     columns = Columns(name)
     for number, event in enumerate(events):
@@ -81,24 +80,22 @@ def assemble(head: Json, events: Iterable[Json], name: str) -> Trace:
     return _traces(head, columns, name, "")[0]
 
 
-def parse(document: Any, name: str = "trace") -> Trace:
+def parse(document: Json, name: str = "trace") -> Trace:
     """A trace from its JSON."""
-    head = document if isinstance(document, dict) else {}
+    head = object_of(document)
     listed = head.get("traceEvents") if head else document
     if not isinstance(listed, list):
         raise Refusal(f"trace '{name}': no traceEvents found", "trace")
     return assemble(head, listed, name)
 
 
-def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace]:
+def _traces(head: JsonObject, columns: Columns, name: str, partial: str) -> list[Trace]:
     if not columns.complete:
         why = f", {plural(columns.wrong, 'damaged one')}" if columns.wrong else ""
         raise Refusal(f"trace '{name}': no complete events (ph X) found{why}{f' ({partial})' if partial else ''}", "trace")
-    job = head.get("distributedInfo")
-    job = job if isinstance(job, dict) else {}
+    job = object_of(head.get("distributedInfo"))
     rank = _rank(job, name)
-    listed = job.get("pg_config")
-    groups = [g for g in listed if isinstance(g, dict)] if isinstance(listed, list) else []
+    groups = [g for g in list_of(job.get("pg_config")) if isinstance(g, dict)]
     # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
     sizes = {_whole_number(g.get("pg_size")) for g in groups} - {0, 1}
     run = RankEvents(columns, sizes.pop() if len(sizes) == 1 else 0, _groups(groups))
@@ -112,7 +109,7 @@ def _traces(head: Json, columns: Columns, name: str, partial: str) -> list[Trace
 
 
 def _trace(
-    head: Json, run: RankEvents, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int
+    head: JsonObject, run: RankEvents, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int
 ) -> Trace:
     """What one device ran."""
     steps = run.steps()
@@ -136,16 +133,16 @@ def _trace(
     )
 
 
-def _whole_number(told: Any) -> int:
+def _whole_number(told: Json) -> int:
     """A whole number of a trace's head; 0 where there is none."""
     try:
-        number = int(told or 0)
+        number = need_whole(told or 0)
     except WRONG:
         return 0
     return number if abs(number) < 2**63 else 0
 
 
-def _rank(job: Json, name: str) -> int:
+def _rank(job: JsonObject, name: str) -> int:
     """As the trace tells it, else as its file is called: rank1.….pt.trace.json, t_rank-0.json, …-TP-3.trace.json.gz, r1.json."""
     if isinstance(job.get("rank"), int):
         return _whole_number(job["rank"])
@@ -153,33 +150,34 @@ def _rank(job: Json, name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _host(head: Json, name: str) -> str:
+def _host(head: JsonObject, name: str) -> str:
     if isinstance(told := head.get("host_name"), str):
         return told
     found = _HOST.match(name)
     return found["host"] if found and not any(pattern.search(name) for pattern in _RANK) else ""
 
 
-def _groups(listed: Iterable[Json]) -> Groups:
+def _groups(listed: Iterable[JsonObject]) -> Groups:
     """Ranks of the process groups that the trace lists."""
     found = {}
     for group in listed:
-        ranks = group.get("ranks")
-        if isinstance(ranks, list) and all(isinstance(r, int) for r in ranks):
-            found[str(group.get("pg_name", ""))] = tuple(ranks)
+        given = group.get("ranks")
+        ranks = tuple(rank for rank in list_of(given) if isinstance(rank, int))
+        if isinstance(given, list) and len(ranks) == len(given):
+            found[str(group.get("pg_name", ""))] = ranks
     return found
 
 
-def _device(head: Json, used: Counter[object]) -> Device | None:
+def _device(head: JsonObject, used: Counter[object]) -> Device | None:
     """The GPU that most of the rank's kernels ran on, from ``deviceProperties``; None where a trace has none."""
-    given = head.get("deviceProperties")
-    listed = [d for d in given if isinstance(d, dict) and _whole_number(d.get("totalGlobalMem"))] if isinstance(given, list) else []
+    given = list_of(head.get("deviceProperties"))
+    listed = [d for d in given if isinstance(d, dict) and _whole_number(d.get("totalGlobalMem"))]
     if not listed:
         return None
     number = next((n for n, _ in used.most_common() if isinstance(n, int)), 0)
     own = next((d for d in listed if d.get("id") == number), listed[0])
     alike = sum(d.get("totalGlobalMem") == own["totalGlobalMem"] and d.get("name") == own.get("name") for d in listed)
-    return Device(str(own.get("name", "")).strip(), float(own["totalGlobalMem"]), _whole_number(own.get("numSms")), alike)
+    return Device(str(own.get("name", "")).strip(), need_number(own["totalGlobalMem"]), _whole_number(own.get("numSms")), alike)
 
 
 def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[TraceStep]) -> Iterator[Note]:

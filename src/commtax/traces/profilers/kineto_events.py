@@ -17,47 +17,40 @@ import msgspec
 import numpy as np
 
 from commtax.evidence.thresholds import counts
-from commtax.files import Json
+from commtax.files import Json, need_object
 from commtax.timeline import Column
-from commtax.traces.profilers.columns import (
-    ANNOTATION,
-    COPY,
-    EARLIEST_NS,
-    LARGE_US,
-    LATEST_NS,
-    LAUNCH,
-    LONGEST_NS,
-    OPERATOR,
-    OTHER,
-    UNTOLD,
-    WRONG,
-    Columns,
-    all_ns,
-    ns,
-)
+from commtax.traces.profilers import columns as limits
+from commtax.traces.profilers.columns import ANNOTATION, COPY, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns, all_ns, ns
 from commtax.traces.profilers.json_pieces import repair_json
 from commtax.traces.profilers.kineto_facts import KEYS
 
 NONE = msgspec.Raw(b"")
 
 
-class Event(msgspec.Struct, gc=False):
-    """One event; its arguments stay text."""
+class _EventPlace(msgspec.Struct, gc=False):
+    """What an event is and where; fields stand in the order of a trace, in which they are decoded fastest."""
 
     ph: str = ""
     cat: str = ""
     name: str | None = None
     pid: int | str = 0
     tid: int | str = 0
+
+
+class Event(_EventPlace, gc=False):
+    """One event; its arguments stay text."""
+
     ts: float = math.nan
     dur: float = 0.0
     args: msgspec.Raw = NONE
 
 
-class ExactEvent(Event, gc=False):
+class ExactEvent(_EventPlace, gc=False):
     """One event whose time of beginning stays text: microseconds since 1970 with nanoseconds behind the point."""
 
-    ts: msgspec.Raw = NONE  # type: ignore[assignment]
+    ts: msgspec.Raw = NONE
+    dur: float = 0.0
+    args: msgspec.Raw = NONE
 
 
 class OddEvent:
@@ -96,6 +89,7 @@ _Told = msgspec.defstruct(
 """What facts are made of, as text."""
 COUNT = counts(__name__)
 Typed = Event | ExactEvent
+SomeEvent = Typed | OddEvent
 _TOLD = msgspec.json.Decoder(_Told).decode
 _LAUNCHED, _RAN = msgspec.json.Decoder(_LaunchArguments).decode, msgspec.json.Decoder(_DeviceArguments).decode
 _EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -110,18 +104,18 @@ class Decoder:
     def __init__(self) -> None:
         self.exact = False
 
-    def __call__(self, text: bytes) -> list[Typed | OddEvent]:
+    def __call__(self, text: bytes) -> Sequence[SomeEvent]:
         """Events; a text that is no JSON even when repaired is a ``ValueError`` or a ``RecursionError``."""
         if not self.exact:
             events = _decode_events(text, False)
             largest = max(map(_TIME, events), default=0.0)
-            if largest < LARGE_US:
+            if largest < limits.LARGE_US:
                 return events
-            self.exact = largest >= LARGE_US  # not where it is no number
+            self.exact = largest >= limits.LARGE_US  # not where it is no number
         return _decode_events(text, True)
 
 
-def is_event(event: Typed | OddEvent) -> bool:
+def is_event(event: SomeEvent) -> bool:
     """Whether an object is an event, and not a part of one; some writers leave out that it is complete."""
     return bool(event.ph) or (event.dur > 0 and event.name is not None)
 
@@ -136,13 +130,13 @@ class CollectiveNumber:
         key = name, b"\0".join(msgspec.structs.astuple(_TOLD(args or _EMPTY)))
         number = self._numbers.get(key)
         if number is None:
-            number = self._columns.told(name, _loads(args))
+            number = self._columns.told(name, need_object(_loads(args)))
             if len(self._numbers) < COUNT.most_known:
                 self._numbers[key] = number
         return number
 
 
-def take(columns: Columns, events: Sequence[Typed | OddEvent], known: CollectiveNumber) -> None:
+def take(columns: Columns, events: Sequence[SomeEvent], known: CollectiveNumber) -> None:
     """Add events to the columns."""
     shapes = set(map(type, events))
     if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
@@ -153,7 +147,7 @@ def take(columns: Columns, events: Sequence[Typed | OddEvent], known: Collective
         return None
     if shapes == {OddEvent}:
         return take(columns, [*events, Event()], known)
-    held: dict[int, list[Any]] = {kind: [] for kind in range(OTHER + 1)}
+    held: dict[int, list[SomeEvent]] = {kind: [] for kind in range(OTHER + 1)}
     by_category = _AppendByCategory(held)
     for event in events:
         if event.ph == "X" or (not event.ph and event.dur > 0):
@@ -166,44 +160,43 @@ def take(columns: Columns, events: Sequence[Typed | OddEvent], known: Collective
     return columns.judge_size()
 
 
-class _AppendByCategory(dict[str, Callable[[Any], None]]):
+class _AppendByCategory(dict[str, Callable[[SomeEvent], None]]):
     """By category, what appends an event to the list of its kind."""
 
-    def __init__(self, held: Mapping[int, list[Any]]) -> None:
+    def __init__(self, held: Mapping[int, list[SomeEvent]]) -> None:
         self._held = held
 
-    def __missing__(self, category: str) -> Callable[[Any], None]:
+    def __missing__(self, category: str) -> Callable[[SomeEvent], None]:
         self[category] = found = self._held[Columns.kind_of(category)].append
         return found
 
 
-def _earliest(events: list[Any]) -> int | None:
+def _earliest(events: Sequence[SomeEvent]) -> int | None:
     """When the first of them begins."""
-    exact = isinstance(events[0], ExactEvent)
-    times = [_number(e.ts) for e in events] if exact else []
-    low = min(times) if exact else min(map(_TIME, events))
-    if not EARLIEST_NS < low * 1000 < LATEST_NS:  # nor is anything less than what is no number
-        sound = [e for e in events if EARLIEST_NS < (_number(e.ts) if exact else e.ts) * 1000 < LATEST_NS]
+    exact, told = isinstance(events[0], ExactEvent), list(map(_TIME, events))
+    times = list(map(_number, told)) if exact else told
+    low = min(times)
+    if not limits.EARLIEST_NS < low * 1000 < limits.LATEST_NS:  # nor is anything less than what is no number
+        sound = [e for e, at in zip(events, times, strict=True) if limits.EARLIEST_NS < at * 1000 < limits.LATEST_NS]
         return _earliest(sound) if sound else None
-    return min(ns(bytes(e.ts).decode()) for e, at in zip(events, times, strict=True) if at <= low) if exact else ns(low)
+    return min(ns(bytes(raw).decode()) for raw, at in zip(told, times, strict=True) if at <= low) if exact else ns(low)
 
 
 class _EventColumns(NamedTuple):
     """Events of one kind as columns: each is touched once, since what is spread over the memory is slow to touch."""
 
     names: Sequence[str]
-    times: Sequence[Any]
+    times: Sequence[Any]  # numbers, or their text
     lasting: Sequence[float]
     pids: Sequence[int | str]
     tids: Sequence[int | str]
     args: Sequence[msgspec.Raw]
 
 
-def _place(columns: Columns, known: CollectiveNumber, kind: int, events: list[Any]) -> None:
+def _place(columns: Columns, known: CollectiveNumber, kind: int, events: Sequence[SomeEvent]) -> None:
     """All at once, or one by one where the arguments of some do not fit their types."""
-    kept, starts, ends = _with_times(
-        columns, _EventColumns(*zip(*map(_FIELDS, events), strict=True)), isinstance(events[0], ExactEvent)
-    )
+    found = _EventColumns(*zip(*map(_FIELDS, events), strict=True))
+    kept, starts, ends = _with_times(columns, found, isinstance(events[0], ExactEvent))
     if not len(starts):
         return
     try:
@@ -229,7 +222,9 @@ def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_Ev
     lasting = np.array(kept.lasting)
     times = np.array(list(map(_number, kept.times)) if exact else kept.times)
     with np.errstate(invalid="ignore", over="ignore"):
-        sound = (times * 1000 > EARLIEST_NS) & (times * 1000 < LATEST_NS) & (np.abs(lasting) * 1000 < LONGEST_NS)
+        sound = (
+            (times * 1000 > limits.EARLIEST_NS) & (times * 1000 < limits.LATEST_NS) & (np.abs(lasting) * 1000 < limits.LONGEST_NS)
+        )
     if None in kept.names:
         sound &= np.array([name is not None for name in kept.names])
     if not sound.all():
@@ -241,13 +236,14 @@ def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_Ev
 
 
 def _place_launches(columns: Columns, kept: _EventColumns, starts: Column, ends: Column) -> None:
-    told: list[Any] = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
+    told = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
+    correlations = [c for c in told if c is not None]
     numbers, threads = list(map(columns.names.__getitem__, kept.names)), list(map(columns.threads.__getitem__, kept.tids))
-    if None in told:
+    if len(correlations) < len(told):
         linked = [c is not None for c in told]
-        numbers, threads, told = (list(compress(column, linked)) for column in (numbers, threads, told))
+        numbers, threads = (list(compress(column, linked)) for column in (numbers, threads))
         starts, ends = starts[linked], ends[linked]
-    columns.launches.extend(starts, ends, numbers, threads, told)
+    columns.launches.extend(starts, ends, numbers, threads, correlations)
 
 
 def _place_device_events(
@@ -273,9 +269,9 @@ def _number(raw: msgspec.Raw) -> float:
         return math.nan
 
 
-def _decode_events(text: bytes, exact: bool) -> list[Any]:
+def _decode_events(text: bytes, exact: bool) -> Sequence[SomeEvent]:
     """Events of a list; what does not fit the types comes as JSON has it."""
-    whole: Callable[[bytes], list[Any]] = _EXACTS if exact else _EVENTS
+    whole: Callable[[bytes], Sequence[SomeEvent]] = _EXACTS if exact else _EVENTS
     try:
         return whole(text)
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
@@ -287,7 +283,7 @@ def _decode_events(text: bytes, exact: bool) -> list[Any]:
         return [_one(each, exact) for each in _EACH(repair_json(text))]
 
 
-def _one(raw: msgspec.Raw, exact: bool) -> Typed | OddEvent:
+def _one(raw: msgspec.Raw, exact: bool) -> SomeEvent:
     try:
         return _EXACT(raw) if exact else _EVENT(raw)
     except msgspec.ValidationError:
@@ -296,5 +292,5 @@ def _one(raw: msgspec.Raw, exact: bool) -> Typed | OddEvent:
 
 def _loads(raw: msgspec.Raw) -> Json:
     """JSON in which fractions are text; nothing where there is no text."""
-    text = bytes(raw)
-    return json.loads(text.decode(errors="replace"), parse_float=str, strict=False) if text else {}
+    told: Json = json.loads(bytes(raw).decode(errors="replace"), parse_float=str, strict=False) if raw else {}
+    return told

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from commtax.evidence.collective_names import call_op, operator_op
 from commtax.evidence.thresholds import counts
-from commtax.files import Json, table
+from commtax.files import Json, JsonObject, list_of, need_list, need_number, need_whole, table
 
 TABLE = table("traces/profilers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}
@@ -53,14 +52,14 @@ class EventFacts:
         return self.tensors[0] * shares if self.tensors and shares else None
 
 
-def facts_of(name: str, args: Json) -> EventFacts:
+def facts_of(name: str, args: JsonObject) -> EventFacts:
     """What an event's arguments tell."""
     described, called = str(args.get("Process Group Description", "")), str(args.get("Process Group Name", ""))
     sized = "In msg nelems" in args and "dtype" in args
     size = _size(str(args["dtype"])) if sized else None
     counts = [args.get(key) if size is not None else None for key in ("In msg nelems", "Out msg nelems")]
-    taken, given = (None if size is None or count is None else float(count) * size for count in counts)
-    inputs = zip(args.get("Input Dims") or (), args.get("Input type") or (), strict=False)
+    taken, given = (None if size is None or count is None else need_number(count) * size for count in counts)
+    inputs = zip(list_of(args.get("Input Dims")), list_of(args.get("Input type")), strict=False)
     return EventFacts(
         name=name,
         collective=call_op(str(args.get("Collective name", ""))),
@@ -75,10 +74,10 @@ def facts_of(name: str, args: Json) -> EventFacts:
     )
 
 
-def _ranks(name: str, args: Json) -> int:
-    if size := int(args.get("Group size", 0) or 0):
+def _ranks(name: str, args: JsonObject) -> int:
+    if size := need_whole(args.get("Group size", 0) or 0):
         return size
-    given, at = args.get("Concrete Inputs") or (), TABLE["group_argument"].get(name)
+    given, at = list_of(args.get("Concrete Inputs")), TABLE["group_argument"].get(name)
     word = str(given[at]) if at is not None and len(given) > at else ""
     return int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0
 
@@ -113,8 +112,9 @@ def _size(dtype: str) -> int | None:
     return 1 if name.startswith("float8") else _SIZES.get(name)
 
 
-def _elements(dims: Any) -> int:
+def _elements(dims: Json) -> int:
     """Elements of a tensor by its shape, or of a list of tensors."""
-    if dims and isinstance(dims[0], list):
-        return sum(_elements(d) for d in dims)
-    return math.prod(int(d) for d in dims)
+    shape = need_list(dims)
+    if shape and isinstance(shape[0], list):
+        return sum(map(_elements, shape))
+    return math.prod(map(need_whole, shape))

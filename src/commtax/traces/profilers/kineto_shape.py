@@ -1,13 +1,13 @@
 """Events of other profilers in the shape of the PyTorch profiler's, so that one reader makes a trace of them all."""
 
 import re
-from typing import Any
 
-from commtax.files import Document, Json
+from commtax.files import Json, JsonObject
 from commtax.statement import Note
 
 _TRTLLM = re.compile(r"\[Executor\] _forward_step(?: \d{1,18})?: (\d{1,9}) ctx reqs, (?:(\d{1,9}) ctx tokens, )?(\d{1,9}) gen reqs")
 _ITERATION = re.compile(r"(?:iteration|iter|step|train_step|training_step)[ _#:]{0,2}(\d{1,18})", re.I)
+Span = tuple[int, int]
 UNNUMBERED = Note("unnumbered", "nothing in the file tells its rank")
 
 
@@ -20,13 +20,13 @@ def microseconds(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}" if ns >= 0 else f"-{microseconds(-ns)}"
 
 
-def device_event(category: str, name: str, span_ns: tuple[int, int], device: object, stream: object, correlation: object) -> Json:
+def device_event(kind: str, name: str, span_ns: Span, device: Json, stream: Json, correlation: Json) -> JsonObject:
     """Something that a GPU ran: ``kernel``, ``gpu_memcpy`` or ``gpu_memset``."""
-    args = {"device": device, "stream": stream, "correlation": correlation}
-    return _event(category, name, span_ns, stream, device, args)
+    args: JsonObject = {"device": device, "stream": stream, "correlation": correlation}
+    return _event(kind, name, span_ns, stream, device, args)
 
 
-def host_event(category: str, name: str, span_ns: tuple[int, int], thread: object, **args: Any) -> Json:
+def host_event(category: str, name: str, span_ns: Span, thread: Json, **args: Json) -> JsonObject:
     """Something on a thread of the host: ``cuda_runtime``, ``user_annotation`` or ``cpu_op``."""
     return _event(category, name, span_ns, thread, "host", args)
 
@@ -54,12 +54,12 @@ def step_name(name: str) -> str:
     return f"ProfilerStep#{match[1]}" if match else name
 
 
-def launched_unseen(at_ns: int, correlation: object, name: str) -> Json:
+def launched_unseen(at_ns: int, correlation: Json, name: str) -> JsonObject:
     """Stands for a launch that nobody traced: on a thread of its own, so that it is inside no call."""
     return host_event("cuda_runtime", f"{name} (not traced)", (at_ns, at_ns), "not traced", correlation=correlation)
 
 
-def _event(category: str, name: str, span_ns: tuple[int, int], thread: object, process: object, args: Document) -> Json:
+def _event(category: str, name: str, span_ns: Span, thread: Json, process: Json, args: JsonObject) -> JsonObject:
     start, end = span_ns
     times = {"ts": microseconds(start), "dur": microseconds(max(0, end - start))}
     return {"ph": "X", "cat": category, "name": name, **times, "pid": process, "tid": thread, "args": args}

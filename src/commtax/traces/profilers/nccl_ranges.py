@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.thresholds import counts
-from commtax.files import Json
+from commtax.files import Json, JsonObject
 from commtax.traces.profilers.kineto_shape import host_event
 from commtax.traces.profilers.nsys_database import Database
 
@@ -33,7 +33,7 @@ class NcclCall:
     name: str
     start_ns: int
     end_ns: int
-    thread: object
+    thread: Json
     payload: Payload = field(default_factory=dict)
     alone: bool = True  # no other call is in its group
 
@@ -91,7 +91,7 @@ def place(ranges: Iterable[NcclCall]) -> tuple[int, int] | None:
     return (rank, ranks) if 0 <= rank < ranks <= COUNT.most_ranks else None
 
 
-def events(ranges: Sequence[NcclCall]) -> Iterator[Json]:
+def events(ranges: Sequence[NcclCall]) -> Iterator[JsonObject]:
     """The calls of collectives as the PyTorch profiler records them."""
     made = (r.payload for r in ranges if COMMUNICATOR in r.payload)
     sizes = {p[COMMUNICATOR]: p[RANKS] for p in made if 0 < p.get(RANKS, 0) <= COUNT.most_ranks}  # ranks of each communicator
@@ -101,7 +101,7 @@ def events(ranges: Sequence[NcclCall]) -> Iterator[Json]:
             continue
         told = call.payload
         ranks = sizes.get(told.get(COMMUNICATOR, -1), 0)
-        args: Json = {"Group size": ranks, "Process Group Name": f"{told[COMMUNICATOR]:#x}"} if COMMUNICATOR in told else {}
+        args: JsonObject = {"Group size": ranks, "Process Group Name": f"{told[COMMUNICATOR]:#x}"} if COMMUNICATOR in told else {}
         shares = ranks if op in SHARED else 1
         if SIZE in told and shares and call.alone:
             whole = told[SIZE] * shares

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from commtax.evidence.thresholds import levels
-from commtax.files import Document, FileStream, Json
+from commtax.files import FileStream, JsonObject
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.kineto import assemble
@@ -140,9 +140,8 @@ class _Export:
     @cached_property
     def places(self) -> list[GpuProcess]:
         """All that ran something, by GPU and process."""
-        asked = [
-            f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in (KERNEL, GRAPH) if self._database.has(t)
-        ]
+        tables = [table for table in (KERNEL, GRAPH) if self._database.has(table)]
+        asked = [f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in tables]
         rows = self._database.rows(" UNION ".join(asked))
         pairs = {GpuProcess(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
         real = {p for p in pairs if p.device < 2**31 - 1}  # a graph that begins on the host names no GPU
@@ -164,7 +163,7 @@ class _Export:
             return None
         calls = self._nccl(place)
         known = nccl_ranges.place(calls)
-        head: Document = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
+        head: JsonObject = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
         if known:
             head["distributedInfo"] = {"rank": known[0], "world_size": known[1]}
         elif len(self.places) > 1:
@@ -185,7 +184,7 @@ class _Export:
         row = self._database.first(SYSTEM, "value", "name", where="name = 'Hostname'")
         return str(row[0]) if row else ""
 
-    def _gpus(self, place: GpuProcess) -> Iterator[Json]:
+    def _gpus(self, place: GpuProcess) -> Iterator[JsonObject]:
         """The GPUs as the PyTorch profiler describes them, the process's own under its own number."""
         table, own = "TARGET_INFO_GPU", self._gpu(place)
         if not self._database.has(table, "id", "name"):
@@ -195,7 +194,7 @@ class _Export:
             shown = place.device if number == own else f"gpu {number}"
             yield {"id": shown, "name": name, "totalGlobalMem": nbytes, "numSms": sms or 0}
 
-    def _on_device(self, place: GpuProcess) -> Iterator[Json]:
+    def _on_device(self, place: GpuProcess) -> Iterator[JsonObject]:
         """Kernels, graphs that were traced whole as one kernel each, and copies."""
         for start, end, stream, correlation, *names in self._timed(KERNEL, place, *NAMES):
             name = next((self._text[n] for n in names if n in self._text), "kernel without a name")
@@ -203,9 +202,8 @@ class _Export:
         for start, end, stream, correlation, number in self._timed(GRAPH, place, "graphId"):
             yield device_event("kernel", f"CUDA graph {number}", (start, end), place.device, stream, correlation)
         for start, end, stream, correlation, kind in self._timed(COPY, place, "copyKind"):
-            yield device_event(
-                "gpu_memcpy", f"Memcpy {self._copies.get(kind, kind)}", (start, end), place.device, stream, correlation
-            )
+            name = f"Memcpy {self._copies.get(kind, kind)}"
+            yield device_event("gpu_memcpy", name, (start, end), place.device, stream, correlation)
         for start, end, stream, correlation in self._timed(SET, place):
             yield device_event("gpu_memset", "Memset", (start, end), place.device, stream, correlation)
 
@@ -225,7 +223,7 @@ class _Export:
         where = "" if place.process < 0 else f" WHERE {self._process(table)} = {place.process}"
         return filter(_is_timed, self._database.rows(asked + where))
 
-    def _launches(self, place: GpuProcess) -> Iterator[Json]:
+    def _launches(self, place: GpuProcess) -> Iterator[JsonObject]:
         """Calls of runtime and driver; where none were traced, a kernel or graph is taken for launched when it began."""
         called = False
         for table in CALLS:
@@ -252,7 +250,7 @@ class _Export:
             if name := plain or self._text.get(registered, ""):
                 yield str(name), start, end, thread, raw
 
-    def _ranges(self, place: GpuProcess) -> Iterator[Json]:
+    def _ranges(self, place: GpuProcess) -> Iterator[JsonObject]:
         """Annotations, and operators where torch was told to name them."""
         for name, start, end, thread, _ in self._named(place):
             if operator := _OPERATOR.match(name):

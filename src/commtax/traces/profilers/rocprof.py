@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from commtax import files
 from commtax.evidence.thresholds import counts
-from commtax.files import LOG_BYTES, Document, FileStream, Json, decode_text, open_stream, parse_json
+from commtax.files import LOG_BYTES, FileStream, Json, JsonObject, decode_text, need_object, need_whole, parse_json
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.columns import WRONG
@@ -78,7 +78,7 @@ def run_of(path: Path) -> str:
 def read_tables(paths: Sequence[Path]) -> list[Trace]:
     """The traces of the tables of one run."""
     with ExitStack() as stack:
-        return read_streams([stack.enter_context(open_stream(path, "trace")) for path in paths])
+        return read_streams([stack.enter_context(files.open_stream(path, "trace")) for path in paths])
 
 
 def read_streams(tables: Sequence[FileStream]) -> list[Trace]:
@@ -98,7 +98,7 @@ def read(stream: FileStream) -> list[Trace]:
     try:
         for process in processes:
             run = _RocmProcess(missing=missing)
-            run.add_process(process)
+            run.add_process(need_object(process))
             found += run.traces(name)
     except Refusal:
         raise
@@ -129,7 +129,7 @@ def _read_or_mend(stream: FileStream) -> tuple[Json, str]:
         return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
 
 
-_GpuEvent = tuple[str, str, tuple[int, int], object, object]
+_GpuEvent = tuple[str, str, tuple[int, int], Json, Json]
 """What a GPU ran: its category (a kernel, or a copy), name, beginning and end, stream and correlation."""
 
 
@@ -138,16 +138,16 @@ class _RocmProcess:
     """One process: what its GPUs ran, by agent, and what its threads called."""
 
     ran: dict[str, list[_GpuEvent]] = field(default_factory=dict)
-    launches: list[Json] = field(default_factory=list)
-    ranges: list[Json] = field(default_factory=list)
+    launches: list[JsonObject] = field(default_factory=list)
+    ranges: list[JsonObject] = field(default_factory=list)
     calls: list[NcclCall] = field(default_factory=list)
-    gpus: list[Document] = field(default_factory=list)
+    gpus: list[JsonObject] = field(default_factory=list)
     missing: str = ""
 
     def add(self, agent: object, *ran: *_GpuEvent) -> None:
         self.ran.setdefault(str(agent).removeprefix("Agent ").removeprefix("GPU "), []).append(ran)
 
-    def call(self, domain: str, function: str, thread: object, correlation: object, span_ns: tuple[int, int]) -> None:
+    def call(self, domain: str, function: str, thread: Json, correlation: Json, span_ns: tuple[int, int]) -> None:
         """A call of the host, by the library that it is of; marks (that last no time) and HSA's own calls are left out."""
         if domain.startswith("HIP_"):
             self.launches.append(host_event("hip_runtime", function, span_ns, thread, correlation=correlation))
@@ -188,35 +188,35 @@ class _RocmProcess:
         elif "Function" in cells:
             self.call(cells["Domain"], cells["Function"], cells["Thread_Id"], correlation, span)
 
-    def add_process(self, process: Json) -> None:
+    def add_process(self, process: JsonObject) -> None:
         """One process of the JSON."""
-        records, strings = process["buffer_records"], process.get("strings") or {}
-        kinds = strings.get("buffer_records") or []
-        symbols = {s["kernel_id"]: s for s in process.get("kernel_symbols") or []}
-        messages = {m["key"]: m["value"] for m in strings.get("marker_api") or []}
-        self._agents(process.get("agents") or [])
-        for record in records.get("kernel_dispatch") or []:
-            info, stream = record["dispatch_info"], _handle(record.get("stream_id"))
+        records, strings = need_object(process["buffer_records"]), need_object(process.get("strings") or {})
+        kinds = _objects(strings.get("buffer_records"))
+        symbols: dict[object, JsonObject] = {s["kernel_id"]: s for s in _objects(process.get("kernel_symbols"))}
+        messages: dict[object, Json] = {m["key"]: m["value"] for m in _objects(strings.get("marker_api"))}
+        self._agents(_objects(process.get("agents")))
+        for record in _objects(records.get("kernel_dispatch")):
+            info, stream = need_object(record["dispatch_info"]), _handle(record.get("stream_id"))
             symbol = symbols.get(info["kernel_id"], {})
             name = str(symbol.get("formatted_kernel_name") or symbol.get("kernel_name") or "kernel without a name")
             where = stream or _handle(info.get("queue_id"))
             self.add(_handle(info["agent_id"]), "kernel", name, _span(record), where, _correlation(record))
-        for record in records.get("memory_copy") or []:
+        for record in _objects(records.get("memory_copy")):
             named = str(_operation(record, kinds))
             agent = _handle(record["dst_agent_id" if named.endswith("_TO_DEVICE") else "src_agent_id"])
             self.add(agent, "gpu_memcpy", named, _span(record), "copies", _correlation(record))
         for library in ("hip_api", "rccl_api", "marker_api"):
-            for record in records.get(library) or []:
-                domain = str(kinds[record["kind"]]["kind"])
+            for record in _objects(records.get(library)):
+                domain = str(kinds[need_whole(record["kind"])]["kind"])
                 said = messages.get(_correlation(record)) if library == "marker_api" else None
                 function = str(said if said is not None else _operation(record, kinds))
                 self.call(domain, function, record.get("thread_id"), _correlation(record), _span(record))
 
-    def _agents(self, agents: Iterable[Json]) -> None:
+    def _agents(self, agents: Iterable[JsonObject]) -> None:
         """GPUs as the PyTorch profiler describes them, where their memory is told."""
         for agent in agents:
-            banks = agent.get("mem_banks") or []
-            nbytes = sum(int(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
+            banks = _objects(agent.get("mem_banks"))
+            nbytes = sum(need_whole(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
             if agent.get("type") == GPU and nbytes:
                 named = {"id": str(_handle(agent["id"])), "name": str(agent.get("product_name") or agent.get("name") or "")}
                 self.gpus.append({**named, "totalGlobalMem": nbytes, "numSms": agent.get("cu_count", 0)})
@@ -231,7 +231,7 @@ class _RocmProcess:
 
     def _trace(self, agent: str, number: int, many: int, name: str) -> Trace:
         events = chain(self._on_device(agent), self.launches, self.ranges, nccl_ranges.events(self.calls))
-        head: Document = {"deviceProperties": [g | {"id": 0} for g in self.gpus if g["id"] == agent]}
+        head: JsonObject = {"deviceProperties": [g | {"id": 0} for g in self.gpus if g["id"] == agent]}
         if many > 1:
             head["distributedInfo"] = {"rank": number}
         made = assemble(head, events, name)
@@ -240,7 +240,7 @@ class _RocmProcess:
         notes += [Note("partial", f"{self.missing}: left out")] if self.missing else []
         return replace(made, notes=tuple(notes), partial=self.missing)
 
-    def _on_device(self, agent: str) -> Iterator[Json]:
+    def _on_device(self, agent: str) -> Iterator[JsonObject]:
         """What a GPU ran; where no calls of HIP were traced, each kernel is taken for launched when it began."""
         for number, (category, name, span, stream, correlation) in enumerate(self.ran.get(agent, ())):
             yield device_event(category, name, span, 0, stream, correlation if self.launches else number)
@@ -260,21 +260,26 @@ def _lines(table: FileStream) -> Iterator[str]:
         yield decode_text(rest)
 
 
-def _handle(held: Any) -> Any:
+def _handle(held: Json) -> Json:
     return held.get("handle") if isinstance(held, dict) else held
 
 
-def _correlation(record: Json) -> Any:
+def _correlation(record: JsonObject) -> Json:
     held = record.get("correlation_id")
     return held.get("internal") if isinstance(held, dict) else held
 
 
-def _span(record: Json) -> tuple[int, int]:
-    return int(record["start_timestamp"]), int(record["end_timestamp"])
+def _span(record: JsonObject) -> tuple[int, int]:
+    return need_whole(record["start_timestamp"]), need_whole(record["end_timestamp"])
 
 
-def _operation(record: Json, kinds: Sequence[Json]) -> Any:
-    return kinds[record["kind"]]["operations"][record["operation"]]
+def _operation(record: JsonObject, kinds: Sequence[JsonObject]) -> Json:
+    return files.need_list(kinds[need_whole(record["kind"])]["operations"])[need_whole(record["operation"])]
+
+
+def _objects(held: Json) -> list[JsonObject]:
+    """Those of a list, which may be missing."""
+    return [need_object(each) for each in files.need_list(held or [])]
 
 
 def _agent_order(agent: str) -> tuple[int, str]:
