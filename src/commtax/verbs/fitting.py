@@ -20,7 +20,7 @@ from commtax.cost.tensors import stage_layers
 from commtax.options import check_taken
 from commtax.question import Limits, Question
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Model, Number
+from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import USABLE, StepBill
@@ -425,10 +425,10 @@ def fit_of_bill(priced: StepBill) -> Fit:
     return judge(replace(plain, limits=limits_of(plain)))
 
 
-def fits(priced: StepBill) -> bool:
+def fits(priced: StepBill) -> Condition:
     """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
     q = priced.question
     if q.trains:
-        return bool(priced.memory.total <= USABLE * q.cluster.chip.visible_bytes)
+        return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
     judged = fit_of_bill(priced)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)
