@@ -1,11 +1,14 @@
 """Scalars and arrays alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from commtax.records import Condition, Number
+
+Array = np.ndarray
 PLAIN = (int, float, np.generic)
 MANY = 4096  # elements from which it pays to look for equal ones …
 SEEN = 4  # … and of which so many must be alike, on average
@@ -13,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def holds_anywhere(condition: Any) -> bool:
+def holds_anywhere(condition: Condition) -> bool:
     """Whether a condition holds anywhere; quick for one.
 
     >>> holds_anywhere(np.bool_(True)), holds_anywhere(np.array([False, True])), holds_anywhere(False)
@@ -42,7 +45,7 @@ def cache_few_answers(make: Callable[P, T]) -> Callable[P, T]:
     return cache_answers(make, 64)
 
 
-def unique_values(values: Any, axis: int | None = None) -> Any:
+def unique_values(values: Array | Sequence[float], axis: int | None = None) -> Array:
     """``np.unique``; that looks for masked arrays, and imports them, unless it is asked for more.
 
     >>> unique_values([3, 1, 3]).tolist()
@@ -51,7 +54,7 @@ def unique_values(values: Any, axis: int | None = None) -> Any:
     return np.unique(values, return_index=True, axis=axis)[0]
 
 
-def pick(condition: Any, yes: Any, no: Any) -> Any:
+def pick(condition: Condition, yes: Number, no: Number) -> Number:
     """``yes`` where the condition holds, else ``no``; a plain number where all three are.
 
     >>> pick(True, 1, 2), pick(np.array([True, False]), 1, 2).tolist()
@@ -62,7 +65,7 @@ def pick(condition: Any, yes: Any, no: Any) -> Any:
     return np.where(condition, yes, no)[()]
 
 
-def unique_with_places(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
+def unique_with_places(*values: Number) -> tuple[tuple[Number, ...], Array] | None:
     """The different ones among many numbers (of several arrays: tuples of them), and where each stands.
 
     None where they are few, or most of them are different, or their shapes are: then nothing is gained.
@@ -88,7 +91,7 @@ def unique_with_places(*values: Any) -> tuple[tuple[Any, ...], Any] | None:
     return tuple(next(few) if isinstance(x, np.ndarray) else x for x in values), (np.cumsum(here) - 1)[codes]
 
 
-def _levels(values: Any) -> tuple[Any, Any] | None:
+def _levels(values: Array) -> tuple[Array, Array] | None:
     """The different numbers of an array, sorted, and which of them each is: those of a sample, as long as that has all."""
     known = unique_values(values.ravel()[:: max(1, values.size // MANY)])
     if len(known) * SEEN > MANY:
@@ -102,6 +105,6 @@ def _levels(values: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def spread(value: Any, at: Any) -> Any:
+def spread(value: T, at: Array) -> T | Array:
     """What was computed of different numbers, where each stands."""
     return value[at] if isinstance(value, np.ndarray) and value.ndim else value

@@ -12,12 +12,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from commtax.shipped_tables import table as table
 from commtax.statement import Refusal
 
-Document = dict[str, Any]  # an object of JSON whose keys its schema names
 MiB = 2**20
 CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profile
 TABLE_BYTES = 32 * MiB  # a table of rows: a cell of three signs takes twenty times its text

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from operator import attrgetter
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -128,7 +129,7 @@ class Line:
     launch_s: Number = 0.0  # that each launch of a collective comes late without graphs, for which the host's line counts
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
     peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
-    priced_from: Any = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
+    priced_from: object = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
 
     @property
     def each_s(self) -> Number:
@@ -273,18 +274,17 @@ def _root_sum_square(parts: Iterable[Number]) -> Number:
     return np.sqrt(sum((p * p for p in parts), start=0.0))
 
 
-def _item_at(value: Any, index: int) -> Any:
+def _item_at(value: Number, index: int) -> Number:
     return np.asarray(value).ravel()[index].item() if np.ndim(value) else value
 
 
 def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_item_at(i.nbytes, index), ranks=_item_at(i.ranks, index), count=_item_at(i.count, index))
-    told = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
-    numbers: dict[str, Number] = {name: _item_at(getattr(line, name), index) for name in told}
-    names: dict[str, Number] = {name: _name(_item_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
-    return replace(line, item=item, **numbers, **names)
+    fixed, moving, hidden, flops, window, sigma, late = (_item_at(x, index) for x in _seconds_and_flops(line))
+    link, algorithm = (x if isinstance(x, str) else line.names[int(_item_at(x, index))] for x in (line.link, line.algorithm))
+    timed = replace(line, item=item, fixed_s=fixed, moving_s=moving, hidden_s=hidden, flops=flops, window_s=window, sigma=sigma)
+    return replace(timed, launch_s=late, link=link, algorithm=algorithm)
 
 
-def _name(code: Any, names: tuple[str, ...]) -> str:
-    return code if isinstance(code, str) else names[int(code)]
+_seconds_and_flops = attrgetter("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")

@@ -7,7 +7,6 @@ counts. Anything else is a ``ValueError`` that names the argument and the rule.
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
 
 from commtax.cost import training
 from commtax.cost.collectives import ring_factor
@@ -16,7 +15,7 @@ from commtax.statement import Refusal
 HUGE = 1e60  # beyond anything physical; keeps every product finite
 
 
-def _number(value: Any, name: str, *, least: float = 0.0, above: bool = False, most: float = math.inf) -> float:
+def _number(value: object, name: str, *, least: float = 0.0, above: bool = False, most: float = math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise Refusal(f"{name} must be a number, got {value!r}")
     number = float(value)
@@ -31,14 +30,14 @@ def _number(value: Any, name: str, *, least: float = 0.0, above: bool = False, m
     return number
 
 
-def _count(value: Any, name: str, least: int = 0) -> int:
+def _count(value: float, name: str, least: int = 0) -> int:
     number = _number(value, name, least=least)
     if number != int(number):
         raise Refusal(f"{name} must be a whole number, got {value}")
     return int(value)
 
 
-def _rate(value: Any, name: str) -> float:
+def _rate(value: object, name: str) -> float:
     return _number(value, name, least=0.0 if isinstance(value, (int, float)) and value <= 0 else 1 / HUGE, above=True)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Model, Number, Plan, Profile, TrainStep, Workload
+from commtax.spec import Cluster, Condition, Engine, Model, Number, Plan, Profile, TrainStep, Workload
 from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Note
 
@@ -211,7 +211,7 @@ class Question:
     goal: Goal = Goal()
     profile: Profile | None = None  # a machine's own constants, laid over cluster and engine
     notes: tuple[Note, ...] = ()
-    codes: Any = 0  # for arrays: 0 where legal, else 1 + the index in ``legality.RULES`` of the rule that is broken
+    codes: Number = 0  # for arrays: 0 where legal, else 1 + the index in ``legality.RULES`` of the rule that is broken
 
     @property
     def kind(self) -> Phase:
@@ -222,7 +222,7 @@ class Question:
         return self.kind.trains
 
     @property
-    def legal(self) -> Any:
+    def legal(self) -> Condition:
         """For arrays: which elements are legal plans."""
         return self.codes == 0
 

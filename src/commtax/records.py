@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 T = TypeVar("T")
-Method = Callable[..., Any]
+Method = Callable[..., object]
 _IN = {"__builtins__": __builtins__, "object_set": object.__setattr__, "FACTORY": object()}
 """What compiled methods may name."""
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+
+    import numpy as np
+
+    Number = float | np.ndarray  # what fields hold: the same formula serves both
+    Condition = bool | np.bool | np.ndarray  # whether something holds, for one or for each
 else:
+    Number, Condition = int | float, bool | int  # names are no reason to import NumPy
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
         """As ``dataclasses.dataclass``, of which these options are used here."""
@@ -64,11 +70,11 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
     return method
 
 
-def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+def _fields(cls: type) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(cls)
 
 
-def _default(f: dataclasses.Field[Any]) -> object:
+def _default(f: dataclasses.Field[object]) -> object:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory
 
 
@@ -86,13 +92,13 @@ def _init_frozen(cls: type) -> str:
     return _init(cls, "object_set(self, {0!r}, {1})")
 
 
-def _argument(f: dataclasses.Field[Any]) -> str:
+def _argument(f: dataclasses.Field[object]) -> str:
     if f.default_factory is not dataclasses.MISSING:
         return f"{f.name}=FACTORY"
     return f.name if f.default is dataclasses.MISSING else f"{f.name}=default_{f.name}"
 
 
-def _value(f: dataclasses.Field[Any]) -> str:
+def _value(f: dataclasses.Field[object]) -> str:
     if f.default_factory is dataclasses.MISSING:
         return f.name if f.init else f"default_{f.name}"
     return f"default_{f.name}() if {f.name} is FACTORY else {f.name}" if f.init else f"default_{f.name}()"

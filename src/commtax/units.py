@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from commtax.records import Number
 from commtax.statement import Refusal
 
 GiB = 2**30
@@ -95,7 +96,7 @@ def _parse_with_unit(text: str, name: str, factors: Mapping[str, float], wanted:
     return float(match[1].replace(",", "").replace("_", "")) * factors[match[2]]
 
 
-def format_bytes(nbytes: float) -> str:
+def format_bytes(nbytes: Number) -> str:
     """Bytes as memory is counted, in powers of 1024.
 
     >>> format_bytes(8192), format_bytes(15.6 * GiB), format_bytes(0)
@@ -109,7 +110,7 @@ def format_bytes(nbytes: float) -> str:
     return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"
 
 
-def format_rate(bytes_per_s: float) -> str:
+def format_rate(bytes_per_s: Number) -> str:
     """A bandwidth in SI units.
 
     >>> format_rate(450e9), format_rate(3.35e12)
@@ -118,32 +119,32 @@ def format_rate(bytes_per_s: float) -> str:
     return format_si(bytes_per_s, "B/s")
 
 
-def format_si(value: float, unit: str) -> str:
+def format_si(value: Number, unit: str) -> str:
     """A number with an SI prefix and at most four digits.
 
     >>> format_si(989.4e12, "FLOP/s"), format_si(1.25e9, "B/s")
     ('989.4 TFLOP/s', '1.25 GB/s')
     """
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
+        if abs(float(value)) >= factor:
             return f"{value / factor:.4g} {prefix}{unit}"
     return f"{value:.4g} {unit}"
 
 
-def format_seconds(seconds: float) -> str:
+def format_seconds(seconds: Number) -> str:
     """A duration in the unit that keeps it between 1 and 1,000.
 
     >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12), format_seconds(0.9996e-3), format_seconds(6120)
     ('5.3 µs', '4.94 ms', '12 s', '1 ms', '6120 s')
     """
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= 0.9995 * factor:  # what would be printed as a thousand of the next smaller unit
-            figure = seconds / factor
+        if abs(float(seconds)) >= 0.9995 * factor:  # what would be printed as a thousand of the next smaller unit
+            figure = float(seconds) / factor
             return f"{figure:.0f} {unit}" if abs(figure) >= THOUSAND and abs(figure) < 1e6 else f"{figure:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
 
 
-def format_mean(value: float) -> str:
+def format_mean(value: Number) -> str:
     """A mean of counts: one digit behind the point where it is not whole.
 
     >>> format_mean(2.5), format_mean(12345)
@@ -158,7 +159,7 @@ def _finite(value: float, text: object, name: str) -> float:
     return value
 
 
-def plural(count: float, noun: str) -> str:
+def plural(count: Number, noun: str) -> str:
     """A count with its noun.
 
     >>> plural(1, "GPU"), plural(16, "GPU")

@@ -32,6 +32,7 @@ from commtax.spec import (
     Attention,
     Chip,
     Cluster,
+    Condition,
     DeltaNet,
     Engine,
     Experts,
@@ -42,6 +43,7 @@ from commtax.spec import (
     Mixer,
     Model,
     Network,
+    Number,
     Path,
     Plan,
     Quant,
@@ -65,7 +67,8 @@ STATIONS = Stations(
 )  # fmt: skip
 # One sample for each type that a cost function takes; numbers inside are arrays of N.
 SAMPLES = {
-    typing.Any: NUMBERS,
+    Number: NUMBERS,
+    Condition: NUMBERS > 2,
     float: 0.5,
     int: 2,
     str: "all-reduce",

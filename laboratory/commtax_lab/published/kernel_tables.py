@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.catalog.foreign_names import find_chip_name
 from commtax.spec import DTYPE_BYTES, Chip
 from commtax_lab.published.kernel_kinds import KINDS
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes
 from commtax_lab.published.rows import Row, even_hash
 from commtax_lab.published.spellings import dtype_named, engine_named
 
@@ -47,7 +48,7 @@ class KernelTable:
         """Rows whose sizes and time are numbers above 0; a decode step may have nothing cached."""
         above = [self.sizes[c] > 0 for c in (*self.kind.needed, "seconds") if c not in self.kind.from_zero]
         finite = [self.sizes[c] < np.inf for c in (*self.kind.needed, *self.kind.from_zero)]
-        return np.all([*above, *finite, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0)
+        return np.asarray(np.all([*above, *finite, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0))
 
     @property
     def dtype(self) -> Array:

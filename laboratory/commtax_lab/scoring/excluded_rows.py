@@ -4,7 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from commtax_lab.scoring.prediction_columns import Array, Records
+from commtax.arrays import Array
+from commtax_lab.scoring.prediction_columns import Records
 
 UNFIT = "its weights alone exceed the memory of its GPUs"
 FASTER = "measured faster than the hardware allows"

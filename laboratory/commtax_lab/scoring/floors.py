@@ -1,15 +1,17 @@
 """What physics allows: bytes over bandwidth and FLOPs over peak at the least, and weights that memory holds."""
 
+from functools import reduce
+
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.cost import memory
 from commtax.question import Question
-from commtax.spec import DTYPE_BYTES, Plan
+from commtax.spec import DTYPE_BYTES, Number, Plan
 from commtax.verbs.billing import StepBill
-from commtax_lab.scoring.prediction_columns import Array
 
 
-def least_s(priced: StepBill) -> Array:
+def least_s(priced: StepBill) -> Number:
     """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
     chip = priced.question.cluster.chip
     stored = priced.question.model.quant.dtype if priced.question.model.quant else priced.question.plan.weights_dtype
@@ -17,7 +19,8 @@ def least_s(priced: StepBill) -> Array:
     peak = max(rate for dtype, rate in chip.flops_per_s.items() if width <= DTYPE_BYTES.get(dtype, 2.0) <= 2)
     lines = [x for x in priced.lines if x.kind == "compute"]
     each = (x.item.count * np.maximum(x.item.nbytes / chip.memory_Bps, x.flops / peak) for x in lines)
-    return sum(each, start=np.float64(0.0))
+    none: Number = np.float64(0.0)
+    return sum(each, start=none)
 
 
 def holds_weights(asked: Question, plan: Plan | None = None) -> Array:
@@ -25,4 +28,4 @@ def holds_weights(asked: Question, plan: Plan | None = None) -> Array:
     plan = plan or asked.plan
     pp = int(np.max(plan.pp))
     stages = [sum(x.nbytes for x in memory.weights(asked.model, plan, asked.engine, stage, pp)) for stage in range(pp)]
-    return np.maximum.reduce(stages) <= asked.cluster.chip.memory_bytes
+    return np.asarray(reduce(np.maximum, stages)) <= asked.cluster.chip.memory_bytes

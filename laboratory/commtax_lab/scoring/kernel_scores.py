@@ -5,18 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate.kernel_rows import SweepRow, kernel
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import kernel_sigma, least_s, seconds
 from commtax.ledger import Z80
-from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
+from commtax.spec import DTYPE_BYTES, Chip, KernelConstants, Number
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.published import sweep
 from commtax_lab.published.kernel_tables import KernelTable
 from commtax_lab.published.spellings import dtype_named, engine_named
-from commtax_lab.scoring.prediction_columns import Array, Prediction, Records, prediction_around, records_of_columns
+from commtax_lab.scoring.prediction_columns import Prediction, Records, prediction_around, records_of_columns
 
 UNMEASURED = 0.5  # half-width of the range where a family or number format has no residuals
 SPREADS: dict[str, dict[str, dict[str, float]]] = lab_table("scoring/spreads.toml")
@@ -25,7 +26,7 @@ BESIDE = 6.0  # exponent of what runs beside each other
 ENGINE = "vllm"  # the tables are of the kernels that serving engines call
 
 
-def answers(table: KernelTable, source: Array) -> Records:
+def answers(table: KernelTable, source: Array | str) -> Records:
     """Every row of one file priced, or with its reason."""
     kind = table.kind.name
     if table.wrong or table.chip is None:
@@ -77,9 +78,10 @@ def answers(table: KernelTable, source: Array) -> Records:
     )
 
 
-def price_kernels(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Array, Array]:
+def price_kernels(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Number, Number]:
     """Seconds of kernels that run one after another, and the least that bandwidth and peak allow."""
-    total, host, least = 0.0, 0.0, 0.0
+    none: Number = 0.0
+    total, host, least = none, none, none
     for one in kernels:
         fixed, moving = seconds(one, chip, constants)
         taken = (fixed + moving) * one.count
@@ -95,12 +97,13 @@ def unmeasured_half_widths(kernels: Sequence[Kernel], chip: Chip, constants: Ker
     return np.maximum(UNMEASURED, np.expm1(Z80 * sigma))
 
 
-def overlap_launches(device_s: Array, host_s: Array, constants: KernelConstants) -> Array:
+def overlap_launches(device_s: Number, host_s: Number, constants: KernelConstants) -> Number:
     """Launches that no graph holds run beside the device: the slower of both, smoothly, on a host so many times slower."""
     if not np.any(host_s):
         return device_s
     slower = constants.tables["host.bf16"]["slower"]
-    return (device_s**BESIDE + (host_s * slower) ** BESIDE) ** (1 / BESIDE)
+    both: Number = (device_s**BESIDE + (host_s * slower) ** BESIDE) ** (1 / BESIDE)
+    return both
 
 
 def swept_kernel(row: SweepRow, kind: str, chip: Chip) -> Prediction:

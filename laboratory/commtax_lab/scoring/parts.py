@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.catalog.models import bundled_model
 from commtax.catalog.quantisation import MXFP4, NVFP4, TILES
 from commtax.cost.attention import decode_attention, prefill_attention
@@ -21,7 +23,7 @@ from commtax.cost.forms.experts import routed_kernels
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
 from commtax.cost.kernels import served_lines
-from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Number, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds import experts, plain
@@ -29,7 +31,6 @@ from commtax_lab.published.kernel_kinds.kind import Sizes, Words
 from commtax_lab.published.kernel_tables import KernelTable
 from commtax_lab.published.spellings import dtype_named, engine_named
 from commtax_lab.scoring.kernel_scores import ENGINE, overlap_launches
-from commtax_lab.scoring.prediction_columns import Array
 
 DYNAMIC = Quant("compressed-tensors", "fp8", (1, 0))
 """fp8 whose activations are quantised on the way, as the tables of products time it."""
@@ -85,7 +86,7 @@ class ShapeGroup:
 
 def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
     """All groups of some tables."""
-    errors_by_group: dict[tuple[str, ...], list[Array]] = {}
+    errors_by_group: dict[tuple[str, str, str, str, str, str], list[Array]] = {}
     for one in tables:
         for words, mask, charged in bill_seconds(one):
             assert one.chip
@@ -96,7 +97,7 @@ def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
                 key = (one.chip.key, words["framework"] or ENGINE, one.kind.name, form, str(size), _reason_unserved(one, words))
                 errors_by_group.setdefault(key, []).append(np.broadcast_to(errors, sizes.shape)[sizes == size])
     whole = {key: np.concatenate(errors) for key, errors in sorted(errors_by_group.items())}
-    return [ShapeGroup(*key[:5], errors=errors, why=key[5]) for key, errors in whole.items()]  # type: ignore[misc]
+    return [ShapeGroup(*key[:5], errors, key[5]) for key, errors in whole.items()]
 
 
 def _size_classes(tail: str, x: Sizes) -> Array:
@@ -141,7 +142,7 @@ def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequ
     return own(words, x, engine) if own else timed.kind.make(words, x)
 
 
-def _price_lines(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Array, Array]:
+def _price_lines(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Number, Array]:
     """Seconds of a step's lines, and rows that show a host's launches instead: no graph held them, and a step never pays those."""
     even = engine.but(popularity=np.inf)
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
@@ -189,7 +190,7 @@ def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
 def _attention_step(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engine) -> tuple[KernelStep, Attention]:
     """A step of one layer of attention whose heads are columns: a step divides and multiplies them and asks no more."""
     dim, window = int(np.max(x["head_dim"])), int(np.max(x["window_size"]))
-    attention = Attention(x["num_heads"], x["num_key_value_heads"], dim, dim, window=window)
+    attention = Attention(cast(int, x["num_heads"]), cast(int, x["num_key_value_heads"]), dim, dim, window=window)
     return KernelStep(_model(Block(None, None), 1), Plan(kv_dtype=words["stored"]), work, rows, engine), attention
 
 

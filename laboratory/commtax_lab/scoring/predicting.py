@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate.kernel_rows import SweepRow
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.collectives import price as collective_price
 from commtax.cost.placement import Span
 from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
 from commtax.ledger import Bill
-from commtax.spec import Fabric, Path
+from commtax.spec import Fabric, Number, Path
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill, price, train_bill
 from commtax.verbs.closed_loop import serve
@@ -23,7 +24,7 @@ from commtax_lab.published.rows import PublishedFigure
 from commtax_lab.scoring.excluded_rows import UNFIT
 from commtax_lab.scoring.floors import holds_weights, least_s
 from commtax_lab.scoring.kernel_scores import swept_kernel
-from commtax_lab.scoring.prediction_columns import Array, Prediction, prediction_around
+from commtax_lab.scoring.prediction_columns import Prediction, prediction_around
 from commtax_lab.scoring.serving_scores import FIGURES
 
 TOTALS = ("step_s", "low_s", "high_s")
@@ -74,7 +75,7 @@ def predict_mixed_step(run: step_rows.MixedStep, entries: Sequence[PublishedFigu
 def predict_training(run: training.TrainBillArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
     """Rows of published training runs."""
     simulated = train_bill(**run)
-    floor = float(simulated.model_flops("causal")) / (simulated.num_gpus * simulated.peak_flops_per_s)
+    floor = float(simulated.model_flops("causal")) / float(simulated.num_gpus * simulated.peak_flops_per_s)
     return [Prediction(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)] * len(entries)
 
 
@@ -100,12 +101,12 @@ def predict_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Pred
     sizes = np.array([entry.size for entry in entries])
     predicted, width, floor = curve_seconds(curve, sizes)
     known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind in MEASURED
-    rows = zip(predicted, np.broadcast_to(width, sizes.shape), floor, strict=True)
+    rows = zip(np.asarray(predicted), np.broadcast_to(width, sizes.shape), floor, strict=True)
     hint = "" if known else "link assumed"
     return [replace(prediction_around(float(p), 1 + float(s), float(f)), hint=hint) for p, s, f in rows]
 
 
-def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Array, Array, Array]:
+def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Number, Number, Array]:
     """Predicted seconds, the half-width of their range as a factor, and the least that the links allow."""
     place = curve.cluster
     fabric = _usable_paths(catalog.fabric(curve.library, place), curve)

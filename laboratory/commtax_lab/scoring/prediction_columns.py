@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.catalog.foreign_names import find_chip_name
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.rows import PublishedFigure, Question, RowQuestion
 
-Array = Any
 NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor")
 KINDS: dict[str, type] = {**dict.fromkeys(NUMBERS, float), "row": int, "fitted": bool, "sound": bool}
 """Of columns that are not text."""
@@ -56,7 +55,7 @@ class Records:
 
     @cached_property
     def priced(self) -> Array:
-        return (self.skipped == "") & (self.apart == "") & np.isfinite(self.measured) & np.isfinite(self.predicted)
+        return np.asarray((self.skipped == "") & (self.apart == "") & np.isfinite(self.measured) & np.isfinite(self.predicted))
 
     @cached_property
     def timed(self) -> Array:
@@ -76,7 +75,7 @@ class Records:
     @cached_property
     def half_width(self) -> Array:
         with np.errstate(all="ignore"):
-            return (self.high - self.low) / (2 * self.predicted)
+            return np.asarray((self.high - self.low) / (2 * self.predicted))
 
     def where_true(self, mask: Array) -> Records:
         return Records({name: values[mask] for name, values in self.columns.items()})
@@ -119,7 +118,7 @@ def _columns_of_rows(rows: Sequence[tuple[PublishedFigure, Prediction]]) -> Reco
     return Records({name: column(name) for name in COLUMNS})
 
 
-def records_of_columns(count: int, **given: Array) -> Records:
+def records_of_columns(count: int, **given: Array | str) -> Records:
     """Columns from arrays and single values; what is not given is as in an empty row."""
     empty = PublishedFigure("")
     usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}

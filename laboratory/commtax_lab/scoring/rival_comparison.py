@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.statement import Refusal
 from commtax_lab.published.rivals import Rival
-from commtax_lab.scoring.prediction_columns import Array, Records
+from commtax_lab.scoring.prediction_columns import Records
 
 BY = ("where", "mode", "library", "chip")
 ALIKE = 1e-9  # errors that differ by less are a draw

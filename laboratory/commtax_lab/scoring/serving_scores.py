@@ -6,6 +6,8 @@ from typing import cast
 
 import numpy as np
 
+from commtax.arrays import Array
+from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate
@@ -15,7 +17,7 @@ from commtax_lab.published.spellings import spelled_run
 from commtax_lab.published.tables import Table
 from commtax_lab.scoring.excluded_rows import UNFIT, exclude_impossible
 from commtax_lab.scoring.floors import holds_weights, least_s
-from commtax_lab.scoring.prediction_columns import Array, Prediction, Records, answers
+from commtax_lab.scoring.prediction_columns import Prediction, Records, answers
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 Scores = Mapping[str, Prediction]
@@ -85,21 +87,21 @@ def _weights_fit(s: ClosedLoop) -> Array:
     return fits & holds_weights(s.question, s.apart.plan) if s.apart else fits
 
 
-def _time_figure(name: str, phase: str) -> Callable[[ClosedLoop], tuple[Array, ...]]:
+def _time_figure(name: str, phase: str) -> Callable[[ClosedLoop], tuple[Number, ...]]:
     return lambda s: (getattr(s, name), *s.range_of(name), floor(s, phase))
 
 
-def _rate_figure(tokens: Callable[[ClosedLoop], Array]) -> Callable[[ClosedLoop], tuple[Array, ...]]:
+def _rate_figure(tokens: Callable[[ClosedLoop], Number]) -> Callable[[ClosedLoop], tuple[Number, ...]]:
     """So many a second of what each request has; as sure as the tokens a second are."""
 
-    def figure(s: ClosedLoop) -> tuple[Array, ...]:
+    def figure(s: ClosedLoop) -> tuple[Number, ...]:
         each = tokens(s) / s.requests.output_len
         return *(each * x for x in (s.tokens_per_s, *s.range_of("tokens_per_s"))), 0.0
 
     return figure
 
 
-def _request_seconds(s: ClosedLoop) -> tuple[Array, ...]:
+def _request_seconds(s: ClosedLoop) -> tuple[Number, ...]:
     """Seconds of a request: as sure as the rate that follows from them."""
     low, high = s.range_of("tokens_per_s")
     return (
@@ -110,13 +112,13 @@ def _request_seconds(s: ClosedLoop) -> tuple[Array, ...]:
     )
 
 
-def _interactivity(s: ClosedLoop) -> tuple[Array, ...]:
+def _interactivity(s: ClosedLoop) -> tuple[Number, ...]:
     """Tokens a second that one user sees after the first: 1 / TPOT."""
     low, high = s.range_of("tpot_s")
     return 1 / s.tpot_s, 1 / high, 1 / low, floor(s, "decode")
 
 
-FIGURES: dict[str, Callable[[ClosedLoop], tuple[Array, ...]]] = {
+FIGURES: dict[str, Callable[[ClosedLoop], tuple[Number, ...]]] = {
     "ttft": _time_figure("ttft_s", "prefill"),
     "tpot": _time_figure("tpot_s", "decode"),
     "e2e": _request_seconds,
@@ -129,7 +131,7 @@ FIGURES: dict[str, Callable[[ClosedLoop], tuple[Array, ...]]] = {
 """Value, range and what physics allows at the least, of each kind of figure."""
 
 
-def floor(simulated: ClosedLoop, phase: str) -> Array:
+def floor(simulated: ClosedLoop, phase: str) -> Number:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     batch = np.maximum(1, np.floor(simulated.running)) if phase == "decode" else np.ones_like(simulated.running)
     try:

@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.sweep import SOURCE
-from commtax_lab.scoring.prediction_columns import Array, Records
+from commtax_lab.scoring.prediction_columns import Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10
@@ -47,7 +48,7 @@ class Figures:
 
 
 def _absolute_errors(r: Records) -> Array:
-    return np.abs(np.expm1(r.log_error))
+    return np.asarray(np.abs(np.expm1(r.log_error)))
 
 
 FIGURES: dict[str, Callable[[Records], float]] = {
@@ -188,7 +189,7 @@ class Bound:
 
 Wanted = bool | float | str | list[bool | float | str]
 """A value that rows must have, or several of which they have one."""
-CHOICES: dict[str, Callable[[Records, Array], Array]] = {
+CHOICES: dict[str, Callable[[Records, Any], Array]] = {
     "size": lambda r, ends: (r.size >= ends[0]) & (r.size <= ends[1]),
     "source": lambda r, part: np.array([part in source.lower() for source in r.source], dtype=bool),
     "ours": lambda r, wanted: np.array([(source == SOURCE) is wanted for source in r.source], dtype=bool),

@@ -11,6 +11,7 @@ from itertools import chain, product
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.measurements import (
     LEAST_SIZES,
@@ -25,7 +26,7 @@ from commtax.calibrate.measurements import (
     check_sizes,
     expected_seconds,
 )
-from commtax.calibrate.robust_fit import Array, RobustFit
+from commtax.calibrate.robust_fit import RobustFit
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
 from commtax.spec import Algorithm, Cluster, Link, Path, Profile

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.measurements import (
     ConstantChange,
@@ -21,7 +22,7 @@ from commtax.calibrate.measurements import (
     TooFewError,
     Wish,
 )
-from commtax.calibrate.robust_fit import Array, RobustFit
+from commtax.calibrate.robust_fit import RobustFit
 from commtax.catalog.physics import HOST as RANGES
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural

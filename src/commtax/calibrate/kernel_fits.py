@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow, kernel
 from commtax.calibrate.measurements import ConstantChange, MeasuredMachine, MeasurementFiles, ProfilePart, Step, SweptKernel, Wish
-from commtax.calibrate.robust_fit import Array
 from commtax.cost.forms import FORMS
 from commtax.cost.kernel import Kernel
+from commtax.records import with_fields
 from commtax.spec import Profile
 from commtax.statement import Refusal
 
@@ -64,7 +65,7 @@ def _slower_backends(rows: Sequence[SweptKernel]) -> list[str]:
     rates: dict[str, list[float]] = {}
     for row in rows:
         if row.row["kind"] == "prefill":
-            rates.setdefault(str(row.row.get("backend", "")), []).append(_kernel(row).flops / row.seconds)
+            rates.setdefault(str(row.row.get("backend", "")), []).append(float(_kernel(row).flops) / row.seconds)
     ranked = sorted(rates, key=lambda name: -float(np.median(rates[name])))
     return ranked[1:]
 
@@ -121,8 +122,8 @@ def _seconds(kernels: list[Kernel], table: Table, form: str, place: MeasuredMach
     keys = [(k.head_dim, k.dtype) for k in kernels]
     for key in dict.fromkeys(keys):
         members = [i for i, other in enumerate(keys) if other == key]
-        shapes: dict[str, Array] = {n: np.array([getattr(kernels[i], n) for i in members], float) for n in SHAPE}
-        many = replace(kernels[members[0]], **shapes)
+        shapes = {n: np.array([getattr(kernels[i], n) for i in members], float) for n in SHAPE}
+        many = with_fields(kernels[members[0]], shapes)
         peak = peaks.get(many.dtype) or peaks.get("bf16") or peaks["fp16"]
         fixed, moving = FORMS[form](many, table, chip.memory_Bps, peak)
         outcome[members] = fixed + moving

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from commtax.cost.kernel import Kernel, KernelContext
 from commtax.spec import DTYPE_BYTES, Number
 
-Sizes = Mapping[str, Any]
+Sizes = Mapping[str, Number]
 """Columns of numbers."""
 OUT_BYTES = 2.0  # an element of what products and attention write, and of queries: bf16
 ATTENTION = ("batch", "length", "heads", "kv_heads", "head_dim")
@@ -66,10 +66,10 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
     """Queries over keys and values of ``stored`` bytes an element: 4 FLOPs for each pair of query and key, and element."""
     batch, heads, kv_heads, dim = x["batch_size"], x["num_heads"], x["num_key_value_heads"], float(np.max(x["head_dim"]))
     if form == "decode":  # one query a sequence
-        length = visible_keys(x)
-        flops, nbytes = 4.0 * batch * heads * length * dim, 2.0 * batch * length * kv_heads * dim * stored
+        seen = visible_keys(x)
+        flops, nbytes = 4.0 * batch * heads * seen * dim, 2.0 * batch * seen * kv_heads * dim * stored
         plain = Kernel("decode attention", "decode", 1, flops, nbytes, weight_bytes=stored, batch=batch, heads=heads)
-        return replace(plain, kv_heads=kv_heads, head_dim=int(dim), length=length)
+        return replace(plain, kv_heads=kv_heads, head_dim=int(dim), length=seen)
     length, past = x["isl"], x["step"]
     moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
     flops, nbytes = 4.0 * batch * heads * _pairs(x) * dim, batch * dim * moved
@@ -77,15 +77,15 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
     return replace(plain, head_dim=int(dim), length=length, past=past, shape=KernelContext(int(np.max(x["window_size"]))))
 
 
-def visible_keys(x: Sizes) -> Any:
+def visible_keys(x: Sizes) -> np.ndarray:
     """Keys that a decode step's query sees."""
     return np.where(x["window_size"] > 0, np.minimum(x["step"] + 1, x["window_size"]), x["step"] + 1)
 
 
-def _pairs(x: Sizes) -> Any:
+def _pairs(x: Sizes) -> Number:
     """Causal pairs of query and key, inside the window where there is one."""
     window, length, past = float(np.max(x["window_size"])), x["isl"], x["step"]
     if not window:
         return length * (length + 1) / 2 + length * past
-    head = np.clip(np.minimum(length, window - past), 0, None)
+    head: Number = np.clip(np.minimum(length, window - past), 0, None)
     return head * (head + 1) / 2 + head * past + (length - head) * window

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow
-from commtax.calibrate.robust_fit import Array
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
 from commtax.verbs.expecting import expect

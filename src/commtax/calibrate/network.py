@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.measurements import (
     ConstantChange,
@@ -18,7 +19,7 @@ from commtax.calibrate.measurements import (
     check_sizes,
     expected_seconds,
 )
-from commtax.calibrate.robust_fit import Array, RobustFit
+from commtax.calibrate.robust_fit import RobustFit
 from commtax.spec import Profile
 from commtax.units import format_bytes
 from commtax.verbs.expecting import expect

@@ -6,11 +6,11 @@ machine, a cold first call): Huber's weights find the bulk, Tukey's then leave w
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = Any  # of floats
+from commtax.arrays import Array
+
 HUBER, TUKEY = 1.345, 4.685  # standard tuning: 95 % efficiency where errors are normal
 LEAST_SCALE = 0.003  # clocks are not better than this
 MOST_LEFT_OUT = 0.2  # more rows than this are not outliers, but a form that does not fit
@@ -40,15 +40,15 @@ def weigh(residuals: Array, last: bool) -> Array:
     """Huber's weights; in the last rounds Tukey's, unless they would leave out more than outliers."""
     far = np.abs(residuals) / scale(residuals)
     if last:
-        tukey = np.clip(1 - (far / TUKEY) ** 2, 0, None) ** 2
+        tukey: Array = np.clip(1 - (far / TUKEY) ** 2, 0, None) ** 2
         if np.mean(tukey == 0) <= MOST_LEFT_OUT:
             return tukey
-    return np.minimum(1.0, HUBER / np.maximum(far, 1e-12))
+    return np.asarray(np.minimum(1.0, HUBER / np.maximum(far, 1e-12)))
 
 
 def outliers(residuals: Array) -> Array:
     """Rows that are far outside the bulk, and by more than a tenth."""
-    far = np.abs(residuals) > np.maximum(TUKEY * scale(residuals), np.log(1 + LEAST_OUTLIER))
+    far: Array = np.abs(residuals) > np.maximum(TUKEY * scale(residuals), np.log(1 + LEAST_OUTLIER))
     return far if np.mean(far) <= MOST_LEFT_OUT else far & False
 
 
@@ -106,7 +106,7 @@ def _slope(predict: Callable[[Array], Array], logs: Array, step: float = 1e-4) -
     """d ln(predicted) / d ln(constant), by differences."""
 
     def log_s(at: Array) -> Array:
-        return np.log(predict(np.exp(at)))
+        return np.asarray(np.log(predict(np.exp(at))))
 
     moves = step * np.eye(len(logs))
     return np.stack([(log_s(logs + move) - log_s(logs - move)) / (2 * step) for move in moves], axis=1)
@@ -148,4 +148,4 @@ def covariance(information: Array, prior: Array) -> Array:
 
 def slopes(predict: Callable[[Array], Array], values: Array) -> Array:
     """d ln(predicted) / d constant."""
-    return _slope(predict, np.log(values)) / values
+    return np.asarray(_slope(predict, np.log(values)) / values)

@@ -83,7 +83,7 @@ def check_path(path: Path, link: Link, name: str) -> None:
 
 def fastest_Bps(path: Path) -> float:
     """The rate of the group size that contends least."""
-    return path.bandwidth_Bps / min((slower for _, slower in path.contention), default=1.0)
+    return float(path.bandwidth_Bps) / min((slower for _, slower in path.contention), default=1.0)
 
 
 def _check_at_most(name: str, value: float, most: float, ceiling: str, of: Chip | Link, key: str) -> None:

@@ -239,7 +239,7 @@ def placement_by_topology(file: str, cluster: Cluster, remarks: list[str]) -> Ca
     seen = topology.parse(read_text(file, "topo"))
 
     def placed(plan: Plan) -> PlacedCluster:
-        laid = topology.place(seen, cluster, plan.tp, plan.dp * plan.pp)
+        laid = topology.place(seen, cluster, int(plan.tp), int(plan.dp * plan.pp))
         remarks.extend(laid.notes)
         return laid
 

@@ -171,9 +171,9 @@ def _attend(
     if form == "decode":
         single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
         kind = SINGLE if single else WINDOWED if window else ""
-    product = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored)
+    sizes = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored, *shape)
     runs = pick(np.asarray(tokens) > 0, count, 0)
-    plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+    plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *sizes, part="attention", place=form)
     return replace(plain, stored=kind, shape=KernelContext(window))
 
 

@@ -248,8 +248,8 @@ def _raised_block(
         return size
     latent = any(a.latent for a in cached)
     grain = max(size, habits.state_block_multiple_latent if latent else habits.state_block_multiple)
-    state = np.max([state_bytes_per_layer(m, plan.tp, plan) * np.ones_like(per_token) for m in dict.fromkeys(states)], axis=0)
-    return (np.maximum(1, np.ceil(state / (grain * per_token))) * grain)[()]
+    state: Number = np.max([state_bytes_per_layer(m, plan.tp, plan) * np.ones_like(per_token) for m in set(states)], axis=0)
+    return np.maximum(1, np.ceil(state / (grain * per_token))) * grain
 
 
 def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:

@@ -182,13 +182,13 @@ def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
         _arrivals_per_decision(load, seqs, stages, engine),
         prompt_tokens(load, seqs, room, engine, stages) / load.computed,
     )
-    steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
+    steady: Number = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
     if engine.serves.prefill_first:
         crowd = np.maximum(others / 2 * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
         steady = np.minimum(others, np.maximum(crowd, each - 1))
-    most = np.clip(room / load.computed, 1, seqs)
-    burst = np.minimum(others, (others + most - 1) / 2)
-    share = np.minimum(1.0, seqs / load.num_prompts)
+    most: Number = np.clip(room / load.computed, 1, seqs)
+    burst: Number = np.minimum(others, (others + most - 1) / 2)
+    share: Number = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)
 
 
@@ -269,7 +269,7 @@ def disaggregated_means(net: QueueNetwork, passed: Flow, engine: Engine, num_pro
     The first prompts of a benchmark arrive at once. The front ends of both kinds of workers limit as those of one do.
     """
     full = net.prompting.full(net.clients)
-    burst = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
+    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
     wait = passed.ahead_s + np.minimum(1.0, net.clients / num_prompts) * np.maximum(0.0, burst - passed.ahead_s)
     life = passed.life_s(net) + wait - passed.ahead_s
     tokens_s = engine.host.frontend_token_s * (net.decodes + 1) / net.decoding.workers

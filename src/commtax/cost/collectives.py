@@ -15,10 +15,10 @@ from typing import get_args
 
 import numpy as np
 
-from commtax.arrays import holds_anywhere, pick, spread, unique_with_places
+from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.placement import Span
 from commtax.records import dataclass
-from commtax.spec import Algorithm, Cluster, Fabric, Link, Network, Number, Path, Protocol
+from commtax.spec import Algorithm, Cluster, Condition, Fabric, Link, Network, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
 
@@ -139,7 +139,7 @@ class PathChoice:
         return self.latency_s + self.wire_s
 
 
-def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
+def applies(path: Path, nbytes: Number, ranks: Number) -> Condition:
     """Whether a library takes this path for a group of this size and a tensor of this size."""
     ok = np.logical_and(ranks >= path.min_ranks, ranks <= path.max_ranks)
     if path.worlds:
@@ -168,12 +168,12 @@ def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Path
     limits = [(limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits]
     starts = [_limit(by_world, ranks) + next_byte for by_world, next_byte in limits]
     sizes = np.stack(np.broadcast_arrays(nbytes, *starts, ranks)[:-1])  # all looked at together: a look costs more than its numbers
-    first = _first_applicable(paths, sizes, ranks)
-    latency, wire = first.latency_s[0], first.wire_s[0]
-    for start, beyond_s, moving_s in zip(starts, first.latency_s[1:], first.wire_s[1:], strict=True):
+    fixed, moving, taken = _first_applicable(paths, sizes, ranks)
+    latency, wire = fixed[0], moving[0]
+    for start, beyond_s, moving_s in zip(starts, fixed[1:], moving[1:], strict=True):
         less = (nbytes < start) & (beyond_s + moving_s < latency + wire)
         latency, wire = pick(less, beyond_s, latency), pick(less, moving_s, wire)
-    return PathChoice(latency, wire, first.path[0])
+    return PathChoice(latency, wire, taken[0])
 
 
 def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
@@ -182,17 +182,14 @@ def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
     return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
 
 
-def _first_applicable(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
-    """The first path that applies; paths of one ``turn`` compete on price, as NCCL lets its algorithms compete.
+def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> tuple[Array, Array, Array]:
+    """Seconds and place of the first path that applies; paths of one ``turn`` compete on price, as NCCL's algorithms do.
 
     In groups larger than a path's limits were seen in, it competes with those after it.
     """
     shape = np.broadcast(nbytes, ranks).shape
-    latency: Number = np.full(shape, np.inf)
-    wire: Number = latency
-    taken: Number = np.full(shape, -1)[()]
-    done: Number = np.zeros(shape, dtype=bool)[()]
-    firm: Number = done
+    latency, taken, done = np.full(shape, np.inf), np.full(shape, -1), np.zeros(shape, dtype=bool)
+    wire, firm = latency, done
     for turn in sorted({p.turn for p in paths}):
         settled = firm
         for index, path in enumerate(paths):
@@ -203,10 +200,10 @@ def _first_applicable(paths: tuple[Path, ...], nbytes: Number, ranks: Number) ->
                 continue
             fixed, moving = path_parts(path, nbytes, ranks)
             better = open_to & (~done | (fixed + moving < latency + wire))
-            latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
-            taken, done = pick(better, index, taken), done | better
+            latency, wire = np.where(better, fixed, latency), np.where(better, moving, wire)
+            taken, done = np.where(better, index, taken), done | better
             firm = firm | (better & (not path.max_bytes or np.asarray(ranks) <= path.max_bytes[-1][0]))
-    return PathChoice(latency, wire, taken)
+    return latency, wire, taken
 
 
 ROUND = ("all-gather", "reduce-scatter")
@@ -353,6 +350,6 @@ def price(
     return _choice_where(where.crosses, cross_domains(crossing, inside, paths, fabric.network), here)
 
 
-def _choice_where(condition: Number, yes: PathChoice, no: PathChoice) -> PathChoice:
+def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:
     parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
     return PathChoice(*(pick(condition, a, b) for a, b in parts))

@@ -298,7 +298,7 @@ def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) 
     [2.3, 13.9, 32.0]
     """
     owned, share = moe.num_experts / ep, chosen_experts(moe, tokens, popularity) / moe.num_experts
-    spread = np.sqrt(owned * share * (1 - share) * (1 - 1 / ep)) * np.isfinite(popularity)
+    spread: Number = np.sqrt(owned * share * (1 - share) * (1 - 1 / ep)) * np.isfinite(popularity)
     return np.minimum(owned, owned * share + _largest_load(ep) * spread)
 
 
@@ -313,7 +313,7 @@ def busiest_rank(moe: Experts, tokens: Number, ep: Number, popularity: float, re
     >>> round(float(busiest_rank(moe, 1e9, 8, 0.3)), 2), round(float(busiest_rank(moe, 1e9, 8, np.inf)), 2)
     (1.61, 1.0)
     """
-    chance = ep / np.maximum(1.0, tokens * moe.top_k) * np.isfinite(popularity)
+    chance: Number = ep / np.maximum(1.0, tokens * moe.top_k) * np.isfinite(popularity)
     uneven = 0.0 if redundant else ep / (moe.num_experts * popularity)
     placed = replicated_imbalance(moe.num_experts, ep, popularity, redundant) if redundant else 1.0
     return np.minimum(ep, placed + _largest_load(ep) * np.sqrt((uneven + chance) * (1 - 1 / ep)))
@@ -333,7 +333,7 @@ def replicated_imbalance(num_experts: int, ep: Number, popularity: float, redund
     1.03
     """
     if np.ndim(ep):
-        return np.vectorize(lambda one: replicated_imbalance(num_experts, one, popularity, redundant), otypes=[float])(ep)
+        return np.asarray(np.vectorize(lambda n: replicated_imbalance(num_experts, n, popularity, redundant), otypes=[float])(ep))
     return _mean_imbalance(num_experts, int(ep), popularity, redundant)
 
 

@@ -59,7 +59,7 @@ class Kernel:
     batch: Number = 0  # sequences of attention; experts of a grouped product, each with m rows
     heads: Number = 0
     kv_heads: Number = 0
-    head_dim: int = 128
+    head_dim: Number = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
     grouped: bool = False  # a grouped product over experts

@@ -278,7 +278,7 @@ def wide_twin(k: Kernel) -> Kernel | None:
     return replace(wide, nbytes=WIDE_BYTES * k.nbytes) if first in CACHED and last in ATTENDING else None
 
 
-Factor = tuple[str, Number]
+Factor = tuple[str, float]
 """Its name and its value."""
 
 
@@ -318,8 +318,8 @@ def kernel_line(
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    figures = {"flops": kernel.flops, "sigma": sigma, "peak_flops_per_s": rate, "priced_from": kernel}
-    return Line("compute", item, *times, source=source, **figures)
+    flops = kernel.flops
+    return Line("compute", item, *times, source=source, flops=flops, sigma=sigma, peak_flops_per_s=rate, priced_from=kernel)
 
 
 def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:

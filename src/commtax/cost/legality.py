@@ -3,21 +3,19 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
-from commtax.arrays import holds_anywhere, pick, spread, unique_with_places
+from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.records import dataclass
+from commtax.records import Condition, dataclass, with_fields
 from commtax.shipped_tables import table
 from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
 
-Mask = np.ndarray[Any, Any]
 WHOLE = (*SIZES, "microbatches")
 _sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
@@ -123,7 +121,7 @@ class PlanToCheck:
     @property
     def needed(self) -> str:
         """The microbatches that its schedule needs."""
-        return self.schedule.needs(self.plan.pp)
+        return self.schedule.needs(int(self.plan.pp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class PlanRule:
     """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); the rest as in ``rules.toml``."""
 
     name: str
-    broken: Callable[[PlanToCheck], Number]
+    broken: Callable[[PlanToCheck], Condition]
     text: str
     axis: str = ""
     otherwise: str = ""
@@ -163,13 +161,14 @@ def _shared_counts(model: Model) -> tuple[int, ...]:
     return tuple(dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)))
 
 
-def _splits_kv_heads(c: PlanToCheck) -> Number:
+def _splits_kv_heads(c: PlanToCheck) -> Condition:
     tp = c.plan.tp
     pairs = [(heads, np.minimum(tp, heads)) for heads in _shared_counts(c.model)]
-    return np.any([tp < 0, *((heads % shared != 0) | (tp % shared != 0) for heads, shared in pairs)], axis=0)
+    split: Condition = sum((heads % shared != 0) | (tp % shared != 0) for heads, shared in pairs) > 0
+    return split
 
 
-def _splits_quant_block(c: PlanToCheck) -> Number:
+def _splits_quant_block(c: PlanToCheck) -> Condition:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
     experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
@@ -182,24 +181,24 @@ def _tile(quant: Quant | None) -> int:
     return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
 
-def _breaks_ep_group(c: PlanToCheck) -> Number:
+def _breaks_ep_group(c: PlanToCheck) -> Condition:
     p = c.plan
-    odd = c.ep_ranks % p.ep != 0
+    odd: Condition = c.ep_ranks % p.ep != 0
     if not (c.engine.sends.experts_keep_tp or c.engine.sends.experts_whole):
         odd = odd | ((p.ep <= p.tp) & (p.tp % p.ep != 0))
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if c.engine.sends.ep_is_tp_dp else odd)
 
 
-def _breaks_groups(c: PlanToCheck) -> Number:
+def _breaks_groups(c: PlanToCheck) -> Condition:
     p = c.plan
-    within = p.num_shards * p.cp * p.tp % (p.ep * expert_ranks(p, c.engine).inside) != 0
-    return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
+    within: Condition = p.num_shards * p.cp * p.tp % (p.ep * expert_ranks(p, c.engine).inside) != 0
+    return (p.shard != 0) & ((p.shard < 1) | np.asarray(p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
-BROKEN: dict[str, Callable[[PlanToCheck], Number]] = {
+BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "sizes-positive": lambda c: ~_all_whole(c.plan),
     "gpus": lambda c: c.plan.all_gpus > c.cluster.num_gpus,
-    "heads-divisible": lambda c: np.any([n % c.plan.tp != 0 for n, _ in _head_counts(c.model)], axis=0),
+    "heads-divisible": lambda c: sum(n % c.plan.tp != 0 for n, _ in _head_counts(c.model)) > 0,
     "kv-heads-divisible": _splits_kv_heads,
     "ffn-divisible": lambda c: c.width % c.plan.tp != 0,
     "expert-width-divisible": lambda c: c.moe.intermediate % expert_ranks(c.plan, c.engine).inside != 0,
@@ -216,9 +215,8 @@ BROKEN: dict[str, Callable[[PlanToCheck], Number]] = {
     ),
     "hsdp-groups": _breaks_groups,
     # One group of a state-space layer is copied to every rank; of several each rank has as many.
-    "state-groups-divisible": lambda c: np.any(
-        [c.plan.tp < 0, *(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1)],
-        axis=0,
+    "state-groups-divisible": lambda c: (
+        sum(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1) > 0
     ),
     "redundant-experts": lambda c: c.slots > c.moe.num_experts * c.plan.ep,
 }
@@ -226,13 +224,13 @@ RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("cost/r
 """Words and order of the rules are data (``rules.toml``)."""
 
 
-def _all_whole(plan: Plan) -> Mask:
+def _all_whole(plan: Plan) -> Array:
     sizes = np.asarray(np.broadcast_arrays(*_sizes(plan)), dtype=float)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.all(np.isfinite(sizes) & (sizes >= 1) & (sizes == np.floor(sizes)), axis=0))
 
 
-def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
+def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
@@ -246,10 +244,10 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     return np.asarray(spread(found, few[1]))
 
 
-def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
+def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
     sizes = np.broadcast_arrays(*_sizes(plan))
     good = _all_whole(plan)
-    safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
+    safe = [np.minimum(np.where(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
     case = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
@@ -259,7 +257,7 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
 
 
 def _with_sizes(plan: Plan, sizes: Iterable[Number]) -> Plan:
-    return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
+    return with_fields(plan, dict(zip(WHOLE, sizes, strict=True)))
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
@@ -282,8 +280,8 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     if axis == "ep":
         upper = min(upper, model.experts.num_experts + plan.redundant_experts if model.experts else 1)
     values = np.arange(2 if axis == "ep" and plan.redundant_experts else 1, upper + 1)  # copies are of experts that are spread
-    change: dict[str, Number] = {axis: values}
-    ok = codes(model, cluster, replace(plan, **change), engine) == 0
+    tried = _with_sizes(plan, (values if name == axis else getattr(plan, name) for name in WHOLE))
+    ok = codes(model, cluster, tried, engine) == 0
     return [int(v) for v in values[ok]]
 
 

@@ -74,7 +74,8 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     for experts the larger of both halves for each of the top_k, and the product).
     """
     act = DTYPE_BYTES[plan.activations_dtype]
-    widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), 0.0)
+    none: Number = 0.0
+    widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), none)
     layer = (tokens * 3 * model.hidden + widest) * act
     if not last_stage:
         return layer
@@ -257,10 +258,10 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
     norms = 4.0 * hidden if "layernorm" in _remade(plan, engine) else 0.0  # outputs of norms: inputs of a layer's first products
     whole = whole - norms - lighter * (4.0 * hidden - norms)
     split = split - _remade_bytes(block, hidden, plan, engine) - lighter * _quantised_bytes(block.ffn, hidden, plan, engine)
-    if engine.trains.attention == "unfused" and plan.recompute != "selective":
-        split = split + (5.0 * block.attention.num_heads * step.seq if block.attention else 0.0)
+    unfused = engine.trains.attention == "unfused" and plan.recompute != "selective"
+    scores = 5.0 * block.attention.num_heads * step.seq if unfused and block.attention else 0.0
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
-    every = split / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
+    every = (split + scores) / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
     half = plan.recompute == "selective" and engine.trains.selective == "matmuls"
     return every / 2 if half else every
 

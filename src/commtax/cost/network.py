@@ -17,9 +17,9 @@ from typing import Self
 
 import numpy as np
 
-from commtax.arrays import unique_values
+from commtax.arrays import Array, unique_values
 from commtax.records import dataclass
-from commtax.spec import Number
+from commtax.spec import Condition, Number
 
 TURNS, EXACT = 80, 1e-11  # of looking for the requests/s, and how well they are known
 RISE = 0.05  # the least power of a batch that its tokens/s grow with
@@ -73,11 +73,11 @@ class DecodeStation:
     workers: Number
     ranks: Number
     most: Number  # requests that run at once on a rank
-    nodes: Number
-    per_s: Number  # never fewer for more requests
+    nodes: Array
+    per_s: Array  # never fewer for more requests
 
     @classmethod
-    def of(cls, workers: Number, ranks: Number, most: Number, step_s: Number) -> Self:
+    def of(cls, workers: Number, ranks: Number, most: Number, step_s: Array) -> Self:
         """From the steps of ``NODES``, priced as far as ``most`` reaches."""
         batches = NODES[: len(step_s)].reshape(-1, *(1,) * (np.ndim(step_s) - 1)) * 1.0
         # A larger batch makes more tokens/s, if few: graphs and tiles that are filled up would make it jump.
@@ -98,24 +98,26 @@ class DecodeStation:
         return np.where(per_s > 0, seqs / np.maximum(per_s, 1e-300), 1 / self.per_s[1])[()]
 
 
-def nodes_to(most: Number) -> Number:
+def nodes_to(most: Number) -> Array:
     """Batches up to one that holds the most requests that run at once."""
     return NODES[: 1 + int(np.searchsorted(NODES, np.max(most)))]
 
 
-def _with_none(values: Number) -> Number:
+def _with_none(values: Array) -> Array:
     return np.concatenate([np.zeros((1, *np.shape(values)[1:])), values])
 
 
-def _interpolate(x: Number, xs: Number, ys: Number) -> Number:
+def _interpolate(x: Number, xs: Array, ys: Array) -> Number:
     """Of a line through (xs, ys), along the first axis; flat beyond its last point."""
     if np.ndim(xs) == np.ndim(ys) == 1:
-        return np.interp(x, xs, ys)
+        straight: Number = np.interp(x, xs, ys)
+        return straight
     xs, ys = np.broadcast_arrays(xs, ys)
     run, rise = np.diff(xs, axis=0), np.diff(ys, axis=0)
     slope = np.where(run > 0, rise / np.where(run > 0, run, 1), 0.0)
     jump = np.where((run <= 0) & (x >= xs[1:]), rise, 0.0)
-    return np.sum(slope * np.clip(x - xs[:-1], 0, run) + jump, axis=0)
+    total: Number = np.sum(slope * np.clip(x - xs[:-1], 0, run) + jump, axis=0)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class Flow:
     slot_s: Number  # waiting for a place among those that decode
     step_s: Number  # of those
     slowest: Number  # the station, by its place in ``STATIONS``
-    queued: Number = False  # whether clients are left over there
+    queued: Condition = False  # whether clients are left over there
 
     def life_s(self, net: QueueNetwork) -> Number:
         first = net.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.moved_s + self.slot_s
@@ -202,7 +204,7 @@ def flow(net: QueueNetwork) -> Flow:
     return _queue_clients(net, times.at(most * share), np.argmin(limits, axis=0)[()], limited)
 
 
-def _share(times: "Times", most: Number) -> tuple[Number, Number]:
+def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
     """Of the most that passes, what the clients keep going: all of it where even that leaves some over.
 
     False position with Illinois' rule, and a halving every fourth time.
@@ -214,7 +216,7 @@ def _share(times: "Times", most: Number) -> tuple[Number, Number]:
 
     low, high = np.zeros(np.shape(most)), np.ones(np.shape(most))
     below, above = low - 1.0, beyond(high)
-    limited, side = above < 0, low
+    limited, side = np.asarray(above < 0), low
     for turn in range(TURNS):
         between = (low * above - high * below) / np.where(above > below, above - below, 1.0)
         share = np.where(limited, 1.0, (low + high) / 2 if turn % 4 == 3 else between)
@@ -227,7 +229,7 @@ def _share(times: "Times", most: Number) -> tuple[Number, Number]:
     return np.where(limited, 1.0, np.where(np.abs(value) < EXACT, share, low))[()], limited[()]
 
 
-def _queue_clients(net: QueueNetwork, passed: Flow, slowest: Number, limited: Number) -> Flow:
+def _queue_clients(net: QueueNetwork, passed: Flow, slowest: Number, limited: Condition) -> Flow:
     """Clients that are left over at the most that passes wait where that is least."""
     left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
     waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
@@ -310,7 +312,7 @@ class Times:
     def _behind_s(self, per_s: Number, load: Number) -> Number:
         """Waiting behind whole steps of others, which are full then; who is in one of them does not come."""
         away = 1 - np.minimum(1.0, per_s * self.full_s / self.net.clients)
-        crowded = load**self.crowd / self.full * away
+        crowded: Number = load**self.crowd / self.full * away
         uneven, others = (self.before.chance + self.before.varied) / 2, self.before.others
         return others * uneven * self.full_s * crowded / np.maximum(1e-9, 1 - others * load)
 

@@ -4,7 +4,6 @@ Rank order decides which axis leaves the fast domain (a host, or an NVLink fabri
 """
 
 import math
-from dataclasses import replace
 from functools import reduce
 from operator import attrgetter
 from typing import NamedTuple
@@ -12,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from commtax.arrays import pick, spread, unique_with_places
-from commtax.records import dataclass
-from commtax.spec import COUNTED, Cluster, Engine, Model, Number, Plan
+from commtax.records import dataclass, with_fields
+from commtax.spec import COUNTED, Cluster, Condition, Engine, Model, Number, Plan
 
 _sizes = attrgetter(*COUNTED)
 
@@ -21,7 +20,7 @@ _sizes = attrgetter(*COUNTED)
 class ExpertRanks(NamedTuple):
     """How ranks share experts."""
 
-    over_replicas: Number  # whether replicas share them: by expert parallelism wider than tp, and in vLLM whenever dp > 1
+    over_replicas: Condition  # whether replicas share them: by expert parallelism wider than tp, and in vLLM whenever dp > 1
     inside: Number  # ranks that share one expert
     reach: Number  # ranks' worth of tokens that one group of experts works on: of ep ranks in training, of replicas in serving
 
@@ -46,7 +45,7 @@ def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
     return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_ranks(plan, engine).inside))
 
 
-def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
+def tokens_split(model: Model, plan: Plan, engine: Engine) -> Condition:
     """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
     wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
     return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
@@ -68,11 +67,11 @@ class Span:
     ranks: Number
     ranks_per_domain: Number
     domains: Number
-    paired: Number = False
+    paired: Condition = False
     used: Number = 0
 
     @property
-    def crosses(self) -> Number:
+    def crosses(self) -> Condition:
         return self.domains > 1
 
 
@@ -88,7 +87,7 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     few = unique_with_places(*_sizes(plan))
     if few is None:
         return _span(axis, plan, cluster, engine)
-    found = _span(axis, replace(plan, **dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
+    found = _span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
     return Span(*(spread(getattr(found, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
 
 
@@ -134,7 +133,8 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
 
 def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
     """From the first to behind the last rank of a group."""
-    return reduce(np.maximum, (size * stride for size, stride in _runs(axis, plan, engine)), 1)
+    one: Number = 1
+    return reduce(np.maximum, (size * stride for size, stride in _runs(axis, plan, engine)), one)
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
@@ -160,4 +160,5 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
 
 def _stride(axis: str, plan: Plan) -> Number:
     """The product of the sizes inside an axis."""
-    return math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])
+    product: Number = math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])
+    return product

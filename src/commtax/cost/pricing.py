@@ -22,7 +22,7 @@ from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
 from commtax.question import WhatIf
-from commtax.spec import Cluster, Engine, Fabric, Number, Path, Workload
+from commtax.spec import Cluster, Condition, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
 from commtax.units import format_bytes, format_seconds
 
@@ -81,10 +81,9 @@ class Pricer:
         fabric, op = self.priced_by(item)
         key = (op, item.axis, id(item.nbytes), id(item.ranks))
         if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
-            where, outside = self.span(item.axis), 1.0
-            if (
-                holds_anywhere(where.crosses) and item.routed
-            ):  # the NICs carry one copy a host, forwarded inside to the ranks that want it
+            where = self.span(item.axis)
+            outside: Number = 1.0
+            if holds_anywhere(where.crosses) and item.routed:  # NICs carry one copy a host, forwarded to the ranks that want it
                 hosts = expected_destinations(item.routed, where.domains)
                 hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
                 outside = hosts / expected_destinations(item.routed, where.ranks)
@@ -113,12 +112,13 @@ def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, PathChoice]], 
     return lines[0] if len(lines) == 1 else _line_where(pricer.span(item.axis).paired, *lines)
 
 
-def _line_where(condition: Number, yes: Line, no: Line) -> Line:
+def _line_where(condition: Condition, yes: Line, no: Line) -> Line:
     """The line of some plans where a condition holds, and of the others where not."""
-    behind = len(no.names)
-    codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
-    parts = ("fixed_s", "moving_s", "sigma", "launch_s")
-    return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
+    link, algorithm = (pick(condition, getattr(yes, name) + len(no.names), getattr(no, name)) for name in ("link", "algorithm"))
+    named = replace(no, names=no.names + yes.names, link=link, algorithm=algorithm)
+    fixed, moving = pick(condition, yes.fixed_s, no.fixed_s), pick(condition, yes.moving_s, no.moving_s)
+    sigma, late = pick(condition, yes.sigma, no.sigma), pick(condition, yes.launch_s, no.launch_s)
+    return replace(named, fixed_s=fixed, moving_s=moving, sigma=sigma, launch_s=late)
 
 
 def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf) -> Line:
@@ -128,8 +128,8 @@ def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf)
     names, inside = pricer.names(item), len(fabric.paths[op])
     crosses, why = where.crosses, NO_NOTE
     via: Via = ""
-    algorithm = pick(crosses, chosen.path + inside, chosen.path)
-    link = pick(crosses, len(names) - 1, len(names) - 2)
+    algorithm: Number | str = pick(crosses, chosen.path + inside, chosen.path)
+    link: Number | str = pick(crosses, len(names) - 1, len(names) - 2)
     alone = not isinstance(algorithm, np.ndarray) and not isinstance(link, np.ndarray)
     if alone:
         path = (*fabric.paths[op], *fabric.network_paths[op])[int(algorithm)]
@@ -179,7 +179,7 @@ def scaled_s(item: Item, chosen: PathChoice, engine: Engine, settings: WhatIf) -
     return left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
 
 
-def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Number) -> Number:
+def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Condition) -> Number:
     """Latency of a collective that is launched from Python, alone: no less than a launch, and across hosts threads wake too."""
     return np.maximum(latency + pick(crosses, fabric.network.eager_s, 0.0), fabric.eager_floor_s - wire)
 
@@ -221,7 +221,7 @@ def spread_of(
     ranks: Number,
     chosen: PathChoice,
     cluster: Cluster,
-    crosses: Number,
+    crosses: Condition,
     *,
     eager: bool = False,
 ) -> Number:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commtax.records import dataclass
-from commtax.spec import Number, Plan
+from commtax.spec import Condition, Number, Plan
 from commtax.statement import Refusal
 
 Op = tuple[str, int, int]
@@ -188,7 +188,7 @@ class Schedule:
     idle: Callable[[Number, Number, Number, Number], Number]
     peak: Callable[[Number, Number, Number, Number], Number]
     domain: str = "any shape"
-    legal: Callable[[Number, Number, Number], Number] = lambda p, _m, _v: p > 0
+    legal: Callable[[Number, Number, Number], Condition] = lambda p, _m, _v: p > 0
     needs: Callable[[int], str] = lambda _p: "at least 1"
     chunks: int = 1  # chunks a rank holds; 0: as many as are asked for
     directions: int = 1  # ends at which microbatches enter: a rank holds a stage of either direction

@@ -10,7 +10,7 @@ exactly. Derivatives are taken along the imaginary axis (a complex step), which 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from commtax.cost.forms.form import DAMPED, RATES, SECONDS, Parts, Table
 from commtax.cost.kernel import Kernel
@@ -40,23 +40,23 @@ def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -
     """What a form's seconds are made of, before anything else is multiplied onto them; they sum to the form's."""
     table = constants_of(kernel, constants)
 
-    def priced(factors: Mapping[str, Any]) -> Parts:
+    def priced(factors: Mapping[str, float]) -> Parts:
         return form_parts(kernel, _scale_table(table, factors), _slow_chip(chip, factors), constants, rate)
 
     carriers = [name for name in CARRIERS if name in (MEMORY, ARITHMETIC) or table.get(name)]
     total = float(sum(priced({})))
     found = []
     for name in carriers:
-        fixed, moving = (complex(x).imag / TINY_STEP for x in priced({name: 1 + 1j * TINY_STEP}))
+        fixed, moving = (complex(x).imag / TINY_STEP for x in priced({name: cast(float, 1 + 1j * TINY_STEP)}))
         if abs(fixed + moving) > NOTHING * total:
             others = {other: ALONE for other in carriers if other != name}
             found.append(Term(name, fixed, moving, float(sum(priced(others)))))
     return tuple(found)
 
 
-def _scale_table(table: Table, factors: Mapping[str, Any]) -> dict[str, Any]:
+def _scale_table(table: Table, factors: Mapping[str, float]) -> dict[str, float]:
     """Constants with some carriers so many times as slow."""
-    scaled: dict[str, Any] = dict(table)
+    scaled: dict[str, float] = dict(table)
     for name, factor in factors.items():
         for key in DAMPED if name == ARITHMETIC else (name,):
             if key in table:
@@ -64,6 +64,6 @@ def _scale_table(table: Table, factors: Mapping[str, Any]) -> dict[str, Any]:
     return scaled
 
 
-def _slow_chip(chip: Chip, factors: Mapping[str, Any]) -> Chip:
-    peaks: dict[str, Any] = {kind: value / factors.get(ARITHMETIC, 1.0) for kind, value in chip.flops_per_s.items()}
+def _slow_chip(chip: Chip, factors: Mapping[str, float]) -> Chip:
+    peaks: dict[str, float] = {kind: value / factors.get(ARITHMETIC, 1.0) for kind, value in chip.flops_per_s.items()}
     return replace(chip, memory_Bps=chip.memory_Bps / factors.get(MEMORY, 1.0), flops_per_s=peaks)

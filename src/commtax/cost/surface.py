@@ -14,18 +14,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, field, fields, replace
 from math import inf
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from commtax.arrays import unique_values
+from commtax.arrays import Array, unique_values
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.pricing import expose_lines, num_launches, step_lines
 from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import Number, Workload
-
-Array = np.ndarray
 
 FINE, COARSE, TILE = 512, 4096, 64  # rows up to which every number is priced, and up to which every tile is: its first and last row
 MANY = 256.0  # prompts beside which one is one of many
@@ -137,7 +135,8 @@ class Surface:
         if factor in self._scaled:
             return self._scaled[factor]
         kept = {f.name: f.default_factory() for f in fields(self) if f.default_factory is not MISSING}
-        longer = {name: _times(getattr(self, name), factor) for name in SCALED}
+        old = ((name, getattr(self, name)) for name in SCALED)
+        longer = {name: (np.array(x) * factor).tolist() if isinstance(x, list) else x * factor for name, x in old}
         self._scaled.clear()  # several runs with one factor follow each other
         self._scaled[factor] = replace(self, **longer, **kept)
         return self._scaled[factor]
@@ -168,10 +167,6 @@ SCALED = (
     *("alone_comm", "mixed_comm", "sample_s", "launch_s", "mixed_launch_s"),
 )
 """What of a table is seconds."""
-
-
-def _times(value: Any, factor: float) -> Any:
-    return (np.array(value) * factor).tolist() if isinstance(value, list) else value * factor
 
 
 def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
-from commtax.spec import DTYPE_BYTES, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 SUM_BYTES = 4  # of a row: a sum of squares, fp32
@@ -149,7 +149,7 @@ def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Numbe
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
-def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count: Number, split: Number) -> list[Item]:
+def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count: Number, split: Condition) -> list[Item]:
     """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),

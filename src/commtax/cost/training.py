@@ -230,7 +230,7 @@ def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerm
     backward = each[1] + each[2] + _seconds(ends, m, "backward", "weight-gradient")
     products = _total([x for x in layers if x.item.form == "gemm"])
     # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
-    every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
+    every = (np.asarray(plan.pp) <= 1) & (plan.zero >= 2)
     free: dict[Window, Number] = {
         "": 0.0 * products,
         "forward": pick(every, m * forward, forward),

@@ -6,7 +6,7 @@ import shlex
 from commtax import catalog
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 
@@ -52,7 +52,7 @@ def model_id(model: Model) -> str:
     return shlex.quote(name)
 
 
-def above_one(size: float) -> int:
+def above_one(size: Number) -> int:
     """A size that is worth a flag, else 0."""
     return int(size) if size > 1 else 0
 

@@ -145,9 +145,9 @@ def benchmark_command(question: Question, engine: str) -> str:
     if engine not in able:
         raise Refusal(f"emit '{engine}': {', '.join(able)} have a serving benchmark; training is checked with its own log", "emit")
     (tool, exact, kept), spell = able[engine].benchmark, flags_of(able[engine].key).spell
-    spread, clients = requests.spread, int(requests.concurrency)
+    spread, clients = float(requests.spread), int(requests.concurrency)
     top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if able[engine].range_from_longest else (1.0, spread)
-    stated, answers = round(requests.input_len * top), round(requests.output_len * top)
+    stated, answers = round(float(requests.input_len) * top), round(float(requests.output_len) * top)
     lengths = spell(input_len=stated, output_len=answers, range_ratio=f"{ratio:.4g}")
     load = [*spell(concurrency=clients), f"--num-prompts {10 * clients}"]
     if rate := question.offered.request_rate:

@@ -58,7 +58,7 @@ def _by_mesh(log: TrainingLog) -> LoggedPlan:
         local, over_all, length = map(int, batch)
         plan = record_from(Plan, sizes)
         if plan.pp > 1:  # which cuts a replica's batch into as many microbatches as it has stages
-            local = max(1, over_all // plan.dp // plan.pp)
+            local = max(1, over_all // int(plan.dp) // int(plan.pp))
         options |= CompareOptions(global_batch=over_all, context=length, micro_batch=local)
     if log.steps and "recompute" in facts:
         options |= CompareOptions(recompute=_TABLE["recomputed"].get(facts["recompute"][0].lower(), "none"))

@@ -173,7 +173,7 @@ def _own_plan_columns(run: Question, clients: int, index: int, by: int) -> Servi
     one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVING_AXES}, replicas=copies, codes=0, kv_tokens=kv)
     of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
     if clients:  # at that load, whatever the cache holds
-        return of.at(np.array([0]), np.array([max(1, round(clients / (copies * run.plan.dp)))]))
+        return of.at(np.array([0]), np.array([max(1, round(clients / (copies * int(run.plan.dp))))]))
     every, most = serving_search.search(of), run.goal.max_concurrency
     return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
 

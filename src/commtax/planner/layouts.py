@@ -146,7 +146,7 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
     if not len(plans):
         return
     loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
-    answers = np.max([simulated(_endless_loop(one), plans, load).requests_per_s for load in loads], axis=0)
+    answers = np.max([np.asarray(simulated(_endless_loop(one), plans, load).requests_per_s) for load in loads], axis=0)
     limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):

@@ -191,12 +191,13 @@ def figures(s: ClosedLoop, held: Number) -> dict[str, Array]:
     """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
     headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(held)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
-    return {"running": s.running, **times, "kv_headroom": headroom}
+    return {name: np.asarray(value) for name, value in {"running": s.running, **times, "kv_headroom": headroom}.items()}
 
 
 def surely(s: ClosedLoop, name: str) -> Number:
     """A time as long as it is with the confidence that is wanted, where it has a limit; ranges are priced for those alone."""
-    goal, value = s.question.goal, getattr(s, name)
+    goal = s.question.goal
+    value: Number = getattr(s, name)
     if goal.confidence == EVEN or getattr(goal, name) == np.inf:
         return value
     return Estimate(value, *s.range_of(name)).sure(goal.confidence)

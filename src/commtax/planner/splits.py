@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.arrays import unique_values
+from commtax.arrays import spread, unique_values
 from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, disaggregated_means, running_requests
 from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
@@ -104,9 +104,9 @@ class DecodeWorkers:
     def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> QueueNetwork:
         """Splits (rows) under loads (columns)."""
         sizes, of = self.ahead.plan, self.ahead.prompting
-        plan = replace(self.question.plan, tp=sizes.tp[kind], dp=sizes.dp[kind], ep=sizes.ep[kind])
+        plan = replace(self.question.plan, tp=spread(sizes.tp, kind), dp=spread(sizes.dp, kind), ep=spread(sizes.ep, kind))
         apart = Disaggregation(plan, workers, copies)
-        prompting = PromptStation(apart.senders, of.one_s[kind], of.more_s[kind], of.most[kind], of.ranks[kind])
+        prompting = PromptStation(apart.senders, *(spread(x, kind) for x in (of.one_s, of.more_s, of.most, of.ranks)))
         return network_of(self.question, self.load, clients, apart, prompting, replace(self.decoding, workers=copies))
 
     @property
@@ -361,8 +361,8 @@ def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueu
     priced = {
         "replicas": copies,
         "gpus": copies * of.group + workers * ahead.group[kind],
-        "prefill_tp": ahead.plan.tp[kind],
-        "prefill_dp": ahead.plan.dp[kind],
+        "prefill_tp": spread(ahead.plan.tp, kind),
+        "prefill_dp": spread(ahead.plan.dp, kind),
         "prefill_replicas": workers,
         "concurrency": clients,
         "running": passed.seqs,

@@ -5,6 +5,7 @@ from itertools import accumulate, pairwise
 
 from commtax.ledger import Line
 from commtax.question import Question
+from commtax.records import Condition
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import NOTHING_SENT, headline, notes, range_80, say, served_step, show_shares, show_table
@@ -47,7 +48,7 @@ def _trained_step(q: Question) -> str:
     return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}{adapters}"
 
 
-def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
+def _modes(q: Question) -> tuple[tuple[str, Condition], ...]:
     """What may be unusual about a step, and whether it is."""
     plan, s = q.plan, q.what_if
     if not q.trains:

@@ -14,6 +14,7 @@ Numbers are SI floats with the unit in the name. ``Plan`` and ``Workload`` may h
 fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
+from commtax.records import Condition, Number
 from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Protocol, Spread
 from commtax.spec.engine import ENGINE_PARTS, Engine, KernelHabits, Program, Sending, StateHabits, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
@@ -49,7 +50,6 @@ from commtax.spec.plan import (
     SIZES,
     TAXES,
     AxisName,
-    Number,
     Plan,
     TrainStep,
     Workload,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal, TypedDict
 
-from commtax.records import dataclass
+from commtax.records import Number, dataclass
 from commtax.statement import Source
 
 Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer"]
@@ -26,7 +26,7 @@ class Path:
 
     op: str
     algorithm: Algorithm
-    bandwidth_Bps: float
+    bandwidth_Bps: Number
     launch_s: float = 0.0
     hop_s: float = 0.0
     extra_s: float = 0.0

@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from commtax.records import dataclass
-
-Number = Any
-"""int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
+from commtax.records import Number, dataclass
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {

@@ -22,7 +22,7 @@ from commtax.ledger import Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
-from commtax.spec import ARITHMETIC, TAXES, Cluster, Model, Number
+from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
@@ -41,7 +41,7 @@ class StepBill(Bill):
     notes: tuple[Note, ...] = ()
 
     @property
-    def legal(self) -> Any:
+    def legal(self) -> Condition:
         return self.question.legal
 
     @property
@@ -116,7 +116,7 @@ class StepBill(Bill):
         return flops / (self.step_s * self.num_gpus * self.peak_flops_per_s)
 
     @property
-    def _causal(self) -> np.bool_ | np.ndarray:
+    def _causal(self) -> Condition:
         """Whether causal pairs alone are counted: as was asked, and where all pairs would be above what the chip can do."""
         return np.asarray(self._utilization(self.model_flops())) > 1 if self.question.what_if.flops == "full" else np.True_
 
@@ -309,7 +309,7 @@ class Traffic:
     notes: tuple[Note, ...] = ()
 
     @property
-    def legal(self) -> Any:
+    def legal(self) -> Condition:
         return self.question.legal
 
     @property

@@ -388,7 +388,7 @@ def _check_chunks(layers: int, plan: Plan) -> None:
     stages, chunks = int(np.max(plan.pp)), passes_of(plan)
     if stages == 1 or chunks == 1:
         return
-    if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):
+    if plan.schedule == "interleaved" and chunks > (most := int(most_chunks(layers, stages))):
         limit = f"make at most {most} chunks per rank" if most > 1 else "are too few for chunks"
         empty = "every virtual stage has a layer, but for the embedding's and the head's"
         raise Refusal.of(f"{layers} layers on pp={stages} {limit} ({empty})", (most,) if most > 1 else (), chunks=chunks)

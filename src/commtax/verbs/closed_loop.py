@@ -19,7 +19,7 @@ from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Model, Number
+from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
@@ -60,7 +60,7 @@ class ClosedLoop:
         return state_tokens(self.question)
 
     @property
-    def legal(self) -> Any:
+    def legal(self) -> Condition:
         return self.question.legal
 
     @property
@@ -277,7 +277,7 @@ def _load(asked: Question) -> ClosedLoopLoad:
     return ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, state_tokens(asked), cached)
 
 
-def lengths_note(spread: float) -> Note:
+def lengths_note(spread: Number) -> Note:
     """What the requests' lengths are, and what would change with others."""
     if spread:
         text = f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"

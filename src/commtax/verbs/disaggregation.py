@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.arrays import cache_answers, pick
+from commtax.arrays import Array, cache_answers, pick
 from commtax.cost import closed_form as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.closed_form import ClosedLoopLoad
@@ -133,7 +133,7 @@ def decoding_of(asked: Question, load: ClosedLoopLoad, room: Number, copies: Num
 
 
 @cache_answers
-def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: Number) -> Number:
+def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: Number) -> Array:
     """Seconds of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
     counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
@@ -159,7 +159,7 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number) -> CacheWire
     leaving = ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies
     here, there = asked.places[0], asked.places[-1]
     sent_Bps, taken_Bps = (outside_Bps(place, gpus) for place, gpus in zip((here, there), leaving, strict=True))
-    latency_s = max(here.inter.latency_s, there.inter.latency_s)
+    latency_s: Number = max(here.inter.latency_s, there.inter.latency_s)
     if here is there:
         gpus = apart.gpus(plan)
         gpus = cluster.num_gpus if gpus is None else gpus

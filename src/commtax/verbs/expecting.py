@@ -102,7 +102,7 @@ def expect(
     # The first two GPUs of a host are a pair.
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
     chosen = price(op, nbytes, size, where, met, fabric)
-    crosses, index = where.domains > 1, int(np.asarray(chosen.path).ravel()[0])
+    crosses, index = bool(where.crosses), int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[op][index]
     latency = launched_s(fabric, chosen.latency_s, chosen.wire_s, crosses) if eager else chosen.latency_s
     return Expectation(

@@ -20,7 +20,7 @@ from commtax.cost.tensors import stage_layers
 from commtax.options import check_taken
 from commtax.question import Limits, Question
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Model, Number
+from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import USABLE, StepBill
@@ -118,7 +118,7 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
         raise Refusal.about(phase="fit is about serving; train_fit is about training")
     put = resolve_question(model, cluster, check_taken("fit", options))
     tp, pp, *_ = (options.get(axis) for axis in SIZES)
-    judged = holds(put, chosen=tp is not None, stages=put.plan.pp if pp else None)
+    judged = holds(put, chosen=tp is not None, stages=int(put.plan.pp) if pp else None)
     return add_advice(judged) if advise else judged
 
 
@@ -261,7 +261,7 @@ def _cache_tokens(asked: Question) -> Number:
         tp, _, dp, ep, _ = table[alike].T
         one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
         one = replace(one, limits=limits_of(one))
-        held[alike] = np.minimum.reduce([_stage_tokens(one, stage, pp) for stage in _different_stages(asked, pp)])
+        held[alike] = reduce(np.minimum, (_stage_tokens(one, stage, pp) for stage in _different_stages(asked, pp)))
     spread = held[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
 
@@ -289,13 +289,14 @@ def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst:
     """A figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
     plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
     many = np.asarray(plan.pp)
-    found: Number = None
-    for pp in unique_values(many).astype(int).tolist():
+
+    def of(pp: int) -> Number:
         ranges = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)
         pools = (kv_pool(asked.model, plan, ranges[s], size, asked.engine.states) for s in _different_stages(asked, pp))
-        here = reduce(worst, map(figure, pools))
-        found = here if found is None else np.where(many == pp, here, found)
-    return found
+        return reduce(worst, map(figure, pools))
+
+    first, *others = unique_values(many).astype(int).tolist()
+    return reduce(lambda found, pp: np.where(many == pp, of(pp), found), others, of(first))
 
 
 def step_limits(asked: Question) -> tuple[int, int]:
@@ -424,7 +425,7 @@ def fit_of_bill(priced: StepBill) -> Fit:
     return judge(replace(plain, limits=limits_of(plain)))
 
 
-def fits(priced: StepBill) -> Number:
+def fits(priced: StepBill) -> Condition:
     """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
     q = priced.question
     if q.trains:

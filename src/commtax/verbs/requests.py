@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.arrays import cache_few_answers
+from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
 from commtax.ledger import Z80
@@ -33,7 +33,6 @@ from commtax.verbs.loads import first_requests
 from commtax.verbs.settling import Settled, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
-Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
 RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
@@ -334,7 +333,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     ahead = prompter(asked)
     both = Disaggregation(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
     prompts = _workers(ahead, longest)
-    count = prompts.count * (both.workers or 1)
+    count = prompts.count * int(both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
     rules = replace(workers.rules, way_s=0.0, door_s=0.0)
     workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)

@@ -34,6 +34,7 @@ WHEN: Mapping[str, Callable[[Question], bool]] = {
 
 def explained_kernel(b: StepBill, x: Line) -> Explanation:
     q, k = b.question, x.priced_from
+    assert isinstance(k, Kernel)
     t = terms_of(q)
     applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
     charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)

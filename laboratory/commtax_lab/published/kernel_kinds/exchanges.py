@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.cost.forms.modules import exchanged_kernel
 from commtax.cost.kernel import Kernel
 from commtax.cost.traffic import expected_destinations
 from commtax.spec import Experts
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
 WIDTHS = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "default": 1 + 4 / 128, "nvfp4": 0.5625, "fp4": 0.5625}
 """Bytes of an element on its way out, with scales; the default is fp8. On the way back it is bf16, unless in fp4."""
@@ -22,9 +23,9 @@ BACK = 2.0
 def _copies(tokens: Array, experts: Array, top_k: Array, ranks: Array, low: bool) -> Array:
     """Rows that a rank sends: one an expert with low latency, else one a rank that has some."""
     if low:
-        return tokens * top_k
+        return np.asarray(tokens * top_k)
     pairs = zip(experts, top_k, ranks, strict=True)
-    return tokens * np.array([float(expected_destinations(Experts(int(e), int(k), 1), float(n))) for e, k, n in pairs])
+    return np.asarray(tokens * [float(expected_destinations(Experts(int(e), int(k), 1), float(n))) for e, k, n in pairs])
 
 
 def _exchange_kind(form: str, low: bool) -> KernelKind:

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.cost.forms.experts import RoutedSizes, routed_kernels
 from commtax.cost.kernel import Kernel
 from commtax.spec import DTYPE_BYTES, Chip
 from commtax_lab import lab_table
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Make, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Make, Sizes, Words
 from commtax_lab.published.kernel_kinds.loads import BusiestRankLoad, load
 
 FACTS = lab_table("published/kernel_kinds/experts.toml")

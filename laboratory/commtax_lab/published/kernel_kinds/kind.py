@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from commtax.arrays import Array
 from commtax.cost.kernel import Kernel
+from commtax.spec import Chip
 
-Array = Any
 Sizes = Mapping[str, Array]
 """Columns of numbers."""
 Words = Mapping[str, str]
@@ -33,7 +33,7 @@ class KernelKind:
     alike: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()  # columns that say whether a row was fitted; (): engine, formats and all sizes
     decides: Callable[[Sizes], Array] | None = None  # rows whose sizes constants are fitted on; None: all
-    hint: Callable[[Sizes, Any], Array] | None = None  # what is known to be hard, from sizes and chip
+    hint: Callable[[Sizes, Chip], Array] | None = None  # what is known to be hard, from sizes and chip
     times_us: tuple[str, ...] = ()  # columns that a row's time is the sum of; (): its one latency
     in_step: bool = False  # kernels as a step runs them, one after another, and not each timed by itself
 

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from commtax.arrays import Array
 from commtax.cost.attention import head_product, latent_decode, latent_prefill
 from commtax.cost.kernel import Kernel
 from commtax.spec import DTYPE_BYTES
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 from commtax_lab.published.kernel_kinds.modules import SOURCES, step_of, timed_model
 
 MODEL = "deepseek-ai/DeepSeek-V3"
@@ -31,7 +34,7 @@ def _head_product(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 def cache_bytes(x: Sizes) -> Array:
     """Bytes of latents that a decode kernel reads."""
-    return x["batch_size"] * (x["step"] + 1) * 576 * x["stored_bytes"]
+    return np.asarray(x["batch_size"] * (x["step"] + 1) * 576 * x["stored_bytes"])
 
 
 _KERNEL = KernelKind(

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from commtax.arrays import Array
 from commtax.cost.kernel import Kernel
 from commtax.cost.linear_attention import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+from commtax.spec import Number
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
 CONVOLUTION, THREE_CONVOLUTIONS = "causal_conv1d", "causal_conv1d_fn_qkv3"
 FUSED_DECODE = ("fused_kda_decode", "kda_fused_decode")
@@ -31,7 +35,7 @@ def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
     return [updated(form, sequences, tokens, _state(x), _state_bytes_moved(words, tokens), cold=False)]
 
 
-def _state_bytes_moved(words: Words, tokens: Array) -> Array:
+def _state_bytes_moved(words: Words, tokens: Array) -> Number:
     """Bytes that an element of state moves; where drafts are verified each token's state is kept."""
     written = tokens if words["phase"] == "verify" else 1.0
     return MIXED_BYTES if words["framework"] in MIXED_STATE else STATE_BYTES * (1.0 + written)
@@ -45,8 +49,8 @@ def _width(own: str, words: Words, x: Sizes) -> Array:
     """Channels of queries, keys and values."""
     keys = x["num_k_heads"] * x["head_k_dim"]
     if own == "gdn" and _runs_in_blocks(words):
-        return keys
-    return 2 * keys + x["num_v_heads"] * x["head_v_dim"]
+        return np.asarray(keys)
+    return np.asarray(2 * keys + x["num_v_heads"] * x["head_v_dim"])
 
 
 def _runs_in_blocks(words: Words) -> bool:

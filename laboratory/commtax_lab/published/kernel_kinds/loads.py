@@ -6,11 +6,11 @@ with the most copies; times are means of a few draws (ai-dynamo/aiconfigurator, 
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-Array = Any
+from commtax.arrays import Array
+
 DRAWS = 8
 FEW, MANY = (0.01, 2.0), (1.0, 0.8)  # least and largest load: as drawn, and of many copies 1 and a share of the tokens
 HALVINGS = 22  # of a range of half a million copies: to less than one
@@ -64,8 +64,8 @@ def _level_counts(counts: Array, total: int, most: int) -> Array:
     near = _clip_to_level(counts, np.floor(low), short)
     left = total - near.sum(1, keepdims=True)
     place = np.argsort(np.argsort(np.where(short, near, -counts), axis=1, kind="stable"), axis=1)
-    return near + ((place < left) & (near < most))
+    return np.asarray(near + ((place < left) & (near < most)))
 
 
 def _clip_to_level(counts: Array, level: Array, short: Array) -> Array:
-    return np.where(short, np.maximum(counts, level), np.minimum(counts, level))
+    return np.asarray(np.where(short, np.maximum(counts, level), np.minimum(counts, level)))

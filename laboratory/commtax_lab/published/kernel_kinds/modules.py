@@ -10,6 +10,7 @@ from functools import cache, partial
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.catalog.models import bundled_model, origin
 from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
@@ -18,7 +19,7 @@ from commtax.cost.kernel import Kernel, KernelStep
 from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
 _FACTS = lab_table("published/modules.toml")
 SOURCES: dict[str, list[str]] = _FACTS["kernel_sources"]

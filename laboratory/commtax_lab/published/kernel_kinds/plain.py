@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.calibrate.kernel_rows import OUT_BYTES, attention, product, visible_keys
 from commtax.cost.forms.form import from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext
 from commtax.spec import DTYPE_BYTES, Chip, Number
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
 WIDE = 512  # products of fewer columns or a shorter sum decide no constants
 NVFP4_SCALE_BYTES = 1 / 16  # of a weight: a byte of scale for 16 of them
@@ -86,7 +87,7 @@ def _window_hint(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
 
 
 def _has_no_window(x: Sizes) -> Array:
-    return x["window_size"] == 0
+    return np.asarray(x["window_size"] == 0)
 
 
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
@@ -110,7 +111,7 @@ def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 def _cache_bytes(x: Sizes) -> Array:
     """Bytes of cache that a decode kernel reads."""
-    return x["batch_size"] * visible_keys(x) * x["num_key_value_heads"] * x["head_dim"] * 2 * x["stored_bytes"]
+    return np.asarray(x["batch_size"] * visible_keys(x) * x["num_key_value_heads"] * x["head_dim"] * 2 * x["stored_bytes"])
 
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")

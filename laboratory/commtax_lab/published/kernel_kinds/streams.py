@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from commtax.arrays import Array
 from commtax.cost.compute import encoder_attention
 from commtax.cost.kernel import Kernel
 from commtax.cost.linear_attention import quantise_kernel, streams_read, streams_written
-from commtax_lab.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
+from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
 
 def _scales(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG001

@@ -47,9 +47,9 @@ def norm(p: float, *terms: Number) -> Number:
     >>> float(norm(2.0, 3.0, 4.0))
     5.0
     """
-    largest = np.maximum(np.max(np.broadcast_arrays(*terms), axis=0), TINY)
-    shares: Number = sum((term / largest) ** p for term in terms)
-    return largest * shares ** (1 / p)
+    largest: Number = np.maximum(np.max(np.broadcast_arrays(*terms), axis=0), TINY)
+    shares: Number = sum((term / largest) ** p for term in terms) ** (1 / p)
+    return largest * shares
 
 
 def from_memory(nbytes: Number, cache_bytes: Number) -> Number:

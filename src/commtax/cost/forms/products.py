@@ -120,7 +120,7 @@ def _tiles(k: Kernel, c: Table) -> tuple[Number, Number]:
 def _tile_pairs(k: Kernel, tile: Number) -> Number:
     """Pairs of query and key of whole tiles: the n-th sees n tiles and the past, or the window and itself."""
     tiles, window = np.ceil(k.length / tile), _context_of(k).window
-    growing = np.clip(np.floor((window + tile - k.past) / tile), 0, tiles) if window else tiles
+    growing: Number = np.clip(np.floor((window + tile - k.past) / tile), 0, tiles) if window else tiles
     return tile * (growing * (tile * (growing + 1) / 2 + k.past) + (tiles - growing) * (window + tile))
 
 
@@ -140,7 +140,7 @@ def _context_of(k: Kernel) -> KernelContext:
     return k.shape or KernelContext()
 
 
-def _by_head_dim(head_dim: int, c: Table, name: str) -> float:
+def _by_head_dim(head_dim: Number, c: Table, name: str) -> float:
     """A constant given at some head sizes: linear in the logarithm between, flat outside."""
     if (given := c.get(f"{name}{head_dim}")) is not None:
         return given

@@ -64,7 +64,7 @@ def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool) -> Record:
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SERVING_AXES}
-    length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
+    length = np.asarray(a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)).item()
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchanges[int(rows.exchange[i])]
     spread: dict[str, Value] = {"a2a": exchange.backend, "red": exchange.redundant} if exchange.wide else {}
