@@ -42,7 +42,7 @@ def test_names_of_one_cluster_mean_the_same_facts(names):
 @each(
     ("names", "verb"),
     [*((("gb200-nvl72", "72xgb200"), verb) for verb in ASKED)]
-    + [(("dgx-h100", "1x8xh100-sxm"), verb) for verb in ASKED if verb != "fleet"],  # the slowest, seen once
+    + [(("dgx-h100", "1x8xh100-sxm"), verb) for verb in ("bill", "fit", "expect")],  # slower ones are seen once
 )
 def test_one_answer_by_any_name(names, verb):
     first, second = (answer(ASKED[verb], name) for name in names)
