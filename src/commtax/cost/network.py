@@ -257,7 +257,8 @@ class Times:
         self.crowd = np.sqrt(2 * (self.full + 1)) - 1  # Sakasegawa's
         self.lockstep = 1 / np.maximum(1.0, 2 * net.spread * (net.decodes + 2))  # share of a step's prompts that come back together
         self.chance = np.minimum(1.0, self.before.chance + self.before.varied)
-        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, LEAST_S)) / np.maximum(1.0, p.workers)
+        busy = np.maximum(1.0, np.minimum(p.workers, net.clients))  # senders that there can be at once
+        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, LEAST_S)) / busy
         self.meet = 1 - senders  # caches of one sender do not meet at the receiver, unless that is slower
 
     def at(self, per_s: Number) -> Flow:
