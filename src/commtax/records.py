@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Number = float | np.ndarray  # what fields hold: the same formula serves both
     Condition = bool | np.bool | np.ndarray  # whether something holds, for one or for each
 else:
-    Number, Condition = int | float, bool | int  # names are no reason to import NumPy
+    Number, Condition = int | float, bool | int  # no reason to import NumPy; other than float and bool, as fields are told by them
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
         """As ``dataclasses.dataclass``, of which these options are used here."""

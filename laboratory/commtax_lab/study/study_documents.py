@@ -161,7 +161,7 @@ class CounterRate(TypedDict):
     bytes_per_s: float
 
 
-class StudyFacts(TypedDict):
+class StudyOrigin(TypedDict):
     recipe: str
     quick: bool
     engine: str
@@ -174,26 +174,16 @@ class StudyFacts(TypedDict):
     profile: str
     serving_lengths: str
     checks: list[Check]
+    missing: list[str]
+
+
+class StudyFacts(StudyOrigin):
     link_counters: list[CounterRate]
-    missing: list[str]
 
 
-class StudyDocument(TypedDict):
+class StudyDocument(StudyOrigin):
     schema: str
-    recipe: str
-    quick: bool
-    engine: str
-    version: str
-    model: str
-    dtype: str
-    device: str
-    box: str
-    cluster: str
-    profile: str
-    serving_lengths: str
-    checks: list[Check]
     link_counters: NotRequired[list[CounterRate]]
-    missing: list[str]
     predicted_from: list[str]
     no_prediction: NotRequired[str]
     degrees: list[Degree]
