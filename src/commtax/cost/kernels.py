@@ -278,6 +278,7 @@ def wide_twin(k: Kernel) -> Kernel | None:
     return replace(wide, nbytes=WIDE_BYTES * k.nbytes) if first in CACHED and last in ATTENDING else None
 
 
+ATTENTION_PACES = {"decode": "pace_decoding", "prefill": "pace_prompting"}
 Factor = tuple[str, float]
 """Its name and its value."""
 
@@ -288,6 +289,7 @@ class KernelFactors:
 
     rates: tuple[Factor, ...] = ()
     slow_rank: float = 1.0  # all wait for the slowest rank's
+    pace: Factor = ("pace_small", 1.0)  # as runs of this deployment taught it
     launch_s: float = 0.0  # without graphs a kernel takes at least its launch
 
     @property
@@ -302,6 +304,8 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelF
     fixed, moving = seconds(kernel, chip, constants, a.rate)
     if a.launch_s:
         fixed = np.maximum(fixed, a.launch_s - moving)
+    if (pace := a.pace[1]) != 1:  # never below what bandwidth and peak allow
+        fixed, moving = fixed * pace, np.maximum(moving * pace, np.minimum(moving, least_s(kernel, chip, constants) - fixed * pace))
     return fixed * a.slow_rank, moving * a.slow_rank
 
 
@@ -349,4 +353,15 @@ def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
     """
     table, own = t.constants.tables["step.bf16"], {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype)
     rates: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    return KernelFactors((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank)
+    pace = pace_of(kernel)
+    paced = pace, getattr(t.engine.paces, pace)
+    return KernelFactors((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank, paced)
+
+
+def pace_of(kernel: Kernel) -> str:
+    """The field of ``Paces`` that a kernel of a served step goes by."""
+    if kernel.form in ROUTED:
+        return "pace_experts"
+    if kernel.part == "attention" and kernel.place in ATTENTION_PACES:
+        return ATTENTION_PACES[kernel.place]
+    return "pace_products" if kernel.form == "gemm" else "pace_small"

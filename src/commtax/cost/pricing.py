@@ -175,8 +175,9 @@ def all_reduce_share(item: Item, engine: Engine) -> float:
 
 def scaled_s(item: Item, chosen: PathChoice, engine: Engine, settings: WhatIf) -> Parts:
     """Latency and wire of a path as this engine takes it, with links as they are asked for."""
-    left = all_reduce_share(item, engine)
-    return left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
+    left, paces = all_reduce_share(item, engine), engine.paces
+    latency, wire = left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
+    return latency * paces.pace_latency, wire * paces.pace_wire
 
 
 def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Condition) -> Number:

@@ -103,6 +103,19 @@ class HostTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Paces:
+    """Seconds of a served step's parts over those of the catalogue, as runs of one deployment taught them (``calibrate``)."""
+
+    pace_products: float = 1.0  # matrix products
+    pace_experts: float = 1.0  # experts and what surrounds them
+    pace_decoding: float = 1.0  # attention of sequences that decode
+    pace_prompting: float = 1.0  # attention of prompts
+    pace_small: float = 1.0  # all other kernels
+    pace_latency: float = 1.0  # of collectives, whatever their size
+    pace_wire: float = 1.0  # bytes of collectives
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduling:
     """How an engine batches requests."""
 
@@ -260,6 +273,7 @@ class Engine:
     sends: Sending = Sending()
     kernels: KernelHabits = KernelHabits()
     host: HostTime = HostTime()
+    paces: Paces = Paces()
     serves: Scheduling = Scheduling()
     memory: MemoryHabits = MemoryHabits()
     states: StateHabits = StateHabits()
