@@ -15,7 +15,19 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
 from commtax.records import Condition, Number
-from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Protocol, Spread
+from commtax.spec.constants import (
+    Algorithm,
+    ChipFacts,
+    Deployment,
+    Fabric,
+    KernelConstants,
+    Lesson,
+    Network,
+    Path,
+    Profile,
+    Protocol,
+    Spread,
+)
 from commtax.spec.engine import ENGINE_PARTS, Engine, KernelHabits, Program, Sending, StateHabits, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import (

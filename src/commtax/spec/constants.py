@@ -143,6 +143,40 @@ class ChipFacts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Deployment:
+    """What runs have in common that teach the same: who serves which model, laid out how, on what."""
+
+    engine: str
+    version: str
+    chip: str
+    family: str  # the architecture that a config names
+    model: str
+    dtype: str  # of weights
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    disaggregated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one measured latency teaches: how far the catalogue was off, and by which constants it could be mended."""
+
+    deployment: Deployment
+    metric: str  # tpot | ttft
+    clients: float  # of the whole deployment
+    input_len: float
+    output_len: float
+    measured_s: float
+    catalogue_s: float  # as predicted before anything was learnt
+    residual: float  # ln(measured / predicted) where the slopes were taken, as if from there the catalogue's constants had been left
+    slopes: Mapping[str, float]  # d ln(latency) / d ln(constant)
+    noise: float = 1.0  # its own scatter over the usual one: more for a median, and for a run that others contradict
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What was measured on one machine, to be laid over the catalogue; what it does not hold stays as it was."""
 
@@ -156,6 +190,8 @@ class Profile:
     engine: str = ""  # the engine that was measured
     dtype: str = ""  # … and the type it ran in
     sources: Mapping[str, str] = field(default_factory=dict)  # what each part was fitted on
+    lessons: tuple[Lesson, ...] = ()  # of runs of engines: constants are moved by these as far as they tell of what is asked
+    written: str = ""  # the day
 
     def __hash__(self) -> int:
         return hash(self.name)
