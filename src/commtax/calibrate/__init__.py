@@ -4,19 +4,19 @@ Files are recognised by what is inside. Inside parts come first (collectives in 
 (collectives across hosts, the engine's host times), so that each residual is blamed on its own constants.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.calibrate.collective_fits import document, fit_inside
+from commtax.calibrate.collective_fits import fit_inside
 from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernel_fits import fit_tables
 from commtax.calibrate.measurement_files import read
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
-from commtax.catalog.profile import VERSION, parse
+from commtax.catalog.profile_files import document, parse, profile_text
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
@@ -72,29 +72,15 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Ca
     if not parts:
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     errors = {p.name: f"median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts}
-    profile = replace(profile, sources={p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts})
-    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
+    sources = {p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts}
+    profile = replace(profile, sources=sources, written=date.today().isoformat())
+    written = document(profile)
+    return Calibration(place, parse(written), written, tuple(parts), tuple(refused))
 
 
 def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
     """What is written can be read: the same rules hold for both, and what breaks one is left out with its reason."""
     try:
-        parse(json.loads(json.dumps(_document(grown))))
+        profile_text(grown)
     except ValueError as error:
         raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None
-
-
-def _document(profile: Profile) -> Mapping[str, object]:
-    """The profile as it is written, without its empty parts."""
-    libraries = [{"name": name, "paths": document(paths)} for name, paths in profile.libraries.items()]
-    parts: dict[str, object] = {
-        "chip": dict(profile.chip),
-        "engine": profile.engine,
-        "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},
-        "libraries": libraries,
-        "network": dict(profile.network),
-        "links": dict(profile.links),
-        **profile.host,
-        "sources": dict(profile.sources),
-    }
-    return {"commtax_profile": VERSION, "name": profile.name, **{k: v for k, v in parts.items() if v not in ({}, [], "")}}

@@ -5,7 +5,7 @@ More constants are taken only where they earn it (Schwarz' criterion).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, product
 
 import numpy as np
@@ -281,9 +281,3 @@ def _typical_sizes(form: Form, fitted: RobustFit, wide: Form, worlds: list[int])
     byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
     usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
     return np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
-
-
-def document(paths: tuple[Path, ...]) -> list[dict[str, object]]:
-    """Paths as they are written: only what differs from a plain path."""
-    plain = asdict(Path("", "ring", 1.0))
-    return [{k: v for k, v in asdict(p).items() if k in ("op", "algorithm", "bandwidth_Bps") or v != plain[k]} for p in paths]
