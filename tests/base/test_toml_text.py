@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from commtax.toml_text import shorten_all, write_toml
 
-SCALARS = st.one_of(st.booleans(), st.integers(-(10**13), 10**13), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20))
+SCALARS = st.one_of(
+    st.booleans(), st.integers(-(10**13), 10**13), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20)
+)
 TREES = st.dictionaries(
     st.text(max_size=8),
     st.recursive(

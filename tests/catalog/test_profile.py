@@ -123,7 +123,10 @@ def ring(**constants):
         ({"libraries": [ring(contention=[[2, 1.0], [8, -1e9]])]}, "contention=-1e+09: how many times slower bytes move from 1e-06"),
         ({"libraries": [ring(contention=[[8, 1.0], [2, 2.0]])]}, "group sizes rise from pair to pair"),
         ({"libraries": [ring(contention=[[2, 1.0], [8, 1e-3]])]}, "bandwidth_Bps=4e+14: more than nvlink4 can do (1.8 TB/s"),
-        ({"libraries": [ring(bandwidth_Bps=1e12), {**ring(bandwidth_Bps=1e15), "name": "rccl"}]}, "libraries[1].paths[0].bandwidth_Bps=1e+15"),
+        (
+            {"libraries": [ring(bandwidth_Bps=1e12), {**ring(bandwidth_Bps=1e15), "name": "rccl"}]},
+            "libraries[1].paths[0].bandwidth_Bps=1e+15",
+        ),
         ({"libraries": [ring(bandwidth_Bps=9e12)]}, "more than nvlink4 can do (1.8 TB/s, 4 times one direction: NVIDIA"),
         ({"chip": {"key": "h100-sxm", "memory_Bps": 4e12}}, "chip.memory_Bps=4e+12: more than h100-sxm can do (3.35 TB/s: NVIDIA"),
         ({"chip": {"memory_Bps": 4e12}}, "chip.memory_Bps=4e+12: more than h100-sxm can do"),
