@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.catalog import profile
+from commtax.catalog import profile, profile_files
 from commtax.catalog.profile_files import document, load_profile, parse, profile_comment, profile_text, write_profile
 from commtax.catalog.profile_joining import join
 from commtax.catalog.profile_lessons import runs_of
@@ -148,6 +148,16 @@ def test_a_refusal_names_the_file(tmp_path):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"^profile '.*own.toml': not valid TOML \(.{1,120}\)$"):
             profile.load(file)
+
+
+def test_what_would_take_seconds_to_read_is_neither_written_nor_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile_files, "MOST_TOML", 2**20)
+    long = replace(LEARNT, sources={"x": "y" * 2**20})
+    with pytest.raises(ValueError, match="longer than 1 Mi signs of TOML"):
+        profile_text(long)
+    (tmp_path / "long.toml").write_text("#" * (2**20 + 1))
+    with pytest.raises(ValueError, match="long.toml': longer than 1 Mi signs of TOML"):
+        profile.load(tmp_path / "long.toml")
 
 
 def test_a_day_may_be_toml_s_own():

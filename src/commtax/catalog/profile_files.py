@@ -21,7 +21,7 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.profile_joining import join
 from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
 from commtax.catalog.table_view import TableView
-from commtax.files import decode_text, expand_home, parse_json, read_bytes, write_text
+from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
 from commtax.records import record_from
 from commtax.spec import DTYPE_BYTES, ChipFacts, Link, Path, Profile
 from commtax.spec.constants import Algorithm
@@ -34,6 +34,8 @@ VERSION = 2
 OLDER = 1
 """… and which is read too."""
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
+MOST_TOML = 4 * MiB
+"""Signs of a file that is TOML."""
 LATER_PARTS = ("written", "deployment")
 """What version 1 had not."""
 _NAMES = ("op", "algorithm", "name")
@@ -75,6 +77,7 @@ def _read_document(file: File, path: str | os.PathLike[str]) -> object:
     text = decode_text(read_bytes(file, "profile"))
     if file.suffix == ".json" or text.lstrip()[:1] == "{":
         return parse_json(text, f"profile '{path}'")
+    _check_length(text, f"profile '{path}'")
     import tomllib  # not for those who have none
 
     try:
@@ -96,7 +99,15 @@ def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_
     parse(made)
     if as_json:
         return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-    return write_toml(made, profile_comment(profile) if comments is None else comments)
+    text = write_toml(made, profile_comment(profile) if comments is None else comments)
+    _check_length(text, f"profile '{profile.name}'")
+    return text
+
+
+def _check_length(text: str, name: str) -> None:
+    """TOML is read slowly: what would take seconds is neither written nor read."""
+    if len(text) > MOST_TOML:
+        raise Refusal(f"{name}: longer than {MOST_TOML // MiB} Mi signs of TOML, thousands of runs; make several of it", "profile")
 
 
 def profile_comment(profile: Profile) -> list[str]:
