@@ -21,7 +21,10 @@ TELLS_NOTHING = 1
 
 @click.group("profile")
 def profile_command() -> None:
-    """Profiles that commtax calibrate and commtax measure calibrate write: show one, compare two, check one."""
+    """What a profile holds, what changed between two, what one tells of a question: show, diff, check.
+
+    commtax calibrate and commtax measure calibrate write profiles; --profile FILE lays them over the catalogue.
+    """
 
 
 def _files(command: click.decorators.FC) -> click.decorators.FC:
