@@ -229,6 +229,12 @@ class Bill:
         whole = np.hypot(self.known_sigma, guessed)
         return whole if self.measured else np.maximum(own, whole)
 
+    def least_s(self, memory_Bps: float) -> Number:
+        """What bytes over bandwidth and FLOPs over the datasheet's peak allow its kernels at the least."""
+        lines = [x for x in self.lines if x.kind == "compute"]
+        each = (x.item.count * np.maximum(x.item.nbytes / memory_Bps, x.flops / x.peak_flops_per_s) for x in lines)
+        return sum(each, start=0.0)
+
     @property
     def low_s(self) -> Number:
         """Four of five steps like this one take between ``low_s`` and ``high_s``."""

@@ -13,6 +13,7 @@ from commtax.calibrate.kernel_rows import SweepRow
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
 from commtax.verbs.expecting import expect
+from commtax.verbs.keywords import SimulateOptions
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
 
@@ -51,6 +52,18 @@ class EngineBenchmark:
     num_prompts: int
     latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
     ttft_s: float | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A benchmark of a deployment: the question that it answers, and what was measured."""
+
+    model: str
+    cluster: Cluster
+    options: SimulateOptions
+    measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch
+    noise: Mapping[str, float]  # by metric: 1, or more where what is said scatters more than a mean
     label: str
 
 

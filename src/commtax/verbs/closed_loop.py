@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Unpack
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Condition, Model, Number
+from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
@@ -28,6 +28,7 @@ from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_o
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
+from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
 QUEUES = (
@@ -37,6 +38,13 @@ QUEUES = (
 )
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
+
+
+class LearntRest(NamedTuple):
+    """What a profile's runs tell of a latency beside its constants: a logarithm, and the standard deviation of the whole."""
+
+    log: Number
+    sigma: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class ClosedLoop:
     apart: Disaggregation | None = None
     notes: tuple[Note, ...] = ()
     publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
+    learnt: Mapping[str, LearntRest] = field(default_factory=dict)  # by metric, where a profile's runs tell it
 
     @property
     def state_tokens(self) -> Number:
@@ -120,6 +129,14 @@ class ClosedLoop:
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
+    def slopes(self) -> Mapping[str, Slopes]:
+        """How much each constant has to do with TPOT and TTFT."""
+        q, decodes = self.question, np.maximum(0.0, self.requests.output_len - 1)
+        return latency_slopes(
+            PricedLoop(q.engine, self.steps, self.served, self.bills, self.running, decodes, self.apart is not None)
+        )
+
+    @property
     def measured_here(self) -> bool:
         """Whether runs of this engine were measured on this chip, in this number format where that is known; or a profile's own."""
         host = self.question.engine.host
@@ -147,6 +164,8 @@ class ClosedLoop:
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
+        if self.learnt:
+            return self.learnt[name.removesuffix("_s")].sigma
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
@@ -197,7 +216,22 @@ def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> 
     work = decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
+    if asked.profile and asked.profile.lessons:
+        answer = _as_learnt(answer, asked.profile)
     return replace(answer, notes=tuple(_notes(answer)))
+
+
+def _as_learnt(answer: ClosedLoop, own: Profile) -> ClosedLoop:
+    """With what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
+    from commtax.catalog.posterior import METRICS, LoadPoint, deployment_of, posterior_of  # not for those who have no profile
+
+    q, wanted, slopes, known = answer.question, answer.requests, answer.slopes, posterior_of(own)
+    asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, answer.apart is not None)
+    at = LoadPoint(wanted.concurrency, wanted.input_len, wanted.output_len)
+    rest = {metric: LearntRest(*known.rest(asked, metric, at, slopes[metric])) for metric in METRICS}
+    least = np.minimum(1.0, answer.bills[0].least_s(q.cluster.chip.memory_Bps) / answer.served.tpot_s)  # no step beats physics
+    rest["tpot"] = rest["tpot"]._replace(log=np.maximum(rest["tpot"].log, np.log(least)))
+    return replace(answer, served=loop.scaled(answer.served, *(np.exp(rest[m].log) for m in METRICS)), learnt=rest)
 
 
 def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
