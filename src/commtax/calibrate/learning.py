@@ -41,10 +41,10 @@ def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = Non
     possible = [(run, answer) for run, answer, why in checked if not why]
     lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
     for _ in range(ROUNDS):
-        lessons = _doubt(lessons, known)
+        lessons = doubt(lessons, known)
         moved = replace(own, lessons=tuple(lessons))
         lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
-    lessons = _doubt(lessons, known)
+    lessons = doubt(lessons, known)
     refused = tuple(why for *_, why in checked if why)
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons, known)))
 
@@ -115,7 +115,7 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
     return {name: share * every["ttft"].get(name, 0.0) + (1 - share) * slope for name, slope in every["tpot"].items()}
 
 
-def _doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
+def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
     """Lessons with more scatter where the others contradict them."""
     if len(lessons) < FEWEST:
         return list(lessons)

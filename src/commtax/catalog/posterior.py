@@ -48,7 +48,9 @@ class Beliefs:
     smooth: Mapping[str, Smooth]  # by metric
     shared: Mapping[str, float]  # correlation of constants of two deployments that differ in a level …
     shared_rest: Mapping[str, float]  # … and of what no constant explains
-    freedom: float  # of Student's distribution: how fast a deployment's own errors replace the usual ones as the measure of its range
+    freedom: (
+        float  # of Student's distribution: how fast a deployment's own errors replace the usual ones as the measure of its range
+    )
     width: float  # what ranges are wider by, so that four of five runs that were left out lie inside
 
 
@@ -152,7 +154,9 @@ class Posterior:
         """What no constant explains of a latency, and the standard deviation of its logarithm: constants, rest and scatter."""
         place = np.stack([np.asarray(x, float) for x in np.broadcast_arrays(*_place(at))], axis=-1)
         shape, which = place.shape[:-1], METRICS.index(metric)
-        mine = np.stack([np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names], axis=-1).reshape(-1, len(self.names))
+        mine = np.stack([np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names], axis=-1).reshape(
+            -1, len(self.names)
+        )
         constants, rest = self.shares(asked)
         place = place.reshape(-1, 3)
         rest = np.broadcast_to(rest, (*shape, len(self.lessons))).reshape(len(place), -1) * self._beside(which, place)
