@@ -38,7 +38,7 @@ MOST = {
     "pace_latency": 0.4,
     "pace_wire": 0.3,
 }
-"""How far constants may lie at the most: kernels and collectives have tables of their own, and whole runs do not bend them at will."""
+"""How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
 FREEDOM, TAILS = 4.0, 5.0  # of a deployment's own scale, and of single latencies
 SHARED = (*LEVELS, "layout")
 SHOWN = (1, 2, 3, 6)

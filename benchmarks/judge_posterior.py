@@ -1,8 +1,9 @@
-"""How right is it after one, three and six runs? ``python benchmarks/judge_posterior.py DATA [--kept FILE] [--only publisher|chip]``.
+"""How right is it after one, three and six runs? ``python benchmarks/judge_posterior.py DATA [--only publisher]``.
 
 Every publisher and every chip is left out in turn: host times are fitted without it, and so is what is known of deployments before
 they are measured (``fit_posterior.py``). Of each of its deployments some runs are shown to ``calibrate`` and the others predicted
-with the profile, as a user would. Beside it: the catalogue alone (prior), and multiplying by what the shown runs were off (scaling).
+with the profile, as a user would. Beside it: the catalogue alone (prior), and multiplying by what the shown runs were off
+(scaling).
 """
 
 from __future__ import annotations

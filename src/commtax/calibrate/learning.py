@@ -4,8 +4,9 @@ Every run is predicted, its slopes read off, the constants moved, and both done 
 others contradict counts for less, and is named.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from commtax.records import dataclass
 from commtax.spec import Lesson, Profile
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import ClosedLoop, simulate
+from commtax.verbs.keywords import SimulateOptions
 
 ROUNDS = 3  # of moving constants and predicting again
 DOUBTS = 4  # rounds of asking whom the others contradict
@@ -51,13 +53,17 @@ def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = Non
 
 def _distinct(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
-    known = {(run.model, run.cluster.key, repr(sorted(run.options.items(), key=str)), repr(sorted(run.measured.items()))): run
-             for run in sorted(runs, key=lambda run: run.label, reverse=True)}  # fmt: skip
+    known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}
     return [known[key] for key in sorted(known)]
 
 
+def _identity(run: MeasuredRun) -> tuple[str, ...]:
+    return (str(run.model), run.cluster.key, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+
+
 def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
-    return simulate(run.model, run.cluster, **{**run.options, "profile": own})  # type: ignore[typeddict-item]
+    options = cast(SimulateOptions, {**run.options, "profile": own})
+    return simulate(run.model, run.cluster, **options)
 
 
 def reason_impossible(run: MeasuredRun, answer: ClosedLoop) -> str:

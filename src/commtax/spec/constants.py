@@ -152,10 +152,10 @@ class Deployment:
     family: str  # the architecture that a config names
     model: str
     dtype: str  # of weights
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
+    tp: Number = 1
+    pp: Number = 1
+    dp: Number = 1
+    ep: Number = 1
     disaggregated: bool = False
 
 
