@@ -104,7 +104,7 @@ class Posterior:
         alike = [self.shares(x.deployment) for x in self.lessons]
         of_constants, rest = (np.array([one[i] for one in alike]) for i in (0, 1))
         shared: Array = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
-        return shared + rest * self._smooth(self._metrics, self._places)
+        return np.asarray(shared + rest * self._smooth(self._metrics, self._places))
 
     @cached_property
     def _inverse(self) -> Array:
