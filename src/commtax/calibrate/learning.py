@@ -10,10 +10,21 @@ from typing import cast
 
 import numpy as np
 
-from commtax.calibrate.measurements import MeasuredRun
+from commtax import catalog
+from commtax.calibrate.measurements import (
+    ConstantChange,
+    Errors,
+    MeasuredMachine,
+    MeasuredRun,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    TooFewError,
+)
 from commtax.catalog.posterior import Beliefs, Posterior, deployment_of
+from commtax.ledger import Z80
 from commtax.records import dataclass
-from commtax.spec import Lesson, Profile
+from commtax.spec import Deployment, Lesson, Profile
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions
@@ -24,6 +35,7 @@ FEWEST = 5  # latencies that can contradict one
 DOUBTED = 2.0  # standard deviations off by the others from which a latency counts for less
 ODD = 1.75  # … and by how many times less one is named
 FLOOR_SLACK = 0.98
+TAUGHT = 0.97  # a constant whose deviation shrank to less than this share was told something
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +155,49 @@ def _contradicted(lessons: Sequence[Lesson], known: Beliefs | None) -> Iterable[
     off = Posterior(lessons, known).left_out()[0]
     odd = [(f"{x.label}: {x.metric.upper()}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
+
+
+def fit_engine(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
+    """The lessons of all runs, and for each deployment what they moved."""
+    if not rows.runs:
+        return own, [], []
+    found = learn(rows.runs, own)
+    if not found.profile.lessons:
+        raise TooFewError(found.refused[0])
+    deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
+    parts = [_part(one, found) for one in deployments]
+    return replace(found.profile, engine=own.engine or place.engine.key), parts, list(found.refused)
+
+
+def _part(one: Deployment, found: Learnt) -> ProfilePart:
+    """What was learnt of a deployment: each run is judged by the others."""
+    post = Posterior(found.profile.lessons)
+    mine = [i for i, x in enumerate(found.profile.lessons) if x.deployment == one]
+    lessons = [found.profile.lessons[i] for i in mine]
+    before = np.log([x.measured_s / x.catalogue_s for x in lessons])
+    after, sigma = (values[mine] for values in post.left_out())
+    changes = (
+        ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
+        for name, change in post.changes(one).items()
+        for usual, unit in [_usual(one, name)]
+        if usual and change.after < TAUGHT * change.before
+    )
+    spread = float(np.median(np.expm1(Z80 * np.hypot(sigma, post.noise[mine]))))
+    labels = {x.label for x in lessons}
+    odd = tuple((label, times) for label, times in found.odd if label.rpartition(":")[0] in labels)
+    return ProfilePart(name_of(one), len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, odd)
+
+
+def name_of(one: Deployment) -> str:
+    """A deployment in a few words."""
+    sizes = " ".join(f"{axis} {getattr(one, axis)}" for axis in ("tp", "pp", "dp", "ep") if getattr(one, axis) > 1)
+    return f"{one.engine}@{one.version} {one.model} {sizes}".strip()
+
+
+def _usual(one: Deployment, name: str) -> tuple[float, str]:
+    """A constant as the catalogue has it, and its unit."""
+    if name.startswith("pace_"):
+        return 1.0, ""
+    engine = catalog.engine(f"{one.engine}@{one.version}")
+    mixture = catalog.model(one.model).experts is not None
+    return float(getattr((engine.serving_mixtures() if mixture else engine).host, name)), "s"

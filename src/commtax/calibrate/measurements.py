@@ -103,6 +103,8 @@ class ConstantChange:
     before: float | None
     after: float
     unit: str = ""
+    sigma_before: float = 0.0  # standard deviations of its logarithm, where it has some
+    sigma_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
