@@ -13,6 +13,7 @@ from commtax.calibrate.kernel_rows import SweepRow
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
 from commtax.verbs.expecting import expect
+from commtax.verbs.keywords import SimulateOptions
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
 
@@ -55,6 +56,18 @@ class EngineBenchmark:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A benchmark of a deployment: the question that it answers, and what was measured."""
+
+    model: str
+    cluster: Cluster
+    options: SimulateOptions
+    measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch
+    noise: Mapping[str, float]  # by metric: 1, or more where what is said scatters more than a mean
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementFiles:
     """Everything that the files hold, and the rows that are no measurements."""
 
@@ -90,6 +103,8 @@ class ConstantChange:
     before: float | None
     after: float
     unit: str = ""
+    sigma_before: float = 0.0  # standard deviations of its logarithm, where it has some
+    sigma_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ Its files are read and written by ``profile_files``, several are joined by ``pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from commtax.catalog import physics
 from commtax.catalog.fabric import fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
+from commtax.catalog.posterior import deployment_of, posterior_of
 from commtax.catalog.profile_files import check_paths
 from commtax.catalog.profile_files import load as load
 from commtax.catalog.profile_files import load_profile as load_profile
@@ -18,7 +20,7 @@ from commtax.catalog.profile_files import parse as parse
 from commtax.catalog.profile_joining import NO_FACTS, tells_chip
 from commtax.catalog.profile_lessons import run_topics, runs_of
 from commtax.records import with_fields
-from commtax.spec import Chip, Cluster, Engine, Profile
+from commtax.spec import Chip, Cluster, Engine, Model, Plan, Profile
 from commtax.spec.constants import Fabric, KernelConstants, Spread
 from commtax.statement import Note, Refusal, Source
 from commtax.units import plural
@@ -67,6 +69,20 @@ def measured_engine(own: Profile, engine: Engine, chip: Chip) -> Engine:
     if not own.host or not tells_of(own, engine) or other_chip(own, chip):
         return engine
     return engine.but(**own.host, calibrated=True, host_label=own.label)
+
+
+def learnt_engine(own: Profile, engine: Engine, chip: Chip, model: Model, plan: Plan) -> Engine:
+    """The engine with its constants moved by what runs taught of this deployment; what was moved before is moved back first."""
+    changes = posterior_of(own).changes(deployment_of(engine, chip, model, plan))
+    before = dict(engine.paces.learnt)
+    logs = {name: change.log for name, change in changes.items()}
+    if logs == before:
+        return engine
+    values = {
+        name: getattr(engine.paces if name.startswith("pace_") else engine.host, name) * math.exp(log - before.get(name, 0.0))
+        for name, log in logs.items()
+    }
+    return engine.but(**values, learnt=tuple(logs.items()), calibrated=True, host_label=own.label)
 
 
 def tells_of(own: Profile, engine: Engine) -> bool:
