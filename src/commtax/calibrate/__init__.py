@@ -13,10 +13,12 @@ from commtax import catalog
 from commtax.calibrate.collective_fits import document, fit_inside
 from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernel_fits import fit_tables
-from commtax.calibrate.measurement_files import read
+from commtax.calibrate.measurement_files import read_all
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
+from commtax.calibrate.said_deployments import SaidDeployment, from_launch
 from commtax.catalog.profile import VERSION, parse
+from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
@@ -27,6 +29,7 @@ def calibrate(
     files: Sequence[str | File],
     cluster: str | Cluster,
     *,
+    launch: str = "",
     model: str = "",
     tp: int = 0,
     engine: str = "",
@@ -36,24 +39,38 @@ def calibrate(
     input_len: int = 0,
     output_len: int = 0,
 ) -> Calibration:
-    """Fit what the files tell, over the catalogue's constants for ``cluster``.
+    """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
+    ``launch`` is the command that started what was measured, or a file with it, where no log or script beside the results says it.
     ``batch``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     key, runs = catalog.library(library).key, catalog.engine(engine or PHASES["decode"].engine)
-    place = MeasuredMachine(where, runs, model, tp, key, name, batch, input_len, output_len)
-    rows = MeasurementFiles()
-    for file in files:
-        rows += read(File(file), place)
+    place = MeasuredMachine(where, runs, key, name, batch, input_len, output_len)
+    rows = read_all([File(file) for file in files], place, _said(model, tp, engine, launch))
     lengths = SimulateOptions(input_len=input_len, output_len=output_len)
-    given = {"model": model, **BillOptions(tp=tp, batch=batch), **lengths}
-    unused = [option for option, value in given.items() if value and not rows.runs]
+    given = {"model": model, "from": launch, **BillOptions(tp=tp, batch=batch), **lengths}
+    unused = [option for option, value in given.items() if value and not rows.runs and not rows.refused]
     if unused:
         raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
-    return _fit(rows, place, [File(f).name for f in files])
+    return _fit(rows, _with_own_engine(place, rows, engine), [File(f).name for f in files])
+
+
+def _said(model: str, tp: int, engine: str, launch: str) -> list[SaidDeployment]:
+    """What holds for every benchmark: options, and a command that was pasted."""
+    options: dict[str, object] = {"tp": tp} if tp else {}
+    if engine:  # by its key, as files name it
+        options["engine"] = "@".join((catalog.engine(engine).key, *engine.split("@")[1:]))
+    given = SaidDeployment("the command line", model, options)
+    return [given, *([from_launch(read_pasted(launch, model), "--from")] if launch else [])]
+
+
+def _with_own_engine(place: MeasuredMachine, rows: MeasurementFiles, engine: str) -> MeasuredMachine:
+    """The machine with the engine that all of its runs are of, where nobody names one."""
+    ran = {str(run.options["engine"]) for run in rows.runs}
+    return replace(place, engine=catalog.engine(ran.pop())) if len(ran) == 1 and not engine else place
 
 
 def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Calibration:
@@ -73,7 +90,7 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Ca
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     errors = {p.name: f"median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts}
     profile = replace(profile, sources={p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts})
-    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
+    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused), rows.notes)
 
 
 def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:

@@ -13,6 +13,7 @@ from commtax.calibrate.kernel_rows import SweepRow
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
 from commtax.verbs.expecting import expect
+from commtax.verbs.keywords import SimulateOptions
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
 
@@ -39,29 +40,31 @@ class SweptKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBenchmark:
-    """One benchmark of an engine. Latency: a batch of requests at once; serve: a closed loop."""
+class MeasuredRun:
+    """A benchmark of a deployment: the question that it answers, and what was measured."""
 
-    kind: str  # latency | serve
     model: str
-    tp: int
-    clients: int
-    input_len: int
-    output_len: int
-    num_prompts: int
-    latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
-    ttft_s: float | None
+    cluster: Cluster
+    options: SimulateOptions  # of ``commtax.simulate``, which answers them: the deployment and its load
+    measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch
+    noise: Mapping[str, float]  # by metric: its own scatter over that of a mean in a closed loop
     label: str
+
+    @property
+    def engine(self) -> str:
+        """Its key in the catalogue."""
+        return str(self.options["engine"]).partition("@")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFiles:
-    """Everything that the files hold, and the rows that are no measurements."""
+    """Everything that the files hold, the rows that are no measurements, and what was assumed of the others."""
 
     collectives: tuple[TimedCollective, ...] = ()
     kernels: tuple[SweptKernel, ...] = ()
-    runs: tuple[EngineBenchmark, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __add__(self, other: MeasurementFiles) -> MeasurementFiles:
         return MeasurementFiles(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(MeasurementFiles)))
@@ -69,12 +72,10 @@ class MeasurementFiles:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """The machine that was measured, and what ran on it, of benchmarks that do not say it; 0: not said."""
+    """The machine that was measured, and the load of benchmarks that do not say theirs; 0: not said."""
 
     cluster: Cluster
     engine: Engine
-    model: str
-    tp: int
     library: str
     name: str
     batch: int = 0
@@ -157,6 +158,7 @@ class Calibration:
     document: Mapping[str, object]
     parts: tuple[ProfilePart, ...]
     refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
+    notes: tuple[str, ...] = ()  # what was assumed of the runs
 
     @property
     def wish(self) -> Wish | None:

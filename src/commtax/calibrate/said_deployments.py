@@ -1,0 +1,200 @@
+"""What ran, as launch commands, logs and results say it: several may speak of one deployment, and must agree."""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from commtax.catalog.models import known_model
+from commtax.catalog.programs import programs
+from commtax.evidence.identity import known_as, other_model
+from commtax.launch.flags import SaidValues
+from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
+from commtax.launch.launch_record import AUTO_EP, LOAD, Launch
+from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
+from commtax.logs.startup import StartupLog
+from commtax.logs.startup_facts import CPU, logged_options
+from commtax.options import taken_by
+from commtax.results.bench_record import BenchmarkRun
+from commtax.results.commands import is_command
+from commtax.statement import Refusal
+
+SIMULATED = frozenset(taken_by("simulate()"))
+ALONE = {"tp": 1, "pp": 1, "dp": 1}
+"""Sizes that a command leaves out."""
+SIZES = ("pp", "dp", "ep")
+"""Beside tp, those that a result may carry."""
+UNRELEASED = re.compile(r"0\.0(\.|$)|0\.1\.dev")  # what a build without tags calls itself
+VERSION = re.compile(r"v?(\d{1,9}(?:\.\w{1,30}){1,9})")
+SWITCHED_OFF_ON_CPUS = "disable_custom_all_reduce"  # CPUs have none, and logs of theirs always say so
+
+
+@dataclass(frozen=True, slots=True)
+class SaidDeployment:
+    """What one source says of a deployment; what it leaves open is not in it."""
+
+    source: str  # as a message names it
+    model: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)  # of ``simulate``, without the load
+    load: Mapping[str, object] = field(default_factory=dict)  # of a benchmark command beside the server's
+    drafts: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """Its key and its version; "" where they are not said."""
+        key, _, version = str(self.options.get("engine", "")).partition("@")
+        return key, version
+
+
+def from_launch(launch: Launch, source: str) -> SaidDeployment:
+    """The deployment that a command starts; what it does not say of its sizes is 1."""
+    if launch.phase == "train":
+        raise Refusal(f"{source}: starts training; benchmarks of serving are calibrated on", "from")
+    remarks: list[str] = []
+    model = model_of(launch, remarks)
+    options = options_of(launch, several=True)
+    options |= implied_options(launch, known_model(model) if model else None, remarks)
+    unread = [f"not understood, and not in the question: {', '.join(launch.unread)}"] if launch.unread else []
+    notes = tuple(f"{source}: {text}" for text in (*remarks, *launch.notes, *unread))
+    load = {name: value for name, value in options.items() if name in LOAD}
+    served = {name: value for name, value in options.items() if name in SIMULATED - LOAD}
+    apart = {name: value for name, value in options.items() if name in _WORKERS}
+    return SaidDeployment(source, model, {**ALONE, **served, **apart}, _without(load, _WORKERS), bool(options.speculative), notes)
+
+
+_WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
+"""Options of a deployment that stand among those of its requests."""
+
+
+def _without(values: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def from_text(text: str, source: str) -> SaidDeployment | None:
+    """The deployment that a script, YAML or a pasted command starts; None where the text starts none."""
+    try:
+        launch = parse(text, source)
+    except NothingLaunchedError:
+        return None
+    return from_launch(launch, f"'{source}'")
+
+
+def from_command_lines(text: str, source: str) -> SaidDeployment | None:
+    """The deployment that commands among other lines start: those above a printed result, or at the top of a log."""
+    lines, taken, on = text.splitlines(), [], False
+    for line in lines:
+        on = on or is_command(line.strip().lstrip("+$ "))
+        if on:
+            taken.append(line.strip().lstrip("+$ "))
+            on = line.rstrip().endswith("\\")
+    with suppress(Refusal):  # a word of a log that only looks like a command
+        return from_text("\n".join(taken), source) if taken else None
+    return None
+
+
+def from_log(log: StartupLog, source: str) -> SaidDeployment:
+    """What an engine's own log says of its start."""
+    on_cpu = log.settings.get("device_config") == CPU
+    settings = _without(log.settings, (SWITCHED_OFF_ON_CPUS,) if on_cpu else ())
+    launch = from_settings(log.engine, {name: str(value) for name, value in settings.items()}, released(log.version))
+    ranks = {name: size for name, size in logged_options(log).items() if name in ("tp", "pp", "dp")}
+    options = launch.options if launch.options.dp or launch.options.tp else SaidValues({**ranks, **launch.options})
+    drafts = log.said("speculative_config") or log.said("speculative_algorithm")
+    said = from_launch(replace(launch, options=options, unread=()), f"'{source}'")
+    return replace(said, drafts=said.drafts or bool(drafts))
+
+
+def released(version: str) -> str:
+    """A version as the catalogue counts them; "" of a build that does not know its own.
+
+    >>> released("0.11.0rc2.dev17+g1234"), released("0.1.dev1+gabc"), released("v0.5.3.post1")
+    ('0.11.0rc2.dev17', '', '0.5.3.post1')
+    """
+    found = VERSION.match(version)
+    return found[1] if found and not UNRELEASED.match(found[1]) else ""
+
+
+def from_result(result: BenchmarkRun, label: str) -> SaidDeployment:
+    """What a result says of itself. Sizes of 1 beside tp are left open: tools write them whatever ran."""
+    facts, remarks = result.facts, list[str]()
+    known = {one.key for one in programs() if not one.trains}
+    named = facts.get("engine") or (result.tool if result.tool == "trtllm" else "")
+    engine, version = named if named in known else "", released(facts.get("version", ""))
+    options: dict[str, object] = {"tp": result.tp} if result.tp else {}
+    options |= {axis: int(size) for axis in SIZES if (size := facts.get(axis, "")).isdecimal() and int(size) > 1}
+    options |= {"engine": f"{engine}@{version}" if version else engine} if engine else {}
+    return SaidDeployment(f"'{label}'", usual_model_name(result.model, remarks) if result.model else "", options)
+
+
+def client_engine(result: BenchmarkRun) -> str:
+    """Whose server a client was told to speak to: weak, for most servers answer to any of them; "" where it says none."""
+    named = result.facts.get("backend", "").partition("-")[0]
+    return named if named in {one.key for one in programs() if not one.trains} else ""
+
+
+def joined(said: Iterable[SaidDeployment]) -> SaidDeployment:
+    """All that several sources say of one deployment; two that contradict each other are refused by their names."""
+    return reduce(_join, said)
+
+
+def _join(one: SaidDeployment, other: SaidDeployment) -> SaidDeployment:
+    options = {**one.options, **other.options}
+    options |= {"engine": engine} if (engine := _same_engine(one, other)) else {}
+    for name in [n for n in one.options if n in other.options and n != "engine"]:
+        ours, theirs = one.options[name], other.options[name]
+        if name == "tp" and _gpus_in_groups(one, other):
+            options[name] = min(int(str(ours)), int(str(theirs)))  # one of the two counts all GPUs of a server
+        elif name == "ep" and AUTO_EP in (ours, theirs):
+            options[name] = AUTO_EP
+        elif ours != theirs:
+            raise Refusal(f"{name}: {one.source} says {_shown(ours)}, and {other.source} {_shown(theirs)}", name)
+    source = one.source if one.source == other.source else f"{one.source} and {other.source}"
+    load = {**other.load, **one.load}
+    return SaidDeployment(source, _same_model(one, other), options, load, one.drafts or other.drafts, (*one.notes, *other.notes))
+
+
+def _shown(value: object) -> str:
+    return "tp x dp" if value == AUTO_EP else str(value)
+
+
+def _gpus_in_groups(one: SaidDeployment, other: SaidDeployment) -> bool:
+    """Whether two sizes of tp are one: all GPUs of a server, and those of a group of its data-parallel attention."""
+    sizes = [int(str(said.options["tp"])) for said in (one, other)]
+    groups = max(int(str(said.options.get("dp", 1))) for said in (one, other))
+    return max(sizes) == min(sizes) * groups
+
+
+def _same_engine(one: SaidDeployment, other: SaidDeployment) -> str:
+    """The engine of both, with the version that either says."""
+    (ours, mine), (theirs, yours) = one.engine, other.engine
+    if ours and theirs and ours != theirs:
+        raise Refusal(f"engine: {one.source} says {ours}, and {other.source} {theirs}", "engine")
+    if mine and yours and not (f"{mine}.".startswith(f"{yours}.") or f"{yours}.".startswith(f"{mine}.")):
+        raise Refusal(f"engine: {one.source} says {ours} {mine}, and {other.source} {yours}", "engine")
+    version = max(mine, yours, key=len)
+    return f"{ours or theirs}@{version}" if version else ours or theirs
+
+
+def _same_model(one: SaidDeployment, other: SaidDeployment) -> str:
+    """The model of both: the name that the catalogue knows, where only one of them is."""
+    if why := _differing_models(one.model, other.model):
+        raise Refusal(f"model: {one.source} says {one.model}, and {other.source} {other.model} ({why})", "model")
+    names = [name for name in (one.model, other.model) if name]
+    return next((name for name in names if known_as(name)), names[0] if names else "")
+
+
+def _differing_models(ours: str, theirs: str) -> str:
+    """Why two names cannot be of one model; "" where they can be."""
+    known = known_model(ours) if ours else None
+    return other_model(theirs, known) if known and theirs else ""
+
+
+def suits(said: SaidDeployment, result: SaidDeployment) -> bool:
+    """Whether a result may be of a deployment."""
+    try:
+        _join(said, result)
+    except Refusal:
+        return False
+    return True
