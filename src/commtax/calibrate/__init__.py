@@ -10,17 +10,18 @@ from dataclasses import replace
 from pathlib import Path as File
 
 from commtax import catalog
+from commtax.calibrate.benchmark_runs import measured_runs, refuse_missing
 from commtax.calibrate.collective_fits import document, fit_inside
 from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernel_fits import fit_tables
 from commtax.calibrate.measurement_files import read_all
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
-from commtax.calibrate.said_deployments import SaidDeployment, from_launch
+from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
 from commtax.catalog.profile import VERSION, parse
 from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
-from commtax.spec import Cluster, Profile
+from commtax.spec import Cluster, Engine, Profile
 from commtax.statement import Refusal
 from commtax.verbs.keywords import BillOptions, SimulateOptions
 
@@ -46,16 +47,22 @@ def calibrate(
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
+    key, load = catalog.library(library).key, KnownLoad(input_len=input_len, output_len=output_len, batch=batch)
+    read = read_all([File(file) for file in files], key, _said(model, tp, engine, launch))
+    if not read.results:
+        given = {"model": model, "from": launch, **BillOptions(tp=tp, batch=batch)}
+        _refuse_unused({**given, **SimulateOptions(input_len=input_len, output_len=output_len)})
+    refuse_missing(read.results, load, () if cluster else ("cluster",))
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    key, runs = catalog.library(library).key, catalog.engine(engine or PHASES["decode"].engine)
-    place = MeasuredMachine(where, runs, key, name, batch, input_len, output_len)
-    rows = read_all([File(file) for file in files], place, _said(model, tp, engine, launch))
-    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
-    given = {"model": model, "from": launch, **BillOptions(tp=tp, batch=batch), **lengths}
-    unused = [option for option, value in given.items() if value and not rows.runs and not rows.refused]
-    if unused:
-        raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
-    return _fit(rows, _with_own_engine(place, rows, engine), [File(f).name for f in files])
+    rows = read.rows + measured_runs(read.results, where, load)
+    place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
+    return _fit(rows, place, [File(f).name for f in files])
+
+
+def _refuse_unused(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value:
+            raise Refusal(f"{option}: belongs to benchmarks of an engine, and no file holds one", option)
 
 
 def _said(model: str, tp: int, engine: str, launch: str) -> list[SaidDeployment]:
@@ -67,10 +74,10 @@ def _said(model: str, tp: int, engine: str, launch: str) -> list[SaidDeployment]
     return [given, *([from_launch(read_pasted(launch, model), "--from")] if launch else [])]
 
 
-def _with_own_engine(place: MeasuredMachine, rows: MeasurementFiles, engine: str) -> MeasuredMachine:
-    """The machine with the engine that all of its runs are of, where nobody names one."""
+def _own_engine(rows: MeasurementFiles, named: str) -> Engine:
+    """The engine that was named, else the one that all runs are of, else the usual one."""
     ran = {str(run.options["engine"]) for run in rows.runs}
-    return replace(place, engine=catalog.engine(ran.pop())) if len(ran) == 1 and not engine else place
+    return catalog.engine(named or (ran.pop() if len(ran) == 1 else PHASES["decode"].engine))
 
 
 def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Calibration:

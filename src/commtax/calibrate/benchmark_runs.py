@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from commtax import catalog
-from commtax.calibrate.measurements import MeasuredMachine, MeasuredRun, MeasurementFiles
-from commtax.calibrate.said_deployments import SaidDeployment, client_engine
+from commtax.calibrate.measurements import MeasuredRun, MeasurementFiles
+from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, client_engine
 from commtax.evidence.identity import another_chip
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
@@ -47,18 +47,17 @@ class LabelledResult:
     @property
     def clients(self) -> int:
         """Of a closed loop, as the result says or the command that sent it; 0 where none is told."""
-        return int(self.result.concurrency or _number(self.said.load.get("concurrency")))
+        return int(self.result.concurrency or self.said.load.concurrency)
 
 
-def measured_runs(results: Sequence[LabelledResult], place: MeasuredMachine) -> MeasurementFiles:
-    """The runs of all results; what is missing is asked for once, of all of them."""
+def measured_runs(results: Sequence[LabelledResult], cluster: Cluster, load: KnownLoad) -> MeasurementFiles:
+    """The runs of all results of which nothing is missing."""
     checked = [(one, reason_unusable(one)) for one in results]
     usable = [one for one, why in checked if not why]
-    refuse_missing({one.label: missing_facts(one, place) for one in usable})
     tried: dict[tuple[object, ...], str] = {}
     runs, refused, notes = [], [f"{one.label}: {why}" for one, why in checked if why], dict[str, list[str]]()
     for one in usable:
-        run = _run(one, place)
+        run = _run(one, cluster, load)
         if why := reason_unanswerable(run, tried) or ("" if run.measured else "no time per token and none to the first token"):
             refused.append(f"{one.label}: {why}")
             continue
@@ -82,23 +81,27 @@ def name_some(labels: Sequence[str]) -> str:
     return ", ".join(labels[: COUNT.most_named]) + (f" and {more} others" if more > 0 else "")
 
 
-def missing_facts(one: LabelledResult, place: MeasuredMachine) -> list[str]:
+def refuse_missing(results: Sequence[LabelledResult], load: KnownLoad, lacking: Sequence[str] = ()) -> None:
+    """Ask for all that no file says in one sentence; ``lacking`` are options of the whole call that nobody gave."""
+    missing = {one.label: names for one in results if not reason_unusable(one) and (names := _missing_facts(one, load))}
+    names = list(dict.fromkeys((*lacking, *(name for wanted in missing.values() for name in wanted))))
+    if not names:
+        return
+    flags = " ".join(f"--{name}".replace("_", "-") for name in names)
+    if not missing:
+        raise Refusal(
+            "cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster"
+        )
+    who = f"'{name_some(list(missing))}' {'does' if len(missing) == 1 else 'do'} not say"
+    raise Refusal(f"{who} {', '.join(names)}; add {flags}", names[0])
+
+
+def _missing_facts(one: LabelledResult, load: KnownLoad) -> list[str]:
     """Options that nobody says of a result, and that its question needs."""
-    prompt, answer = _lengths(one, place)
-    model = {"model": one.said.model}
+    prompt, answer = _lengths(one, load)
     lengths = SimulateOptions(input_len=prompt, output_len=answer)
-    batch = BillOptions(batch=_batch(one, place) if one.is_batch else 1)
-    return [name for name, value in {**model, **lengths, **batch}.items() if not value]
-
-
-def refuse_missing(missing: Mapping[str, Sequence[str]]) -> None:
-    """Ask for all that is missing in one sentence."""
-    lacking = [label for label, names in missing.items() if names]
-    if lacking:
-        names = list(dict.fromkeys(name for wanted in missing.values() for name in wanted))
-        flags = " ".join(f"--{name}".replace("_", "-") for name in names)
-        says = "does" if len(lacking) == 1 else "do"
-        raise Refusal(f"'{name_some(lacking)}' {says} not say {', '.join(names)}; add {flags}", names[0])
+    batch = BillOptions(batch=_batch(one, load) if one.is_batch else 1)
+    return [name for name, value in {"model": one.said.model, **lengths, **batch}.items() if not value]
 
 
 def reason_unusable(one: LabelledResult) -> str:
@@ -143,7 +146,7 @@ def _is_closed(one: LabelledResult) -> bool:
 
 def _rate(one: LabelledResult) -> float:
     """Requests a second that were sent; 0 where no rate was set, or none that limits."""
-    rate = one.result.request_rate or _number(one.said.load.get("request_rate"))
+    rate = one.result.request_rate or one.said.load.request_rate
     return rate if 0 < rate < float("inf") else 0.0
 
 
@@ -158,48 +161,47 @@ def _in_flight(one: LabelledResult) -> float:
     return rate * (whole or parts)
 
 
-def _lengths(one: LabelledResult, place: MeasuredMachine) -> tuple[int, int]:
+def _lengths(one: LabelledResult, load: KnownLoad) -> tuple[int, int]:
     """Prompt and output tokens: as the result has them, as the command that sent them, or as was said; 0 where nobody tells."""
-    own = (one.result.input_len, one.result.output_len)
-    sent = (_number(one.said.load.get(name)) for name in SimulateOptions(input_len=0, output_len=0))
-    told = zip(own, sent, (place.input_len, place.output_len), strict=True)
-    prompt, answer = (round(next(filter(None, values), 0)) for values in told)
-    return prompt, answer
+    sent = one.said.load.filled_from(load)
+    return round(one.result.input_len or sent.input_len), round(one.result.output_len or sent.output_len)
 
 
-def _batch(one: LabelledResult, place: MeasuredMachine) -> int:
-    return one.result.batch or place.batch or one.clients
+def _batch(one: LabelledResult, load: KnownLoad) -> int:
+    return one.result.batch or load.batch or one.clients
 
 
-def _run(one: LabelledResult, place: MeasuredMachine) -> MeasuredRun:
-    prompt, answer = _lengths(one, place)
-    options = cast(SimulateOptions, _deployment(one, place.cluster))
-    options["input_len"], options["output_len"], options["spread"] = prompt, answer, _spread(one)
-    if one.result.hit_rate:
-        options["prefix_cache"] = one.result.hit_rate
-    if one.is_batch:
-        options["concurrency"] = options["num_prompts"] = _batch(one, place)
-        metrics: tuple[str, ...] = ("e2el",) if _timed(one, "e2el") else ("tpot",)
-    elif _is_closed(one):
-        count = one.result.requests
-        options["concurrency"] = min(one.clients, count or one.clients)
-        options |= SimulateOptions(num_prompts=count) if count else SimulateOptions()
-        metrics = ("tpot", "ttft")
-    else:
-        options["concurrency"] = max(1, round(_in_flight(one)))
-        metrics = ("tpot",)
+def _run(one: LabelledResult, cluster: Cluster, load: KnownLoad) -> MeasuredRun:
+    prompt, answer = _lengths(one, load)
+    options = cast(SimulateOptions, _deployment(one, cluster))
+    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=_spread(one))
+    options |= SimulateOptions(prefix_cache=one.result.hit_rate) if one.result.hit_rate else {}
+    options |= _load(one, load)
+    metrics: tuple[str, ...] = ("tpot", "ttft") if _is_closed(one) else ("tpot",)
+    metrics = ("e2el",) if one.is_batch and _timed(one, "e2el") else metrics
     timed = {metric: found for metric in metrics if (found := _timed(one, metric))}
     extra = 1.0 if one.is_batch or _is_closed(one) else LEVEL.open_loop
     named = {"e2el": "e2e"}
     measured = {named.get(metric, metric): seconds for metric, (seconds, _) in timed.items()}
     noise = {named.get(metric, metric): noise * extra for metric, (_, noise) in timed.items()}
-    return MeasuredRun(one.said.model, place.cluster, options, measured, noise, one.label)
+    return MeasuredRun(one.said.model, cluster, options, measured, noise, one.label)
+
+
+def _load(one: LabelledResult, load: KnownLoad) -> SimulateOptions:
+    """Clients, and how many requests they sent; of an open loop no number, for it has no burst at its start."""
+    if one.is_batch:
+        return SimulateOptions(concurrency=_batch(one, load), num_prompts=_batch(one, load))
+    if not _is_closed(one):
+        return SimulateOptions(concurrency=max(1, round(_in_flight(one))))
+    count = one.result.requests
+    sent = SimulateOptions(num_prompts=count) if count else SimulateOptions()
+    return sent | SimulateOptions(concurrency=min(one.clients, count or one.clients))
 
 
 def _spread(one: LabelledResult) -> float:
     """How lengths vary; equal ones are what the engines' own benchmarks send unless told."""
     told = one.result.spread
-    return told if told is not None else _number(one.said.load.get("spread"))
+    return told if told is not None else one.said.load.spread
 
 
 def _timed(one: LabelledResult, metric: str) -> tuple[float, float] | None:
@@ -223,8 +225,9 @@ def _deployment(one: LabelledResult, cluster: Cluster) -> dict[str, object]:
     """Options of the deployment: as was said, and number formats that the checkpoint does not have by itself."""
     if why := another_chip(one.result.facts.get(HARDWARE, ""), cluster.chip.key):
         raise Refusal(f"'{one.label}': {why}", "cluster")
-    usual = client_engine(one.result) or PHASES["decode"].engine
-    options: dict[str, object] = {"engine": usual, "tp": 1, **one.said.options}
+    engine, version = one.said.engine
+    engine = engine or client_engine(one.result) or PHASES["decode"].engine
+    options: dict[str, object] = {"tp": 1, **one.said.options, "engine": f"{engine}@{version}" if version else engine}
     try:
         model = catalog.model(one.said.model)
     except Refusal as refusal:

@@ -26,11 +26,13 @@ from commtax.calibrate.measurements import (
 from commtax.calibrate.robust_fit import RobustFit
 from commtax.catalog.physics import HOST as RANGES
 from commtax.options import taken_by
+from commtax.question import Requests
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import bill
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import BillOptions, SimulateOptions
+from commtax.verbs.settling import resolve_question
 
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98
@@ -52,7 +54,7 @@ def fit_engine(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
         raise TooFewError(refused[0])
     names = ["host_s"]
     names += ["host_s_per_doubling"] if len({r.options["tp"] for r in runs}) > 1 else []
-    names += ["host_s_per_seq"] if len({r.options["concurrency"] for r in runs}) > 1 else []
+    names += ["host_s_per_seq"] if len({_requests(r).concurrency for r in runs}) > 1 else []
     times, latency = np.array([_measured_s(r) for r in runs]), partial(_latency, place, own)
     host, fitted, part = _fit("tpot", names, runs, times, place, place.engine, latency)
     if why := _reason_out_of_range(host, part):
@@ -102,7 +104,7 @@ def _reason_impossible(run: MeasuredRun, place: MeasuredMachine, own: Profile) -
     priced = bill(run.model, place.cluster, **step)
     nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
     least = float(nbytes) / priced.question.cluster.chip.memory_Bps
-    each = run.measured["tpot"] if "tpot" in run.measured else run.measured["e2e"] / int(str(run.options["output_len"]))
+    each = run.measured["tpot"] if "tpot" in run.measured else run.measured["e2e"] / float(_requests(run).output_len)
     if each >= least * FLOOR_SLACK:
         return ""
     said = f"{run.label}: {format_seconds(each)} a token is faster than reading the weights: {format_seconds(least)}"
@@ -145,13 +147,17 @@ def _latency(place: MeasuredMachine, own: Profile, run: MeasuredRun, engine: Eng
     """TPOT of a closed loop, the whole latency of a batch."""
     if "e2e" not in run.measured:
         return float(_simulate_run(place, own, run, engine).tpot_s)
-    asked = run.options
-    prompt, answer, batch = (int(str(n)) for n in (asked["input_len"], asked["output_len"], asked["concurrency"]))
+    asked = _requests(run)
+    prompt, answer, batch = (int(n) for n in (asked.input_len, asked.output_len, asked.concurrency))
     own_step = BillOptions(batch=batch, engine=engine, profile=own)
     step = partial(bill, run.model, place.cluster, **(_step_options(run) | own_step))
     prefill = step(phase="prefill", context=prompt)
     decode = step(phase="decode", context=prompt + answer // 2)
     return float(prefill.step_s) + (answer - 1) * float(decode.step_s)
+
+
+def _requests(run: MeasuredRun) -> Requests:
+    return resolve_question(run.model, run.cluster, run.options).requests
 
 
 def _step_options(run: MeasuredRun) -> BillOptions:
@@ -166,7 +172,7 @@ def _simulate_run(place: MeasuredMachine, own: Profile, run: MeasuredRun, engine
 
 def _notes(runs: list[MeasuredRun], names: list[str], fitted: RobustFit) -> Iterator[str]:
     if "host_s_per_seq" not in names:
-        yield f"one concurrency, {runs[0].options['concurrency']}: host_s_per_seq stays the catalogue's"
+        yield f"one concurrency, {_requests(runs[0]).concurrency}: host_s_per_seq stays the catalogue's"
     if len(runs) < SIGMA_RUNS:
         yield f"{len(runs)} run{'s' * (len(runs) > 1)}: the range stays at least the catalogue's; {SIGMA_RUNS} would tell it"
     if not np.any(fitted.values) and np.all(fitted.residuals < 0):

@@ -8,15 +8,26 @@ from itertools import islice
 from pathlib import Path
 from typing import cast
 
-from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, name_some
+from commtax.calibrate.benchmark_runs import LabelledResult, name_some
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow
-from commtax.calibrate.measurements import MeasuredMachine, MeasurementFiles, SweptKernel, TimedCollective
-from commtax.calibrate.said_deployments import SaidDeployment, from_command_lines, from_log, from_result, from_text, joined, suits
+from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
+from commtax.calibrate.said_deployments import (
+    SaidDeployment,
+    from_command_lines,
+    from_launch,
+    from_log,
+    from_result,
+    from_text,
+    joined,
+    released,
+    suits,
+)
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
 from commtax.evidence.thresholds import counts
-from commtax.files import OUTPUT_BYTES, Json, JsonObject, parse_documents, read_text
+from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
 from commtax.launch.manifest import is_manifest
+from commtax.launch.read_command import from_settings
 from commtax.launch.shell import MAX_SIGNS
 from commtax.logs.engine_logs import ENGINE_LOGS
 from commtax.results import bench, nccl_tests
@@ -38,28 +49,37 @@ class ReadFile:
     results: tuple[BenchmarkRun, ...] = ()
     launch: SaidDeployment | None = None
     is_log: bool = False
+    told: tuple[SaidDeployment | None, ...] = ()  # by each result, of its own server
 
 
-def read_all(paths: Sequence[Path], place: MeasuredMachine, said: Sequence[SaidDeployment] = ()) -> MeasurementFiles:
-    """All measurements of files and folders; ``said`` holds for every benchmark among them.
+@dataclass(frozen=True, slots=True)
+class FoundMeasurements:
+    """All files that were named, and those of folders: rows of collectives and kernels, and results with what is said of them."""
+
+    rows: MeasurementFiles
+    results: tuple[LabelledResult, ...] = ()
+
+
+def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = ()) -> FoundMeasurements:
+    """All measurements of files and folders; ``said`` holds for every benchmark among them, the library for nccl-tests.
 
     A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
     by one are told apart by what they say.
     """
-    alone = [read(path, place) for path in paths if not path.is_dir()]
+    alone = [read(path, library_key) for path in paths if not path.is_dir()]
     groups = [(alone, tuple[SaidDeployment, ...]())]
     for path in paths:
-        groups += _read_folder(path, place, (), 1) if path.is_dir() else []
+        groups += _read_folder(path, library_key, (), 1) if path.is_dir() else []
     rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
-    labelled = [one for files, above in groups for one in _label_results(files, said, above)]
+    results = tuple(one for files, above in groups for one in _label_results(files, said, above))
     launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
     notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
-    return rows + measured_runs(labelled, place) + MeasurementFiles(notes=tuple(notes))
+    return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results)
 
 
-def read(path: Path, place: MeasuredMachine) -> ReadFile:
+def read(path: Path, library_key: str) -> ReadFile:
     """One file that was named."""
-    if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, place):
+    if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
         return found
     raise Refusal(
         f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
@@ -72,25 +92,25 @@ Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
 """Files of one deployment, and what stands in the folders above it."""
 
 
-def _read_folder(path: Path, place: MeasuredMachine, above: tuple[SaidDeployment, ...], depth: int) -> list[Group]:
+def _read_folder(path: Path, library_key: str, above: tuple[SaidDeployment, ...], depth: int) -> list[Group]:
     """The files of a folder, and of those below it; what is neither measured nor launched is left out, and said."""
     inside = sorted(islice(path.iterdir(), COUNT.most_files + 1))
     if len(inside) > COUNT.most_files:
         raise Refusal(f"'{path}' holds more than {COUNT.most_files:,} files; name the ones that were measured")
     files, others = [], list[str]()
     for file in (one for one in inside if one.is_file() and not one.name.startswith(".")):
-        found = _read_if_text(file, f"{path.name}/{file.name}", place)
+        found = _read_if_text(file, f"{path.name}/{file.name}", library_key)
         files += [found] if found else []
         others += [] if found else [f"{path.name}/{file.name}"]
     note = (f"not recognised, and left out: {name_some(others)}",) if others else ()
     files += [ReadFile(path.name, MeasurementFiles(notes=note))] if note else []
     own = tuple(launch for file in files if (launch := file.launch)) or above
     below = [one for one in inside if one.is_dir() and not one.is_symlink() and not one.name.startswith(".")]
-    deeper = [group for one in below if depth < COUNT.deepest for group in _read_folder(one, place, own, depth + 1)]
+    deeper = [group for one in below if depth < COUNT.deepest for group in _read_folder(one, library_key, own, depth + 1)]
     return [(files, above), *deeper]
 
 
-def _read_if_text(path: Path, name: str, place: MeasuredMachine) -> ReadFile | None:
+def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
     """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
     try:
         text = read_text(path, "file", most=OUTPUT_BYTES)
@@ -99,8 +119,8 @@ def _read_if_text(path: Path, name: str, place: MeasuredMachine) -> ReadFile | N
     if _is_json(text):
         documents = parse_documents(text, f"'{name}'")
         known = any(isinstance(one, dict) and (_is_own_row(one) or _is_result(one)) for one in documents)
-        return recognise(text, name, place) if known else None
-    return recognise(text, name, place)
+        return recognise(text, name, library_key) if known else None
+    return recognise(text, name, library_key)
 
 
 def _is_json(text: str) -> bool:
@@ -120,12 +140,12 @@ def _is_result(row: JsonObject) -> bool:
         return False
 
 
-def recognise(text: str, name: str, place: MeasuredMachine) -> ReadFile | None:
+def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
     """What a text holds, by what is inside it; None where it is nothing that is read here."""
     if _is_json(text):
-        return _json(prefixes.strip_prefixes(text), name, place)
+        return _json(prefixes.strip_prefixes(text), name, library_key)
     if runs := nccl_tests.parse_all(text, name):
-        return ReadFile(name, sum((_nccl_tests(run, name, place) for run in runs), MeasurementFiles()))
+        return ReadFile(name, sum((_nccl_tests(run, name, library_key) for run in runs), MeasurementFiles()))
     written = prefixes.strip_prefixes(prefixes.unpack_docker(text))
     log = next((log.parse(written) for log in ENGINE_LOGS if log.looks_like(written)), None)
     printed = bench.looks_like_text(text)
@@ -161,17 +181,24 @@ def _label_results(
     for file in files:
         for number, result in enumerate(() if beside and file.is_log else file.results, 1):
             label = f"{file.name}: run {number}" if len(file.results) > 1 else file.name
-            own = from_result(result, label)
+            told = file.told[number - 1] if file.told else None
+            own = joined(filter(None, (from_result(result, label), told)))
             yield LabelledResult(label, result, joined((*said, *_launches_of(own, launches), own)))
 
 
 def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Sequence[SaidDeployment]:
-    """Of the launches beside a result those that it can be of: all of them where there is one alone, which must agree."""
+    """Of the launches beside a result those that it can be of; they must agree with each other, or one alone with it."""
     fitting = [launch for launch in launches if suits(launch, own)]
-    return fitting or launches
+    if len(fitting) < 2:
+        return fitting or launches
+    try:
+        return [joined(fitting)]
+    except Refusal as refusal:
+        unclear = f"{own.source} does not say which it is of; a folder for each deployment tells them apart"
+        raise Refusal(f"{refusal}: {unclear}", refusal.argument) from None
 
 
-def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, place: MeasuredMachine) -> MeasurementFiles:
+def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
     """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
     if not run.op or run.op not in OPS:
         raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
@@ -186,11 +213,11 @@ def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, place: MeasuredMachine)
             continue
         for seconds, how in ((row.seconds, ""), (row.in_place_s, " in place")):
             if seconds is not None and not math.isnan(seconds):
-                rows.append(TimedCollective(place.library, run.op, run.ranks, row.nbytes, _time(seconds, label), label + how))
+                rows.append(TimedCollective(library_key, run.op, run.ranks, row.nbytes, _time(seconds, label), label + how))
     return MeasurementFiles(collectives=tuple(rows), refused=tuple(refused))
 
 
-def _json(text: str, name: str, place: MeasuredMachine) -> ReadFile:
+def _json(text: str, name: str, library_key: str) -> ReadFile:
     """A document, a list of them, or one a line; lines of several kinds may be mixed."""
     documents = parse_documents(text, f"'{name}'")
     rows = [document for document in documents if isinstance(document, dict)]
@@ -200,14 +227,23 @@ def _json(text: str, name: str, place: MeasuredMachine) -> ReadFile:
     others = []
     for number, row in enumerate(rows, 1):
         if isinstance(held := row.get("rows"), list):  # measure collectives --json
-            ours += _json("\n".join(json.dumps(r) for r in held), name, place).rows
+            ours += _json("\n".join(json.dumps(r) for r in held), name, library_key).rows
         elif "time_us" in row and "size_bytes" in row:
             ours += _collective(row, f"{name}: row {number}")
         elif row.get("kind") in (*SHAPES, *UNUSED):
             ours += _kernel(row, f"{name}: row {number}")
         else:
             others.append(row)
-    return ReadFile(name, ours, bench.parse(json.dumps(others), name) if others else ())
+    if not any("server_info" in row for row in others):
+        return ReadFile(name, ours, bench.parse(json.dumps(others), name) if others else ())
+    told = [(one, _server_info(row, name)) for row in others for one in bench.parse(json.dumps(row), name)]
+    return ReadFile(name, ours, tuple(one for one, _ in told), told=tuple(info for _, info in told))
+
+
+def _server_info(row: JsonObject, name: str) -> SaidDeployment | None:
+    """What an SGLang server told the client of itself, where the client keeps it in its result."""
+    info = {key: str(value) for key, value in object_of(row.get("server_info")).items() if isinstance(value, (str, int, float))}
+    return from_launch(from_settings("sglang", info, released(info.get("version", ""))), f"'{name}'") if info else None
 
 
 def _collective(row: JsonObject, label: str) -> MeasurementFiles:

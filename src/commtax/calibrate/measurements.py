@@ -72,15 +72,12 @@ class MeasurementFiles:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """The machine that was measured, and the load of benchmarks that do not say theirs; 0: not said."""
+    """The machine that was measured, whose collectives and kernels ran on it, and what the profile is called."""
 
     cluster: Cluster
     engine: Engine
     library: str
     name: str
-    batch: int = 0
-    input_len: int = 0
-    output_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 
 from commtax.catalog.models import known_model
@@ -11,14 +11,17 @@ from commtax.catalog.programs import programs
 from commtax.evidence.identity import known_as, other_model
 from commtax.launch.flags import SaidValues
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
-from commtax.launch.launch_record import AUTO_EP, LOAD, Launch
+from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
 from commtax.logs.startup import StartupLog
 from commtax.logs.startup_facts import CPU, logged_options
 from commtax.options import taken_by
+from commtax.records import record_from
 from commtax.results.bench_record import BenchmarkRun
 from commtax.results.commands import is_command
+from commtax.results.inferencex import APART
 from commtax.statement import Refusal
+from commtax.verbs.keywords import SimulateOptions
 
 SIMULATED = frozenset(taken_by("simulate()"))
 ALONE = {"tp": 1, "pp": 1, "dp": 1}
@@ -31,15 +34,40 @@ SWITCHED_OFF_ON_CPUS = "disable_custom_all_reduce"  # CPUs have none, and logs o
 
 
 @dataclass(frozen=True, slots=True)
+class KnownLoad:
+    """The load of benchmarks that do not say theirs; 0: not said."""
+
+    concurrency: int = 0
+    request_rate: float = 0.0
+    input_len: int = 0
+    output_len: int = 0
+    spread: float = 0.0
+    num_prompts: int = 0
+    batch: int = 0
+
+    def filled_from(self, other: "KnownLoad") -> "KnownLoad":
+        """With what another says of it that this one does not."""
+        return KnownLoad(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(self)))
+
+
+LOAD = frozenset(f.name for f in fields(KnownLoad))
+
+
+@dataclass(frozen=True, slots=True)
 class SaidDeployment:
     """What one source says of a deployment; what it leaves open is not in it."""
 
     source: str  # as a message names it
     model: str = ""
     options: Mapping[str, object] = field(default_factory=dict)  # of ``simulate``, without the load
-    load: Mapping[str, object] = field(default_factory=dict)  # of a benchmark command beside the server's
+    load: KnownLoad = KnownLoad()  # of a benchmark command beside the server's
     drafts: bool = False
     notes: tuple[str, ...] = ()
+    by: Mapping[str, str] = field(default_factory=dict)  # who says an option, where several speak
+
+    def who(self, name: str) -> str:
+        """The source of an option, or of the model."""
+        return self.by.get(name, self.source)
 
     @property
     def engine(self) -> tuple[str, str]:
@@ -58,14 +86,8 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     options |= implied_options(launch, known_model(model) if model else None, remarks)
     unread = [f"not understood, and not in the question: {', '.join(launch.unread)}"] if launch.unread else []
     notes = tuple(f"{source}: {text}" for text in (*remarks, *launch.notes, *unread))
-    load = {name: value for name, value in options.items() if name in LOAD}
     served = {name: value for name, value in options.items() if name in SIMULATED - LOAD}
-    apart = {name: value for name, value in options.items() if name in _WORKERS}
-    return SaidDeployment(source, model, {**ALONE, **served, **apart}, _without(load, _WORKERS), bool(options.speculative), notes)
-
-
-_WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "prefill_dp", "decode_workers")
-"""Options of a deployment that stand among those of its requests."""
+    return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), bool(options.speculative), notes)
 
 
 def _without(values: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
@@ -124,8 +146,17 @@ def from_result(result: BenchmarkRun, label: str) -> SaidDeployment:
     engine, version = named if named in known else "", released(facts.get("version", ""))
     options: dict[str, object] = {"tp": result.tp} if result.tp else {}
     options |= {axis: int(size) for axis in SIZES if (size := facts.get(axis, "")).isdecimal() and int(size) > 1}
-    options |= {"engine": f"{engine}@{version}" if version else engine} if engine else {}
+    options |= {"engine": f"{engine}@{version}" if version else engine} if engine or version else {}
+    options |= _workers(facts)
     return SaidDeployment(f"'{label}'", usual_model_name(result.model, remarks) if result.model else "", options)
+
+
+def _workers(facts: Mapping[str, str]) -> SimulateOptions:
+    """Workers for prompts beside those that decode."""
+    if not all(name in facts for name in APART):
+        return SimulateOptions()
+    prompts, tp, dp, decode = (int(facts[name]) for name in APART)
+    return SimulateOptions(disaggregated=True, prefill_workers=prompts, prefill_tp=tp, prefill_dp=dp, decode_workers=decode)
 
 
 def client_engine(result: BenchmarkRun) -> str:
@@ -149,10 +180,14 @@ def _join(one: SaidDeployment, other: SaidDeployment) -> SaidDeployment:
         elif name == "ep" and AUTO_EP in (ours, theirs):
             options[name] = AUTO_EP
         elif ours != theirs:
-            raise Refusal(f"{name}: {one.source} says {_shown(ours)}, and {other.source} {_shown(theirs)}", name)
-    source = one.source if one.source == other.source else f"{one.source} and {other.source}"
-    load = {**other.load, **one.load}
-    return SaidDeployment(source, _same_model(one, other), options, load, one.drafts or other.drafts, (*one.notes, *other.notes))
+            raise _disagreement(name, one, _shown(ours), other, _shown(theirs))
+    by = {name: said.who(name) for said in (other, one) for name in (*said.options, *(("model",) if said.model else ()))}
+    drafts, notes = one.drafts or other.drafts, (*one.notes, *other.notes)
+    return SaidDeployment(one.source, _same_model(one, other), options, one.load.filled_from(other.load), drafts, notes, by)
+
+
+def _disagreement(name: str, one: SaidDeployment, ours: str, other: SaidDeployment, theirs: str) -> Refusal:
+    return Refusal(f"{name}: {one.who(name)} says {ours}, and {other.who(name)} says {theirs}", name)
 
 
 def _shown(value: object) -> str:
@@ -170,17 +205,17 @@ def _same_engine(one: SaidDeployment, other: SaidDeployment) -> str:
     """The engine of both, with the version that either says."""
     (ours, mine), (theirs, yours) = one.engine, other.engine
     if ours and theirs and ours != theirs:
-        raise Refusal(f"engine: {one.source} says {ours}, and {other.source} {theirs}", "engine")
+        raise _disagreement("engine", one, ours, other, theirs)
     if mine and yours and not (f"{mine}.".startswith(f"{yours}.") or f"{yours}.".startswith(f"{mine}.")):
-        raise Refusal(f"engine: {one.source} says {ours} {mine}, and {other.source} {yours}", "engine")
+        raise _disagreement("engine", one, f"{ours or theirs} {mine}", other, f"{theirs or ours} {yours}")
     version = max(mine, yours, key=len)
     return f"{ours or theirs}@{version}" if version else ours or theirs
 
 
 def _same_model(one: SaidDeployment, other: SaidDeployment) -> str:
     """The model of both: the name that the catalogue knows, where only one of them is."""
-    if why := _differing_models(one.model, other.model):
-        raise Refusal(f"model: {one.source} says {one.model}, and {other.source} {other.model} ({why})", "model")
+    if _differing_models(one.model, other.model):
+        raise _disagreement("model", one, one.model, other, other.model)
     names = [name for name in (one.model, other.model) if name]
     return next((name for name in names if known_as(name)), names[0] if names else "")
 

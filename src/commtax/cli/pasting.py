@@ -35,7 +35,7 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
     if given.plans:
         _join_plans(options, given, remarks)
     unused = _fill(options, launch, given, about)
-    _hosts(launch, given, remarks)
+    expand_cluster(launch, given, remarks)
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in GivenOptions(launch.axes, replicas=servers.count).items() if size > 1)
     beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
@@ -123,7 +123,7 @@ def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
     return model
 
 
-def _hosts(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
+def expand_cluster(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
     """A chip's name alone becomes as many hosts of it as the command needs."""
     text = str(given.cluster)
     if not text or launch.num_gpus == 1:
