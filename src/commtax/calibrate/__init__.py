@@ -37,24 +37,25 @@ def calibrate(
     library: str = "nccl",
     name: str = "my-box",
     batch: int = 0,
+    concurrency: int = 0,
     input_len: int = 0,
     output_len: int = 0,
 ) -> Calibration:
     """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
     ``launch`` is the command that started what was measured, or a file with it, where no log or script beside the results says it.
-    ``batch``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
+    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
-    key, load = catalog.library(library).key, KnownLoad(input_len=input_len, output_len=output_len, batch=batch)
-    read = read_all([File(file) for file in files], key, _said(model, tp, engine, launch))
+    key, load = catalog.library(library).key, KnownLoad(concurrency, 0.0, input_len, output_len, batch=batch)
+    read = read_all([File(file) for file in files], key, _said(model, tp, engine, launch, load))
     if not read.results:
         given = {"model": model, "from": launch, **BillOptions(tp=tp, batch=batch)}
-        _refuse_unused({**given, **SimulateOptions(input_len=input_len, output_len=output_len)})
-    refuse_missing(read.results, load, () if cluster else ("cluster",))
+        _refuse_unused({**given, **SimulateOptions(concurrency=concurrency, input_len=input_len, output_len=output_len)})
+    refuse_missing(read.results, () if cluster else ("cluster",))
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    rows = read.rows + measured_runs(read.results, where, load)
+    rows = read.rows + measured_runs(read.results, where)
     place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
     return _fit(rows, place, [File(f).name for f in files])
 
@@ -65,12 +66,12 @@ def _refuse_unused(given: Mapping[str, object]) -> None:
             raise Refusal(f"{option}: belongs to benchmarks of an engine, and no file holds one", option)
 
 
-def _said(model: str, tp: int, engine: str, launch: str) -> list[SaidDeployment]:
+def _said(model: str, tp: int, engine: str, launch: str, load: KnownLoad) -> list[SaidDeployment]:
     """What holds for every benchmark: options, and a command that was pasted."""
     options: dict[str, object] = {"tp": tp} if tp else {}
     if engine:  # by its key, as files name it
         options["engine"] = "@".join((catalog.engine(engine).key, *engine.split("@")[1:]))
-    given = SaidDeployment("the command line", model, options)
+    given = SaidDeployment("the command line", model, options, load)
     return [given, *([from_launch(read_pasted(launch, model), "--from")] if launch else [])]
 
 

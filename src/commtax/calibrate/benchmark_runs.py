@@ -10,7 +10,7 @@ from typing import cast
 
 from commtax import catalog
 from commtax.calibrate.measurements import MeasuredRun, MeasurementFiles
-from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, client_engine
+from commtax.calibrate.said_deployments import SaidDeployment, client_engine
 from commtax.evidence.identity import another_chip
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
@@ -26,6 +26,7 @@ from commtax.verbs.keywords import BillOptions, SimulateOptions
 COUNT, LEVEL = thresholds(__name__)
 FORMATS: Mapping[str, Mapping[str, str]] = table("calibrate/number_formats.toml")
 FLOATS_OF_4_BITS: Sequence[str] = table("calibrate/number_formats.toml")["alike"]["floats"]
+PRINT_LIMITS = ("vllm", "sglang")  # tools that print the limits that were set: where they print none, all came at once
 MEDIANS = ("median", "p50")
 OPEN_LOOP = "open loop: as many clients as were in flight on average (rate times latency), and TPOT alone, for TTFT holds the queue"
 ASSUMED_TP = "no file says its tensor-parallel size: tp 1"
@@ -50,14 +51,14 @@ class LabelledResult:
         return int(self.result.concurrency or self.said.load.concurrency)
 
 
-def measured_runs(results: Sequence[LabelledResult], cluster: Cluster, load: KnownLoad) -> MeasurementFiles:
+def measured_runs(results: Sequence[LabelledResult], cluster: Cluster) -> MeasurementFiles:
     """The runs of all results of which nothing is missing."""
     checked = [(one, reason_unusable(one)) for one in results]
     usable = [one for one, why in checked if not why]
     tried: dict[tuple[object, ...], str] = {}
     runs, refused, notes = [], [f"{one.label}: {why}" for one, why in checked if why], dict[str, list[str]]()
     for one in usable:
-        run = _run(one, cluster, load)
+        run = _run(one, cluster)
         if why := reason_unanswerable(run, tried) or ("" if run.measured else "no time per token and none to the first token"):
             refused.append(f"{one.label}: {why}")
             continue
@@ -81,27 +82,27 @@ def name_some(labels: Sequence[str]) -> str:
     return ", ".join(labels[: COUNT.most_named]) + (f" and {more} others" if more > 0 else "")
 
 
-def refuse_missing(results: Sequence[LabelledResult], load: KnownLoad, lacking: Sequence[str] = ()) -> None:
+def refuse_missing(results: Sequence[LabelledResult], lacking: Sequence[str] = ()) -> None:
     """Ask for all that no file says in one sentence; ``lacking`` are options of the whole call that nobody gave."""
-    missing = {one.label: names for one in results if not reason_unusable(one) and (names := _missing_facts(one, load))}
+    missing = {one.label: names for one in results if not reason_unusable(one) and (names := _missing_facts(one))}
     names = list(dict.fromkeys((*lacking, *(name for wanted in missing.values() for name in wanted))))
     if not names:
         return
     flags = " ".join(f"--{name}".replace("_", "-") for name in names)
     if not missing:
-        raise Refusal(
-            "cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster"
-        )
+        where = "say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)"
+        raise Refusal.about(cluster=where)
     who = f"'{name_some(list(missing))}' {'does' if len(missing) == 1 else 'do'} not say"
     raise Refusal(f"{who} {', '.join(names)}; add {flags}", names[0])
 
 
-def _missing_facts(one: LabelledResult, load: KnownLoad) -> list[str]:
+def _missing_facts(one: LabelledResult) -> list[str]:
     """Options that nobody says of a result, and that its question needs."""
-    prompt, answer = _lengths(one, load)
-    lengths = SimulateOptions(input_len=prompt, output_len=answer)
-    batch = BillOptions(batch=_batch(one, load) if one.is_batch else 1)
-    return [name for name, value in {"model": one.said.model, **lengths, **batch}.items() if not value]
+    prompt, answer = _lengths(one)
+    loaded = one.is_batch or one.clients or _rate(one)
+    wanted = SimulateOptions(input_len=prompt, output_len=answer, concurrency=1 if loaded else 0)
+    batch = BillOptions(batch=_batch(one) if one.is_batch else 1)
+    return [name for name, value in {"model": one.said.model, **wanted, **batch}.items() if not value]
 
 
 def reason_unusable(one: LabelledResult) -> str:
@@ -129,19 +130,31 @@ def _reason_unloaded(one: LabelledResult) -> str:
     result = one.result
     if _is_closed(one):
         return "" if _timed(one, "tpot") or _timed(one, "ttft") else "no mean time a token"
-    rate, answered = _rate(one), result.requests_per_s
-    if not rate:
-        return "no limit of concurrency: only closed loops (--max-concurrency) and request rates are fitted"
-    if answered and answered < terms.LEVEL.kept_up * rate:
-        return f"overloaded: {answered:.3g} of {rate:.3g} requests/s answered, and its queue grows with every request"
-    if not _in_flight(one):
+    if result.tool == "prometheus":
+        return "a server's metrics since its start are of no one load; a result of its benchmark is"
+    rate = _rate(one)
+    if not rate and result.request_rate:
+        return "all requests at once, and no limit of concurrency: only closed loops (--max-concurrency) and rates are fitted"
+    if not rate and result.tool in PRINT_LIMITS:
+        return "neither a limit of concurrency nor a request rate is said; where there was one, --concurrency says it"
+    if rate and _falls_behind(one):
+        return f"overloaded: {result.requests_per_s:.3g} of {rate:.3g} requests/s answered, and its queue grows with every request"
+    if rate and not _in_flight(one):
         return "does not say how many requests were in flight: neither requests/s nor their latency"
     return "" if _timed(one, "tpot") else "no mean time a token"
 
 
 def _is_closed(one: LabelledResult) -> bool:
-    """Whether clients wait for their answers before they send again."""
-    return bool(one.clients) and (not _rate(one) or come_at_once(replace(one.result, concurrency=float(one.clients))))
+    """Whether clients wait for their answers before they send again: no rate is set, or none that they keep up with."""
+    if not one.clients:
+        return False
+    return not _rate(one) or _falls_behind(one) or come_at_once(replace(one.result, concurrency=float(one.clients)))
+
+
+def _falls_behind(one: LabelledResult) -> bool:
+    """Whether fewer requests are answered than are sent."""
+    answered = one.result.requests_per_s
+    return bool(answered) and (answered or 0.0) < terms.LEVEL.kept_up * _rate(one)
 
 
 def _rate(one: LabelledResult) -> float:
@@ -161,22 +174,22 @@ def _in_flight(one: LabelledResult) -> float:
     return rate * (whole or parts)
 
 
-def _lengths(one: LabelledResult, load: KnownLoad) -> tuple[int, int]:
-    """Prompt and output tokens: as the result has them, as the command that sent them, or as was said; 0 where nobody tells."""
-    sent = one.said.load.filled_from(load)
+def _lengths(one: LabelledResult) -> tuple[int, int]:
+    """Prompt and output tokens: as the result has them, or as was said of it; 0 where nobody tells."""
+    sent = one.said.load
     return round(one.result.input_len or sent.input_len), round(one.result.output_len or sent.output_len)
 
 
-def _batch(one: LabelledResult, load: KnownLoad) -> int:
-    return one.result.batch or load.batch or one.clients
+def _batch(one: LabelledResult) -> int:
+    return one.result.batch or one.said.load.batch or one.clients
 
 
-def _run(one: LabelledResult, cluster: Cluster, load: KnownLoad) -> MeasuredRun:
-    prompt, answer = _lengths(one, load)
+def _run(one: LabelledResult, cluster: Cluster) -> MeasuredRun:
+    prompt, answer = _lengths(one)
     options = cast(SimulateOptions, _deployment(one, cluster))
     options |= SimulateOptions(input_len=prompt, output_len=answer, spread=_spread(one))
     options |= SimulateOptions(prefix_cache=one.result.hit_rate) if one.result.hit_rate else {}
-    options |= _load(one, load)
+    options |= _load(one)
     metrics: tuple[str, ...] = ("tpot", "ttft") if _is_closed(one) else ("tpot",)
     metrics = ("e2el",) if one.is_batch and _timed(one, "e2el") else metrics
     timed = {metric: found for metric in metrics if (found := _timed(one, metric))}
@@ -187,10 +200,10 @@ def _run(one: LabelledResult, cluster: Cluster, load: KnownLoad) -> MeasuredRun:
     return MeasuredRun(one.said.model, cluster, options, measured, noise, one.label)
 
 
-def _load(one: LabelledResult, load: KnownLoad) -> SimulateOptions:
+def _load(one: LabelledResult) -> SimulateOptions:
     """Clients, and how many requests they sent; of an open loop no number, for it has no burst at its start."""
     if one.is_batch:
-        return SimulateOptions(concurrency=_batch(one, load), num_prompts=_batch(one, load))
+        return SimulateOptions(concurrency=_batch(one), num_prompts=_batch(one))
     if not _is_closed(one):
         return SimulateOptions(concurrency=max(1, round(_in_flight(one))))
     count = one.result.requests

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -52,6 +52,10 @@ class ReadFile:
     told: tuple[SaidDeployment | None, ...] = ()  # by each result, of its own server
 
 
+Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
+"""Files of one deployment, and what stands in the folders above it."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundMeasurements:
     """All files that were named, and those of folders: rows of collectives and kernels, and results with what is said of them."""
@@ -66,15 +70,21 @@ def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeploym
     A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
     by one are told apart by what they say.
     """
-    alone = [read(path, library_key) for path in paths if not path.is_dir()]
-    groups = [(alone, tuple[SaidDeployment, ...]())]
-    for path in paths:
-        groups += _read_folder(path, library_key, (), 1) if path.is_dir() else []
+    alone: list[Group] = [([read(path, library_key) for path in paths if not path.is_dir()], ())]
+    places = [alone, *(_read_folder(path, path.name, library_key) for path in paths if path.is_dir())]
+    groups = [group for place in map(_without_repeats, places) for group in place]
     rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
     results = tuple(one for files, above in groups for one in _label_results(files, said, above))
     launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
     notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
     return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results)
+
+
+def _without_repeats(groups: list[Group]) -> list[Group]:
+    """Without what logs printed of results, where files of results stand beside them: those hold it, too."""
+    if not any(file.results for files, _ in groups for file in files if not file.is_log):
+        return groups
+    return [([replace(file, results=()) if file.is_log else file for file in files], above) for files, above in groups]
 
 
 def read(path: Path, library_key: str) -> ReadFile:
@@ -88,26 +98,22 @@ def read(path: Path, library_key: str) -> ReadFile:
     )
 
 
-Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
-"""Files of one deployment, and what stands in the folders above it."""
-
-
-def _read_folder(path: Path, library_key: str, above: tuple[SaidDeployment, ...], depth: int) -> list[Group]:
+def _read_folder(path: Path, name: str, library_key: str, above: tuple[SaidDeployment, ...] = (), depth: int = 1) -> list[Group]:
     """The files of a folder, and of those below it; what is neither measured nor launched is left out, and said."""
     inside = sorted(islice(path.iterdir(), COUNT.most_files + 1))
     if len(inside) > COUNT.most_files:
         raise Refusal(f"'{path}' holds more than {COUNT.most_files:,} files; name the ones that were measured")
     files, others = [], list[str]()
     for file in (one for one in inside if one.is_file() and not one.name.startswith(".")):
-        found = _read_if_text(file, f"{path.name}/{file.name}", library_key)
+        found = _read_if_text(file, f"{name}/{file.name}", library_key)
         files += [found] if found else []
-        others += [] if found else [f"{path.name}/{file.name}"]
+        others += [] if found else [f"{name}/{file.name}"]
     note = (f"not recognised, and left out: {name_some(others)}",) if others else ()
-    files += [ReadFile(path.name, MeasurementFiles(notes=note))] if note else []
+    files += [ReadFile(name, MeasurementFiles(notes=note))] if note else []
     own = tuple(launch for file in files if (launch := file.launch)) or above
     below = [one for one in inside if one.is_dir() and not one.is_symlink() and not one.name.startswith(".")]
-    deeper = [group for one in below if depth < COUNT.deepest for group in _read_folder(one, library_key, own, depth + 1)]
-    return [(files, above), *deeper]
+    deeper = [_read_folder(one, f"{name}/{one.name}", library_key, own, depth + 1) for one in below if depth < COUNT.deepest]
+    return [(files, above), *(group for groups in deeper for group in groups)]
 
 
 def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
@@ -175,11 +181,10 @@ def _launch_of(text: str, name: str) -> SaidDeployment | None:
 def _label_results(
     files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
 ) -> Iterator[LabelledResult]:
-    """Results with what is said of their deployment. What a log printed counts where no result stands beside it."""
-    beside = any(file.results for file in files if not file.is_log)
+    """Results with what is said of their deployment."""
     launches = [launch for file in files if (launch := file.launch)] or list(above)
     for file in files:
-        for number, result in enumerate(() if beside and file.is_log else file.results, 1):
+        for number, result in enumerate(file.results, 1):
             label = f"{file.name}: run {number}" if len(file.results) > 1 else file.name
             told = file.told[number - 1] if file.told else None
             own = joined(filter(None, (from_result(result, label), told)))

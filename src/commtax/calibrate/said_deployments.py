@@ -1,15 +1,17 @@
 """What ran, as launch commands, logs and results say it: several may speak of one deployment, and must agree."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 
-from commtax.catalog.models import known_model
+from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
-from commtax.evidence.identity import known_as, other_model
-from commtax.launch.flags import SaidValues
+from commtax.evidence.identity import names_of, other_model
+from commtax.evidence.thresholds import levels
+from commtax.files import expand_home
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
 from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
@@ -24,6 +26,7 @@ from commtax.statement import Refusal
 from commtax.verbs.keywords import SimulateOptions
 
 SIMULATED = frozenset(taken_by("simulate()"))
+LEVEL = levels(__name__)
 ALONE = {"tp": 1, "pp": 1, "dp": 1}
 """Sizes that a command leaves out."""
 SIZES = ("pp", "dp", "ep")
@@ -81,7 +84,7 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     if launch.phase == "train":
         raise Refusal(f"{source}: starts training; benchmarks of serving are calibrated on", "from")
     remarks: list[str] = []
-    model = model_of(launch, remarks)
+    model = usual_name(model_of(launch, remarks), remarks)
     options = options_of(launch, several=True)
     options |= implied_options(launch, known_model(model) if model else None, remarks)
     unread = [f"not understood, and not in the question: {', '.join(launch.unread)}"] if launch.unread else []
@@ -121,11 +124,19 @@ def from_log(log: StartupLog, source: str) -> SaidDeployment:
     on_cpu = log.settings.get("device_config") == CPU
     settings = _without(log.settings, (SWITCHED_OFF_ON_CPUS,) if on_cpu else ())
     launch = from_settings(log.engine, {name: str(value) for name, value in settings.items()}, released(log.version))
-    ranks = {name: size for name, size in logged_options(log).items() if name in ("tp", "pp", "dp")}
-    options = launch.options if launch.options.dp or launch.options.tp else SaidValues({**ranks, **launch.options})
+    said = from_launch(replace(launch, unread=()), f"'{source}'")
     drafts = log.said("speculative_config") or log.said("speculative_algorithm")
-    said = from_launch(replace(launch, options=options, unread=()), f"'{source}'")
-    return replace(said, drafts=said.drafts or bool(drafts))
+    hits = next((m.prefix_hits for m in reversed(log.moments) if m.prefix_hits is not None), 0.0) or 0.0
+    cached = f"'{source}': {hits:.0%} of prompt tokens were cached in the end, and cached prompts have a short TTFT"
+    notes = (*said.notes, cached) if hits >= LEVEL.cached else said.notes
+    sizes = {**ALONE, **said.options} if log.model else {**_without(said.options, ALONE), **_sizes_of_ranks(log)}
+    return replace(said, options=sizes, drafts=said.drafts or bool(drafts), notes=notes)
+
+
+def _sizes_of_ranks(log: StartupLog) -> dict[str, object]:
+    """Sizes that ranks tell where no configuration is printed; ranks of several replicas may be numbered through."""
+    told = {name: size for name, size in logged_options(log).items() if name in ALONE}
+    return {} if int(told.get("dp", 1)) > 1 else dict(told)
 
 
 def released(version: str) -> str:
@@ -148,7 +159,7 @@ def from_result(result: BenchmarkRun, label: str) -> SaidDeployment:
     options |= {axis: int(size) for axis in SIZES if (size := facts.get(axis, "")).isdecimal() and int(size) > 1}
     options |= {"engine": f"{engine}@{version}" if version else engine} if engine or version else {}
     options |= _workers(facts)
-    return SaidDeployment(f"'{label}'", usual_model_name(result.model, remarks) if result.model else "", options)
+    return SaidDeployment(f"'{label}'", usual_name(result.model, remarks), options)
 
 
 def _workers(facts: Mapping[str, str]) -> SimulateOptions:
@@ -159,9 +170,16 @@ def _workers(facts: Mapping[str, str]) -> SimulateOptions:
     return SimulateOptions(disaggregated=True, prefill_workers=prompts, prefill_tp=tp, prefill_dp=dp, decode_workers=decode)
 
 
+def usual_name(name: str, remarks: list[str]) -> str:
+    """A model by the name that the catalogue knows, where a path holds it; else as it is."""
+    if not name or os.path.exists(expand_home(usual := usual_model_name(name, remarks))) or origin(usual):
+        return usual if name else ""
+    return next((part for part in names_of(name) if part and origin(part)), name)
+
+
 def client_engine(result: BenchmarkRun) -> str:
     """Whose server a client was told to speak to: weak, for most servers answer to any of them; "" where it says none."""
-    named = result.facts.get("backend", "").partition("-")[0]
+    named = result.tool if result.kind == "latency" else result.facts.get("backend", "").partition("-")[0]
     return named if named in {one.key for one in programs() if not one.trains} else ""
 
 
@@ -213,11 +231,12 @@ def _same_engine(one: SaidDeployment, other: SaidDeployment) -> str:
 
 
 def _same_model(one: SaidDeployment, other: SaidDeployment) -> str:
-    """The model of both: the name that the catalogue knows, where only one of them is."""
+    """The model of both: the first name that the catalogue or this machine knows."""
     if _differing_models(one.model, other.model):
         raise _disagreement("model", one, one.model, other, other.model)
     names = [name for name in (one.model, other.model) if name]
-    return next((name for name in names if known_as(name)), names[0] if names else "")
+    found = (name for name in names if origin(name) or os.path.exists(expand_home(name)))
+    return next(found, names[0] if names else "")
 
 
 def _differing_models(ours: str, theirs: str) -> str:
