@@ -1,6 +1,7 @@
 """What benchmarks are read as: the question that each answers, by its own file, what stands beside it and the command line."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,6 +227,16 @@ def test_a_script_beside_the_results_tells_what_was_served(tmp_path):
     assert asked(only(tmp_path / "start.sh", tmp_path / "c16.json"), "tp", "max_num_seqs") == (4, 96), "or named one by one"
 
 
+def test_a_client_s_command_says_its_load_and_nothing_of_the_server(tmp_path):
+    client = "vllm bench serve --model meta-llama/Llama-3.1-8B --max-concurrency 24 --random-input-len 512 --random-output-len 64"
+    file(tmp_path, "bench.sh", client)
+    file(tmp_path, "start.sh", "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --tp 2")
+    file(tmp_path, "README.md", "First run `vllm serve meta-llama/Llama-3.1-8B -tp 8`.")
+    silent = {key: value for key, value in SERVE.items() if "total" not in key and key not in ("max_concurrency", "request_rate")}
+    file(tmp_path, "r.json", silent | {"total_output_tokens": 160 * 64})
+    assert asked(only(tmp_path), "engine", "tp", "concurrency", "input_len", "output_len") == ("sglang", 2, 24, 512, 64)
+
+
 def test_files_that_are_named_one_by_one_are_told_apart_by_what_they_say(tmp_path):
     paths = [file(tmp_path, f"{tp}.sh", f"vllm serve meta-llama/Llama-3.1-8B -tp {tp} --max-num-seqs {32 * tp}") for tp in (2, 4)]
     paths += [file(tmp_path, f"{tp}.json", {**SERVE, "tensor_parallel_size": str(tp)}) for tp in (2, 4)]
@@ -307,6 +318,16 @@ def test_what_tells_nothing_of_a_step_is_left_out_with_its_reason(tmp_path, chan
     assert says in rows.refused[0]
 
 
+def test_a_server_that_tells_its_client_what_it_is(tmp_path):
+    """Each line of SGLang's results may be of another server."""
+    servers = [
+        {"model_path": "meta-llama/Llama-3.1-8B", "tp_size": tp, "version": "0.5.4", "max_running_requests": 128} for tp in (2, 4)
+    ]
+    lines = [json.dumps({**SERVE, "backend": "sglang", "server_info": server}) for server in servers]
+    runs = found(file(tmp_path, "r.jsonl", "\n".join(lines))).runs
+    assert [asked(run, "engine", "tp", "max_num_seqs") for run in runs] == [("sglang@0.5.4", tp, 128) for tp in (2, 4)]
+
+
 def test_drafts_of_a_launch_hide_the_steps_of_its_results(tmp_path):
     draft = """vllm serve m --speculative-config '{"method":"eagle3","num_speculative_tokens":3}'"""
     assert "drafted" in found(file(tmp_path, "r.json", SERVE), launch=draft).refused[0]
@@ -377,6 +398,27 @@ def test_foreign_files_of_a_folder_are_left_out_and_said(tmp_path):
     rows = found(tmp_path)
     assert len(rows.runs) == 1
     assert any("config.json" in note and "plot.png" in note for note in rows.notes)
+
+
+CHANGES = some.lists(
+    some.tuples(
+        some.integers(0, 10_000), some.integers(0, 4), some.sampled_from(["9", "-", '"', "\n", "{", "NaN", "1e400", "%", "é"])
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(name=some.sampled_from(sorted(REAL)), changes=CHANGES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_damaged_result_is_read_or_refused(tmp_path, name, changes):
+    text = REAL[name]
+    for at, cut, put in changes:
+        text = text[: at % len(text)] + put + text[at % len(text) + cut :]
+    path = file(tmp_path, "damaged", text)
+    with suppress(Refusal):
+        for run in found(path, model="llama-3.1-8b", load=KnownLoad(2, 0.0, 8, 8, batch=2)).runs:
+            assert all(0 < seconds < 1e6 for seconds in run.measured.values())
 
 
 @given(order=some.permutations(range(4)), clients=some.lists(some.integers(1, 64), min_size=4, max_size=4, unique=True))

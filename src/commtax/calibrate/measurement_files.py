@@ -36,6 +36,7 @@ from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
 
 COUNT = counts(__name__)
+PROSE = (".md", ".rst")  # files of a folder that tell of commands, which nobody need have run
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
@@ -118,6 +119,8 @@ def _read_folder(path: Path, name: str, library_key: str, above: tuple[SaidDeplo
 
 def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
     """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
+    if path.suffix in PROSE:
+        return None
     try:
         text = read_text(path, "file", most=OUTPUT_BYTES)
     except Refusal:  # a picture, an archive, weights

@@ -89,6 +89,8 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     options |= implied_options(launch, known_model(model) if model else None, remarks)
     unread = [f"not understood, and not in the question: {', '.join(launch.unread)}"] if launch.unread else []
     notes = tuple(f"{source}: {text}" for text in (*remarks, *launch.notes, *unread))
+    if launch.client:  # whoever answers it, and on how many GPUs, is not said by it
+        return SaidDeployment(source, model, load=record_from(KnownLoad, options), notes=notes)
     served = {name: value for name, value in options.items() if name in SIMULATED - LOAD}
     return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), bool(options.speculative), notes)
 

@@ -132,7 +132,8 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
         if not skip and official and word == image and at > last:
             engine, skip = next(e for i, e in images.items() if i in image), 1  # the image's entry point is the server
         if skip:
-            return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
+            launch = _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
+            return replace(launch, client=any(client in " ".join(args[at : at + skip]) for client in COMMON["clients"]))
     # Words may be arguments of the entry point of its image: flags, or a model and flags.
     are_flags = not args or args[0] == "serve" or re.match(r"-|[\w.-]{1,99}/[\w.-]{1,99}$", args[0])
     if served and served.engine and not served.script and are_flags:
@@ -288,7 +289,7 @@ def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
 
 def _is_bench(launch: Launch) -> bool:
     """Whether a command sends requests."""
-    return bool(launch.options.concurrency or launch.options.request_rate)
+    return launch.client or bool(launch.options.concurrency or launch.options.request_rate)
 
 
 def _count_equal_servers(launches: list[Launch]) -> Launch:
