@@ -353,7 +353,7 @@ def test_all_that_is_missing_is_asked_for_in_one_line(tmp_path):
     files = [file(tmp_path, f"{n}.json", {"avg_latency": 0.9, "latencies": [0.9]}) for n in range(2)]
     done = run_here("calibrate", *files, "-o", tmp_path / "out.json")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "'0.json, 1.json' do not say cluster, model, input_len, output_len, batch" in done.stderr
+    assert "'0.json', '1.json' do not say cluster, model, input_len, output_len, batch" in done.stderr
     assert "--cluster --model --input-len --output-len --batch" in done.stderr
     assert not (tmp_path / "out.json").exists()
     words = ["-m", "llama-3.1-8b", "--input-len", "32", "--output-len", "128", "--batch", "8", "-c", "1xh100-sxm"]

@@ -92,7 +92,8 @@ def refuse_missing(results: Sequence[LabelledResult], lacking: Sequence[str] = (
     if not missing:
         where = "say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)"
         raise Refusal.about(cluster=where)
-    who = f"'{name_some(list(missing))}' {'does' if len(missing) == 1 else 'do'} not say"
+    quoted = [f"'{label}'" for label in missing]
+    who = f"{name_some(quoted)} {'does' if len(missing) == 1 else 'do'} not say"
     raise Refusal(f"{who} {', '.join(names)}; add {flags}", names[0])
 
 
