@@ -157,7 +157,7 @@ def _contradicted(lessons: Sequence[Lesson], known: Beliefs | None) -> Iterable[
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
 
 
-def fit_engine(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
+def fit_engine(rows: MeasurementFiles, _place: MeasuredMachine, own: Profile) -> Step:
     """The lessons of all runs, and for each deployment what they moved."""
     if not rows.runs:
         return own, [], []
@@ -166,7 +166,8 @@ def fit_engine(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
         raise TooFewError(found.refused[0])
     deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
     parts = [_part(one, found) for one in deployments]
-    return replace(found.profile, engine=own.engine or place.engine.key), parts, list(found.refused)
+    ran = {f"{one.engine}@{one.version}" for one in deployments}
+    return replace(found.profile, engine=ran.pop() if len(ran) == 1 else ""), parts, list(found.refused)
 
 
 def _part(one: Deployment, found: Learnt) -> ProfilePart:

@@ -40,41 +40,31 @@ class SweptKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBenchmark:
-    """One benchmark of an engine. Latency: a batch of requests at once; serve: a closed loop."""
-
-    kind: str  # latency | serve
-    model: str
-    tp: int
-    clients: int
-    input_len: int
-    output_len: int
-    num_prompts: int
-    latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
-    ttft_s: float | None
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A benchmark of a deployment: the question that it answers, and what was measured."""
 
     model: str
     cluster: Cluster
-    options: SimulateOptions
+    options: SimulateOptions  # of ``commtax.simulate``, which answers them: the deployment and its load
     measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch
-    noise: Mapping[str, float]  # by metric: 1, or more where what is said scatters more than a mean
+    noise: Mapping[str, float]  # by metric: its own scatter over that of a mean in a closed loop
     label: str
+
+    @property
+    def engine(self) -> str:
+        """Its key in the catalogue."""
+        return str(self.options["engine"]).partition("@")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFiles:
-    """Everything that the files hold, and the rows that are no measurements."""
+    """Everything that the files hold, the rows that are no measurements, and what was assumed of the others."""
 
     collectives: tuple[TimedCollective, ...] = ()
     kernels: tuple[SweptKernel, ...] = ()
-    runs: tuple[EngineBenchmark, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __add__(self, other: MeasurementFiles) -> MeasurementFiles:
         return MeasurementFiles(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(MeasurementFiles)))
@@ -82,17 +72,12 @@ class MeasurementFiles:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """The machine that was measured, and what ran on it, of benchmarks that do not say it; 0: not said."""
+    """The machine that was measured, whose collectives and kernels ran on it, and what the profile is called."""
 
     cluster: Cluster
     engine: Engine
-    model: str
-    tp: int
     library: str
     name: str
-    batch: int = 0
-    input_len: int = 0
-    output_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +157,7 @@ class Calibration:
     document: Mapping[str, object]
     parts: tuple[ProfilePart, ...]
     refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
+    notes: tuple[str, ...] = ()  # what was assumed of the runs
 
     @property
     def wish(self) -> Wish | None:
