@@ -4,7 +4,7 @@ Every run is predicted, its slopes read off, the constants moved, and both done 
 others contradict counts for less, and is named.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -21,7 +21,7 @@ from commtax.calibrate.measurements import (
     Step,
     TooFewError,
 )
-from commtax.catalog.posterior import Beliefs, Posterior, deployment_of
+from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
 from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import Deployment, Lesson, Profile
@@ -33,6 +33,7 @@ ROUNDS = 3  # of moving constants and predicting again
 DOUBTS = 4  # rounds of asking whom the others contradict
 FEWEST = 5  # latencies that can contradict one
 DOUBTED = 2.0  # standard deviations off by the others from which a latency counts for less
+MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard deviation
 ODD = 1.75  # … and by how many times less one is named
 FLOOR_SLACK = 0.98
 TAUGHT = 0.97  # a constant whose deviation shrank to less than this share was told something
@@ -144,6 +145,9 @@ def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
         off, sigma = post.left_out()
         usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
         far = np.abs(off) / np.hypot(sigma, usual)
+        far = far / max(
+            1.0, float(np.median(far)) / MEDIAN
+        )  # where all are far off, the deployment is unlike others and no run is odd
         doubted = [replace(x, noise=float(s * max(1.0, f / DOUBTED))) for x, s, f in zip(lessons, said, far, strict=True)]
     return doubted
 
@@ -165,28 +169,37 @@ def fit_engine(rows: MeasurementFiles, _place: MeasuredMachine, own: Profile) ->
     if not found.profile.lessons:
         raise TooFewError(found.refused[0])
     deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
-    parts = [_part(one, found) for one in deployments]
+    parts = [part for one in deployments for part in _parts(one, found)]
     ran = {f"{one.engine}@{one.version}" for one in deployments}
     return replace(found.profile, engine=ran.pop() if len(ran) == 1 else ""), parts, list(found.refused)
 
 
-def _part(one: Deployment, found: Learnt) -> ProfilePart:
-    """What was learnt of a deployment: each run is judged by the others."""
-    post = Posterior(found.profile.lessons)
-    mine = [i for i, x in enumerate(found.profile.lessons) if x.deployment == one]
-    lessons = [found.profile.lessons[i] for i in mine]
-    before = np.log([x.measured_s / x.catalogue_s for x in lessons])
-    after, sigma = (values[mine] for values in post.left_out())
-    changes = (
-        ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
-        for name, change in post.changes(one).items()
-        for usual, unit in [_usual(one, name)]
-        if usual and change.after < TAUGHT * change.before
-    )
-    spread = float(np.median(np.expm1(Z80 * np.hypot(sigma, post.noise[mine]))))
-    labels = {x.label for x in lessons}
-    odd = tuple((label, times) for label, times in found.odd if label.rpartition(":")[0] in labels)
-    return ProfilePart(name_of(one), len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, odd)
+def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
+    """What was learnt of a deployment's latencies, each judged by the others; constants stand with the first."""
+    lessons = found.profile.lessons
+    post = Posterior(lessons)
+    off, sigma = post.left_out()
+    changes = tuple(_changes(one, post))
+    for metric in METRICS:
+        mine = [i for i, x in enumerate(lessons) if x.deployment == one and x.metric == metric]
+        if not mine:
+            continue
+        before = np.log([lessons[i].measured_s / lessons[i].catalogue_s for i in mine])
+        sure = post.known.width * np.sqrt(post.scale) * np.hypot(sigma[mine], post.noise[mine])
+        spread = float(np.median(np.expm1(Z80 * sure)))
+        labels = {f"{lessons[i].label}: {metric.upper()}" for i in mine}
+        odd = tuple((label, times) for label, times in found.odd if label in labels)
+        name = f"{name_of(one)}: {metric.upper()}"
+        yield ProfilePart(name, len(mine), changes, Errors.of(before), Errors.of(off[mine]), spread, odd)
+        changes = ()
+
+
+def _changes(one: Deployment, post: Posterior) -> Iterator[ConstantChange]:
+    """Constants of a deployment that the runs told something of."""
+    for name, change in post.changes(one).items():
+        usual, unit = _usual(one, name)
+        if usual and change.after < TAUGHT * change.before:
+            yield ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
 
 
 def name_of(one: Deployment) -> str:
