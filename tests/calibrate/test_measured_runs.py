@@ -377,7 +377,7 @@ def test_one_folder_of_everything(tmp_path):
     command = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 64"
     done = run_here("calibrate", tmp_path / "box", "-c", "8xh100-sxm", "--from", command, "-o", out, "--json")
     assert done.returncode == 0, done.stderr
-    assert {"libraries", "host_s"} <= json.loads(done.stdout)["profile"].keys()
+    assert {"libraries", "deployment"} <= json.loads(done.stdout)["profile"].keys()
     assert commtax.bill("llama-3.1-8b", "8xh100-sxm", profile=str(out)).step_s > 0
 
 

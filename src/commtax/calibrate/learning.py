@@ -26,6 +26,7 @@ from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import Deployment, Lesson, Profile
 from commtax.units import format_seconds
+from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions
 
@@ -36,6 +37,7 @@ DOUBTED = 2.0  # standard deviations off by the others from which a latency coun
 MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard deviation
 ODD = 1.75  # … and by how many times less one is named
 FLOOR_SLACK = 0.98
+STRANGE = np.log(20)  # a latency so many times off is of something else
 TAUGHT = 0.97  # a constant whose deviation shrank to less than this share was told something
 
 
@@ -52,15 +54,16 @@ def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = Non
     """What the runs teach, over what is known of the machine already."""
     blank = replace(own, lessons=())
     first = [(run, _ask(run, blank)) for run in _distinct(runs)]
-    checked = [(run, answer, reason_impossible(run, answer)) for run, answer in first]
-    possible = [(run, answer) for run, answer, why in checked if not why]
+    impossible = [why for run, answer in first if (why := reason_impossible(run, answer))]
+    kept = [(*without_strange(run, answer), answer) for run, answer in first if not reason_impossible(run, answer)]
+    possible = [(run, answer) for run, _, answer in kept]
     lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
     for _ in range(ROUNDS):
         lessons = doubt(lessons, known)
         moved = replace(own, lessons=tuple(lessons))
         lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
     lessons = doubt(lessons, known)
-    refused = tuple(why for *_, why in checked if why)
+    refused = (*impossible, *(why for _, strange, _ in kept for why in strange))
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons, known)))
 
 
@@ -80,16 +83,25 @@ def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
 
 
 def reason_impossible(run: MeasuredRun, answer: ClosedLoop) -> str:
-    """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak allow."""
+    """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak let a single one."""
     steps = max(1.0, float(answer.requests.output_len) - 1)
     each = run.measured.get("tpot", run.measured.get("e2e", np.inf) / steps)
-    chip, seqs = answer.question.cluster.chip, float(answer.running)
-    # The batch may have been smaller at times: what one sequence needs is what every step needs.
-    least = float(answer.bills[0].least_s(chip.memory_Bps)) / max(1.0, seqs)
+    q = answer.question
+    least = float(price(q.but(batch=1, context=1)).least_s(q.cluster.chip.memory_Bps))
     if each >= least * FLOOR_SLACK:
         return ""
     said = f"{run.label}: {format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
-    return f"{said} on {chip.key} at tp {answer.question.plan.tp}; other hardware, weights or sizes than was said"
+    return f"{said} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
+
+
+def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, list[str]]:
+    """The run without latencies that are so far off that something else was measured, and what those are."""
+    factors = {metric: seconds / _constants_alone(answer, metric) for metric, seconds in run.measured.items()}
+    strange = [metric for metric, times in factors.items() if abs(np.log(times)) > STRANGE]
+    said = [
+        f"{run.label}: {metric.upper()} is {factors[metric]:.3g} times what is expected: not this deployment" for metric in strange
+    ]
+    return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), said
 
 
 def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[Lesson]:
