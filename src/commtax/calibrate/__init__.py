@@ -16,7 +16,7 @@ from commtax.calibrate.kernel_fits import fit_tables
 from commtax.calibrate.measurement_files import read
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
-from commtax.catalog.profile_files import document, parse, profile_text
+from commtax.catalog.profile_files import document, parse
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
@@ -81,6 +81,6 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Ca
 def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
     """What is written can be read: the same rules hold for both, and what breaks one is left out with its reason."""
     try:
-        profile_text(grown)
+        parse(document(grown))
     except ValueError as error:
         raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None
