@@ -63,7 +63,9 @@ def test_a_written_file_reads_well(tmp_path):
     write_profile(tmp_path / "a.toml", replace(LEARNT, host={"host_s": 0.00123456789}))
     text = (tmp_path / "a.toml").read_text()
     assert text.startswith(f"# {profile_comment(LEARNT)[0]}\n")
-    assert "# Learnt from 1 run of vllm 0.12, llama-3.1-8b on h100-sxm, TP 2.\n" in text
+    assert (
+        "\n# vllm 0.12, llama-3.1-8b on h100-sxm, TP 2: what 1 run taught (standard deviation; before any run)\n#   host_s " in text
+    )
     assert 'commtax_profile = 2\nname = "learnt"\nwritten = "2026-11-17"\nhost_s = 0.00123457\n' in text
     assert "\n    slopes = { host_s = 0.25, pace_products = 0.5 }\n" in text
     assert "pp" not in tomllib.loads(text)["deployment"][0]
@@ -158,6 +160,13 @@ def test_what_would_take_seconds_to_read_is_neither_written_nor_read(tmp_path, m
     (tmp_path / "long.toml").write_text("#" * (2**20 + 1))
     with pytest.raises(ValueError, match=r"long\.toml': longer than 1 Mi signs of TOML"):
         profile.load(tmp_path / "long.toml")
+
+
+def test_more_runs_than_can_be_learnt_from_are_refused():
+    many = [taught(clients=float(n + 1)) for n in range(1001)]
+    with pytest.raises(ValueError, match="deployment: more than the 1,000 latencies"):
+        parse(document(replace(LEARNT, lessons=tuple(many))))
+    assert len(parse(document(replace(LEARNT, lessons=tuple(many[1:])))).lessons) == 1000
 
 
 def test_a_day_may_be_toml_s_own():

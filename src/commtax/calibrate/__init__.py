@@ -18,7 +18,7 @@ from commtax.calibrate.measurement_files import read_all
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
-from commtax.catalog.profile_files import document, parse, profile_text
+from commtax.catalog.profile_files import document, parse
 from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
 from commtax.spec import Cluster, Engine, Profile
@@ -106,6 +106,6 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Ca
 def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
     """What is written can be read: the same rules hold for both, and what breaks one is left out with its reason."""
     try:
-        profile_text(grown)
+        parse(document(grown))
     except ValueError as error:
         raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None

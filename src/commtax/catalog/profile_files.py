@@ -18,12 +18,14 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
+from commtax.catalog.posterior import Change
 from commtax.catalog.profile_joining import join
 from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
+from commtax.catalog.profile_moves import move_words, moves_of
 from commtax.catalog.table_view import TableView
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
 from commtax.records import record_from
-from commtax.spec import DTYPE_BYTES, ChipFacts, Link, Path, Profile
+from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, Path, Profile
 from commtax.spec.constants import Algorithm
 from commtax.statement import Refusal, Source
 from commtax.toml_text import shorten_all, write_toml
@@ -96,10 +98,10 @@ def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | 
 def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_json: bool = False) -> str:
     """The profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
     made = document(profile)
-    parse(made)
+    again = parse(made)
     if as_json:
         return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-    text = write_toml(made, profile_comment(profile) if comments is None else comments)
+    text = write_toml(made, profile_comment(again) if comments is None else comments)
     _check_length(text, f"profile '{profile.name}'")
     return text
 
@@ -111,17 +113,23 @@ def _check_length(text: str, name: str) -> None:
 
 
 def profile_comment(profile: Profile) -> list[str]:
-    """What stands above a written profile, for whoever opens the file."""
-    runs = runs_of(profile.lessons)
-    served = dict.fromkeys(
-        f"{d.engine} {d.version}".strip() + f", {d.model} on {d.chip}, TP {d.tp}" for d in (r.deployment for r in runs)
-    )
-    what = [f"Learnt from {plural(len(runs), 'run')} of {'; '.join(served)}."] if runs else []
+    """What stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
     return [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
-        *what,
+        *(line for deployment, changes in moves_of(profile) for line in _moved_lines(profile, deployment, changes)),
     ]
+
+
+def _moved_lines(profile: Profile, d: Deployment, changes: Mapping[str, Change]) -> Iterator[str]:
+    """Constants of a deployment with how far they moved, their standard deviation, and what that was before any run."""
+    runs = sum(run.deployment == d for run in runs_of(profile.lessons))
+    served = f"{d.engine} {d.version}".strip()
+    yield ""
+    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (standard deviation; before any run)"
+    for name, change in changes.items():
+        moved, after, before = move_words(change)
+        yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
 
 
 def document(profile: Profile) -> dict[str, object]:
@@ -175,7 +183,7 @@ def parse(document: object, name: str = "") -> Profile:
         engine=whole.text("engine"),
         dtype=whole.text("dtype"),
         sources=whole.part("sources").texts(),
-        lessons=tuple(read_lessons(whole.rows("deployment"))),
+        lessons=read_lessons(whole.rows("deployment")),
         written=_day(whole),
     )
     whole.part("links").check_known({"intra", "inter"})

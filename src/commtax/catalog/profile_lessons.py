@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from itertools import islice
 
 from commtax.catalog import physics
 from commtax.catalog.loader import suggest
@@ -26,6 +27,8 @@ _SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
 _LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}
 """What a deployment that does not say it is."""
 _NOISE = 1.0
+MOST = 1_000
+"""Latencies of a profile: what they teach together takes time with the third power of their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,15 @@ class TaughtRun:
         return next(iter(self.lessons.values()))
 
 
-def read_lessons(rows: Iterable[object]) -> Iterator[Lesson]:
+def read_lessons(rows: Iterable[object]) -> tuple[Lesson, ...]:
     """Lessons of a document's deployments; what cannot be is refused by key and rule."""
+    found = tuple(islice(_read_deployments(rows), MOST + 1))
+    if len(found) > MOST:
+        raise Refusal(f"deployment: more than the {MOST:,} latencies that are learnt from; leave some out", "deployment")
+    return found
+
+
+def _read_deployments(rows: Iterable[object]) -> Iterator[Lesson]:
     for index, row in enumerate(rows):
         part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
         part.check_known({*(f.name for f in fields(Deployment)), "run"})

@@ -1,11 +1,13 @@
 """Profiles for a terminal and as documents: what one holds, what changed between two, what one tells of a question."""
 
+import math
 from collections.abc import Iterator
 from itertools import groupby
 
 from commtax.catalog.profile import parts_of
 from commtax.catalog.profile_files import document
 from commtax.catalog.profile_lessons import METRICS, TaughtRun, runs_of
+from commtax.catalog.profile_moves import move_words, moves_of
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
@@ -57,12 +59,17 @@ def _path_row(library: str, path: Path) -> tuple[str, ...]:
 
 def _show_runs(console: Console, own: Profile) -> None:
     """A table of runs for each deployment: what was measured beside what the catalogue alone predicts."""
-    for deployment, runs in groupby(runs_of(own.lessons), key=lambda run: run.deployment):
+    moves = dict(moves_of(own))
+    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
+    for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
         say(console, deployment_words(deployment), "bold")
         rows = [(run.first.label, *_load(run.first), *(cell for m in METRICS for cell in _latency(run, m))) for run in runs]
         show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
+        if taught := moves.get(deployment):
+            show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
 
 
+MOVE_COLUMNS = ("its runs moved", ">by", ">deviation", ">before any run")
 RUN_COLUMNS = (
     *("run", ">clients", ">prompt", ">answer"),
     *(column for metric in METRICS for column in (f">{metric.upper()}", ">catalogue", ">off")),
@@ -104,7 +111,12 @@ def _value(name: str, value: float | None) -> str:
 def profile_document(own: Profile) -> Record:
     """``profile show --json``."""
     runs = [_run_record(run) for run in runs_of(own.lessons)]
-    return record("profile-show", profile=own, parts=parts_of(own), document=document(own), runs=runs)
+    moved = [
+        record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
+        for deployment, changes in moves_of(own)
+        for name, change in changes.items()
+    ]
+    return record("profile-show", profile=own, parts=parts_of(own), document=document(own), runs=runs, moved=moved)
 
 
 def _run_record(run: TaughtRun) -> Record:
