@@ -93,9 +93,8 @@ def _reason_other(run: MeasuredRun, place: MeasuredMachine) -> str:
     """Why a run tells nothing of this engine's host times."""
     if not run.measured.keys() & {"tpot", "e2e"}:
         return f"{run.label}: no mean time a token"
-    return (
-        "" if run.engine == place.engine.key else f"{run.label}: ran {run.engine}, and {place.engine.key} is fitted; say --engine"
-    )
+    ran, own = resolve_question(run.model, run.cluster, run.options).engine.key, place.engine.key
+    return "" if ran == own else f"{run.label}: ran {ran}, and {own} is fitted; say --engine"
 
 
 def _reason_impossible(run: MeasuredRun, place: MeasuredMachine, own: Profile) -> str:

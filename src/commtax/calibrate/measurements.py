@@ -50,11 +50,6 @@ class MeasuredRun:
     noise: Mapping[str, float]  # by metric: its own scatter over that of a mean in a closed loop
     label: str
 
-    @property
-    def engine(self) -> str:
-        """Its key in the catalogue."""
-        return str(self.options["engine"]).partition("@")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFiles:
@@ -88,6 +83,8 @@ class ConstantChange:
     before: float | None
     after: float
     unit: str = ""
+    sigma_before: float = 0.0  # standard deviations of its logarithm, where it has some
+    sigma_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -19,10 +20,11 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import OPS, fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import suggest
+from commtax.catalog.posterior import deployment_of, posterior_of
 from commtax.catalog.table_view import TableView
 from commtax.files import expand_home, read_json
 from commtax.records import record_from, with_fields
-from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Link
+from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Link, Model, Plan
 from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Path, Profile, Spread
 from commtax.statement import Note, Refusal, Source
 
@@ -72,6 +74,20 @@ def measured_engine(own: Profile, engine: Engine) -> Engine:
     if not own.host or not tells_of(own, engine):
         return engine
     return engine.but(**own.host, calibrated=True, host_label=own.label)
+
+
+def learnt_engine(own: Profile, engine: Engine, chip: Chip, model: Model, plan: Plan) -> Engine:
+    """The engine with its constants moved by what runs taught of this deployment; what was moved before is moved back first."""
+    changes = posterior_of(own).changes(deployment_of(engine, chip, model, plan))
+    before = dict(engine.paces.learnt)
+    logs = {name: change.log for name, change in changes.items()}
+    if logs == before:
+        return engine
+    values = {
+        name: getattr(engine.paces if name.startswith("pace_") else engine.host, name) * math.exp(log - before.get(name, 0.0))
+        for name, log in logs.items()
+    }
+    return engine.but(**values, learnt=tuple(logs.items()), calibrated=True, host_label=own.label)
 
 
 def tells_of(own: Profile, engine: Engine) -> bool:

@@ -11,6 +11,8 @@ k is the only thing that scheduling decides (``prompts_ahead``). R requests run;
 the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from commtax.cost.network import Flow, QueueNetwork
@@ -72,6 +74,13 @@ class ClosedLoopMeans:
     @property
     def ttft_s(self) -> Number:
         return self.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.slot_s + self.frontend_s + self.moved_s
+
+
+def scaled(means: ClosedLoopMeans, per_token: Number, first: Number) -> ClosedLoopMeans:
+    """Means whose times per token and to the first token are such factors of these, in all their parts alike."""
+    waits = ("request_s", "boundary_s", "prefill_s", "ahead_s", "slot_s", "frontend_s", "moved_s")
+    tokens = {name: getattr(means, name) * per_token for name in ("tpot_s", "stretch_s")}
+    return replace(means, **tokens, **{name: getattr(means, name) * first for name in waits})
 
 
 def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:

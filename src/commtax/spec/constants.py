@@ -152,10 +152,10 @@ class Deployment:
     family: str  # the architecture that a config names
     model: str
     dtype: str  # of weights
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
+    tp: Number = 1
+    pp: Number = 1
+    dp: Number = 1
+    ep: Number = 1
     disaggregated: bool = False
 
 
@@ -170,7 +170,9 @@ class Lesson:
     output_len: float
     measured_s: float
     catalogue_s: float  # as predicted before anything was learnt
-    residual: float  # ln(measured / predicted) where the slopes were taken, as if from there the catalogue's constants had been left
+    residual: (
+        float  # ln(measured / predicted) where the slopes were taken, as if from there the catalogue's constants had been left
+    )
     slopes: Mapping[str, float]  # d ln(latency) / d ln(constant)
     noise: float = 1.0  # its own scatter over the usual one: more for a median, and for a run that others contradict
     label: str = ""

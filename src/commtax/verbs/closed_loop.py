@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Unpack
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -28,7 +28,11 @@ from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_o
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
+from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
+
+if TYPE_CHECKING:
+    from commtax.verbs.learnt import LearntRest
 
 QUEUES = (
     "a queue of prompts stands before their workers",
@@ -53,6 +57,7 @@ class ClosedLoop:
     apart: Disaggregation | None = None
     notes: tuple[Note, ...] = ()
     publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
+    learnt: Mapping[str, LearntRest] = field(default_factory=dict)  # by metric, where a profile's runs tell it
 
     @property
     def state_tokens(self) -> Number:
@@ -120,6 +125,14 @@ class ClosedLoop:
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
+    def slopes(self) -> Mapping[str, Slopes]:
+        """How much each constant has to do with TPOT and TTFT."""
+        q, decodes = self.question, np.maximum(0.0, self.requests.output_len - 1)
+        return latency_slopes(
+            PricedLoop(q.engine, self.steps, self.served, self.bills, self.running, decodes, self.apart is not None)
+        )
+
+    @property
     def measured_here(self) -> bool:
         """Whether runs of this engine were measured on this chip, in this number format where that is known; or a profile's own."""
         host = self.question.engine.host
@@ -147,6 +160,8 @@ class ClosedLoop:
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
+        if self.learnt:
+            return self.learnt[name.removesuffix("_s")].sigma
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
@@ -197,7 +212,23 @@ def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> 
     work = decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
+    if asked.profile and asked.profile.lessons:
+        answer = _as_learnt(answer)
     return replace(answer, notes=tuple(_notes(answer)))
+
+
+def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
+    """With what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
+    from commtax.catalog.posterior import LoadPoint  # not for those who have no profile
+    from commtax.verbs.learnt import learnt_rest
+
+    q, wanted = answer.question, answer.requests
+    at = LoadPoint(wanted.concurrency, wanted.input_len, wanted.output_len)
+    rest = {metric: learnt_rest(q, metric, at, slopes, answer.apart is not None) for metric, slopes in answer.slopes.items()}
+    least = np.minimum(1.0, answer.bills[0].least_s(q.cluster.chip.memory_Bps) / answer.tpot_s)  # no step beats physics
+    rest["tpot"] = rest["tpot"]._replace(log=np.maximum(rest["tpot"].log, np.log(least)))
+    factors = (np.exp(rest[metric].log) for metric in ("tpot", "ttft"))
+    return replace(answer, served=loop.scaled(answer.served, *factors), learnt=rest)
 
 
 def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:

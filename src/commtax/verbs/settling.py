@@ -118,6 +118,8 @@ def settle(put: Question) -> Settled:
     engine = on_chip(engine, cluster.chip)
     if q.model.experts and not q.trains:
         engine = engine.serving_mixtures()
+    if own and own.lessons and not q.trains:
+        engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)

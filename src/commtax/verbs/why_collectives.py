@@ -35,7 +35,8 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     where = pricer.span(x.item.axis)
     crosses = bool(where.crosses)
     path = (fabric.network_paths if crosses else fabric.paths)[op][int(chosen.path)]
-    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)),)
+    paces = ((name, getattr(q.engine.paces, name)) for name in ("pace_latency", "pace_wire"))
+    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces)
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
     return Explanation(

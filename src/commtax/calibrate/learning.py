@@ -1,0 +1,203 @@
+"""Runs of engines into lessons: how far the catalogue was off, by which constants that could be mended, and whom to believe.
+
+Every run is predicted, its slopes read off, the constants moved, and both done again where they have moved to. A run that the
+others contradict counts for less, and is named.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from commtax import catalog
+from commtax.calibrate.measurements import (
+    ConstantChange,
+    Errors,
+    MeasuredMachine,
+    MeasuredRun,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    TooFewError,
+)
+from commtax.catalog.posterior import Beliefs, Posterior, deployment_of
+from commtax.ledger import Z80
+from commtax.records import dataclass
+from commtax.spec import Deployment, Lesson, Profile
+from commtax.units import format_seconds
+from commtax.verbs.closed_loop import ClosedLoop, simulate
+from commtax.verbs.keywords import SimulateOptions
+
+ROUNDS = 3  # of moving constants and predicting again
+DOUBTS = 4  # rounds of asking whom the others contradict
+FEWEST = 5  # latencies that can contradict one
+DOUBTED = 2.0  # standard deviations off by the others from which a latency counts for less
+ODD = 1.75  # … and by how many times less one is named
+FLOOR_SLACK = 0.98
+TAUGHT = 0.97  # a constant whose deviation shrank to less than this share was told something
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """The profile with its lessons, the runs that no machine can have had, and latencies that the others contradict."""
+
+    profile: Profile
+    refused: tuple[str, ...]
+    odd: tuple[tuple[str, float], ...]  # a latency, and how many times what the others say it took
+
+
+def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = None) -> Learnt:
+    """What the runs teach, over what is known of the machine already."""
+    blank = replace(own, lessons=())
+    first = [(run, _ask(run, blank)) for run in _distinct(runs)]
+    checked = [(run, answer, reason_impossible(run, answer)) for run, answer in first]
+    possible = [(run, answer) for run, answer, why in checked if not why]
+    lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
+    for _ in range(ROUNDS):
+        lessons = doubt(lessons, known)
+        moved = replace(own, lessons=tuple(lessons))
+        lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
+    lessons = doubt(lessons, known)
+    refused = tuple(why for *_, why in checked if why)
+    return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons, known)))
+
+
+def _distinct(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
+    known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}
+    return [known[key] for key in sorted(known)]
+
+
+def _identity(run: MeasuredRun) -> tuple[str, ...]:
+    return (str(run.model), run.cluster.key, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+
+
+def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
+    options = cast(SimulateOptions, {**run.options, "profile": own})
+    return simulate(run.model, run.cluster, **options)
+
+
+def reason_impossible(run: MeasuredRun, answer: ClosedLoop) -> str:
+    """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak allow."""
+    steps = max(1.0, float(answer.requests.output_len) - 1)
+    each = run.measured.get("tpot", run.measured.get("e2e", np.inf) / steps)
+    chip, seqs = answer.question.cluster.chip, float(answer.running)
+    # The batch may have been smaller at times: what one sequence needs is what every step needs.
+    least = float(answer.bills[0].least_s(chip.memory_Bps)) / max(1.0, seqs)
+    if each >= least * FLOOR_SLACK:
+        return ""
+    said = f"{run.label}: {format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
+    return f"{said} on {chip.key} at tp {answer.question.plan.tp}; other hardware, weights or sizes than was said"
+
+
+def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[Lesson]:
+    """One for each latency of a run, with slopes where the constants have moved to."""
+    now = moved or base
+    q, wanted = now.question, now.requests
+    where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, now.apart is not None)
+    logs = dict(q.engine.paces.learnt)
+    for metric, seconds in sorted(run.measured.items()):
+        slopes = _slopes(now, metric)
+        off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
+        yield Lesson(
+            deployment=where,
+            metric="tpot" if metric == "e2e" else metric,
+            clients=float(wanted.concurrency),
+            input_len=float(wanted.input_len),
+            output_len=float(wanted.output_len),
+            measured_s=seconds,
+            catalogue_s=float(getattr(base, f"{metric}_s")),
+            residual=float(off),
+            slopes=slopes,
+            noise=run.noise.get(metric, 1.0),
+            label=run.label,
+        )
+
+
+def _constants_alone(answer: ClosedLoop, metric: str) -> float:
+    """A latency as its constants say it, without what they do not explain."""
+    tpot, ttft = (
+        float(getattr(answer, f"{name}_s")) / float(np.exp(answer.learnt[name].log if answer.learnt else 0.0))
+        for name in ("tpot", "ttft")
+    )
+    return {"tpot": tpot, "ttft": ttft, "e2e": ttft + (float(answer.requests.output_len) - 1) * tpot}[metric]
+
+
+def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
+    """Of a latency; of a whole request's by its parts."""
+    every = {name: {key: float(x) for key, x in slopes.items()} for name, slopes in answer.slopes.items()}
+    if metric != "e2e":
+        return every[metric]
+    share = _constants_alone(answer, "ttft") / _constants_alone(answer, "e2e")
+    return {name: share * every["ttft"].get(name, 0.0) + (1 - share) * slope for name, slope in every["tpot"].items()}
+
+
+def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
+    """Lessons with more scatter where the others contradict them."""
+    if len(lessons) < FEWEST:
+        return list(lessons)
+    said = np.array([x.noise for x in lessons])
+    doubted = list(lessons)
+    for _ in range(DOUBTS):
+        post = Posterior(doubted, known)
+        off, sigma = post.left_out()
+        usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
+        far = np.abs(off) / np.hypot(sigma, usual)
+        doubted = [replace(x, noise=float(s * max(1.0, f / DOUBTED))) for x, s, f in zip(lessons, said, far, strict=True)]
+    return doubted
+
+
+def _contradicted(lessons: Sequence[Lesson], known: Beliefs | None) -> Iterable[tuple[str, float]]:
+    """Latencies that the others contradict, the farthest first."""
+    if len(lessons) < FEWEST:
+        return []
+    off = Posterior(lessons, known).left_out()[0]
+    odd = [(f"{x.label}: {x.metric.upper()}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
+    return sorted(odd, key=lambda one: -abs(np.log(one[1])))
+
+
+def fit_engine(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
+    """The lessons of all runs, and for each deployment what they moved."""
+    if not rows.runs:
+        return own, [], []
+    found = learn(rows.runs, own)
+    if not found.profile.lessons:
+        raise TooFewError(found.refused[0])
+    deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
+    parts = [_part(one, found) for one in deployments]
+    return replace(found.profile, engine=own.engine or place.engine.key), parts, list(found.refused)
+
+
+def _part(one: Deployment, found: Learnt) -> ProfilePart:
+    """What was learnt of a deployment: each run is judged by the others."""
+    post = Posterior(found.profile.lessons)
+    mine = [i for i, x in enumerate(found.profile.lessons) if x.deployment == one]
+    lessons = [found.profile.lessons[i] for i in mine]
+    before = np.log([x.measured_s / x.catalogue_s for x in lessons])
+    after, sigma = (values[mine] for values in post.left_out())
+    changes = (
+        ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
+        for name, change in post.changes(one).items()
+        for usual, unit in [_usual(one, name)]
+        if usual and change.after < TAUGHT * change.before
+    )
+    spread = float(np.median(np.expm1(Z80 * np.hypot(sigma, post.noise[mine]))))
+    labels = {x.label for x in lessons}
+    odd = tuple((label, times) for label, times in found.odd if label.rpartition(":")[0] in labels)
+    return ProfilePart(name_of(one), len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, odd)
+
+
+def name_of(one: Deployment) -> str:
+    """A deployment in a few words."""
+    sizes = " ".join(f"{axis} {getattr(one, axis)}" for axis in ("tp", "pp", "dp", "ep") if getattr(one, axis) > 1)
+    return f"{one.engine}@{one.version} {one.model} {sizes}".strip()
+
+
+def _usual(one: Deployment, name: str) -> tuple[float, str]:
+    """A constant as the catalogue has it, and its unit."""
+    if name.startswith("pace_"):
+        return 1.0, ""
+    engine = catalog.engine(f"{one.engine}@{one.version}")
+    mixture = catalog.model(one.model).experts is not None
+    return float(getattr((engine.serving_mixtures() if mixture else engine).host, name)), "s"

@@ -1,0 +1,188 @@
+"""What runs of a deployment teach, and how sure it is: a posterior around the catalogue's constants.
+
+A run's logarithmic error is a sum: what each constant is off by, times how much the latency has to do with it (its slope); what
+no constant explains, which is smooth in clients and lengths; and scatter,
+
+    ln(measured / predicted) = sum over constants of slope x z  +  d(clients, input, output)  +  noise
+
+with normal z and d. ``posterior.toml`` says how far each of them lies from deployment to deployment, and how much of it two
+deployments share that differ in chip, version or model; both were fitted on published runs
+(``benchmarks/fit_posterior.py``). So the posterior is a formula. Constants of what is asked move by the mean of z, its latencies
+by that of d, and what is left is the range.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from commtax.arrays import Array
+from commtax.catalog.transfer import Setting
+from commtax.files import table
+from commtax.records import dataclass, record_from
+from commtax.spec import Chip, Deployment, Engine, Lesson, Model, Number, Plan, Profile
+
+METRICS = ("tpot", "ttft")
+LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
+"""What deployments may differ in that their constants depend on …"""
+LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")
+"""… and beside these, what no constant explains: how a model is laid out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smooth:
+    """What no constant explains of a latency: standard deviations of logarithms, and doublings over which it changes."""
+
+    offset: float  # alike at all loads …
+    local: float  # … and what varies with them
+    doublings: tuple[float, float, float]  # of clients, input and output
+    noise: float  # of one run
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What is known before a deployment was measured."""
+
+    constants: Mapping[str, float]  # standard deviation of each constant's logarithm
+    smooth: Mapping[str, Smooth]  # by metric
+    shared: Mapping[str, float]  # correlation of constants of two deployments that differ in a level …
+    shared_rest: Mapping[str, float]  # … and of what no constant explains
+    freedom: (
+        float  # of Student's distribution: how fast a deployment's own errors replace the usual ones as the measure of its range
+    )
+    width: float  # what ranges are wider by, so that four of five runs that were left out lie inside
+
+
+@lru_cache(maxsize=1)
+def beliefs() -> Beliefs:
+    """Those of the catalogue."""
+    said = table("catalog/posterior.toml")
+    smooth = {name: record_from(Smooth, {**one, "doublings": tuple(one["doublings"])}) for name, one in said["smooth"].items()}
+    return record_from(Beliefs, {**said, "smooth": smooth})
+
+
+def deployment_of(engine: Engine, chip: Chip, model: Model, plan: Plan, disaggregated: bool = False) -> Deployment:
+    """Of a question; sizes may be arrays there."""
+    at = Setting.of(engine, chip, model, plan.weights_dtype)
+    sizes = (plan.tp, plan.pp, plan.dp * plan.replicas, plan.ep)
+    return Deployment(at.engine, engine.version, at.chip, at.family, model.key, at.dtype, *sizes, disaggregated)
+
+
+class LoadPoint(NamedTuple):
+    """Where a latency is asked for; arrays of one shape."""
+
+    clients: Number
+    input_len: Number
+    output_len: Number
+
+
+class Change(NamedTuple):
+    """Of one constant: the logarithm that it moves by, and its deviation before and after."""
+
+    log: float
+    before: float
+    after: float
+
+
+class Posterior:
+    """Lessons, taken together."""
+
+    def __init__(self, lessons: Sequence[Lesson], known: Beliefs | None = None) -> None:
+        self.lessons, self.known = tuple(lessons), known or beliefs()
+        self.names = tuple(self.known.constants)
+        self.spread = np.array([self.known.constants[name] for name in self.names])
+        self._slopes = np.array([[x.slopes.get(name, 0.0) for name in self.names] for x in lessons]).reshape(-1, len(self.names))
+        self._places = np.array([_place(LoadPoint(x.clients, x.input_len, x.output_len)) for x in lessons]).reshape(-1, 3)
+        self._metrics = np.array([METRICS.index(x.metric) for x in lessons], int)
+        self.residuals = np.array([x.residual for x in lessons])
+        self.noise = np.array([x.noise * self.known.smooth[x.metric].noise for x in lessons])
+
+    @cached_property
+    def covariance(self) -> Array:
+        """Of what the lessons say, without scatter."""
+        alike = [self.shares(x.deployment) for x in self.lessons]
+        of_constants, rest = (np.array([one[i] for one in alike]) for i in (0, 1))
+        shared: Array = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
+        return np.asarray(shared + rest * self._smooth(self._metrics, self._places))
+
+    @cached_property
+    def _inverse(self) -> Array:
+        return np.linalg.inv(self.covariance + np.diag(self.noise**2))
+
+    @cached_property
+    def _pull(self) -> Array:
+        return np.asarray(self._inverse @ self.residuals)
+
+    @cached_property
+    def scale(self) -> float:
+        """What this deployment's errors are over the usual ones, as far as its runs tell: of variances."""
+        freedom = self.known.freedom
+        return float((freedom + self.residuals @ self._pull) / (freedom + len(self.residuals)))
+
+    def shares(self, asked: Deployment) -> tuple[Array, Array]:
+        """Correlation of a deployment with that of each lesson: of constants, and of the rest (a row for each layout asked)."""
+        known: dict[Deployment, tuple[float, Number]] = {}
+        for one in dict.fromkeys(x.deployment for x in self.lessons):
+            differ = [level for level in LEVELS if getattr(one, level) != getattr(asked, level)]
+            layout = np.logical_or.reduce(np.broadcast_arrays(*(getattr(one, x) != np.asarray(getattr(asked, x)) for x in LAYOUT)))
+            rest = np.prod([self.known.shared_rest[level] for level in differ])
+            known[one] = (
+                float(np.prod([self.known.shared[level] for level in differ])),
+                np.where(layout, rest * self.known.shared_rest["layout"], rest),
+            )
+        ours = [known[x.deployment] for x in self.lessons]
+        return np.array([a for a, _ in ours]), np.stack([b for _, b in ours], axis=-1)
+
+    def changes(self, asked: Deployment) -> dict[str, Change]:
+        """How the constants of a deployment move."""
+        weights = self.shares(asked)[0][:, None] * self._slopes * self.spread**2
+        means = self._pull @ weights
+        left = self.spread**2 - np.einsum("ip,ij,jp->p", weights, self._inverse, weights)
+        after = np.sqrt(np.maximum(0.0, left))
+        return {
+            name: Change(float(mean), float(before), float(now))
+            for name, mean, before, now in zip(self.names, means, self.spread, after, strict=True)
+        }
+
+    def rest(self, asked: Deployment, metric: str, at: LoadPoint, slopes: Mapping[str, Number]) -> tuple[Number, Number]:
+        """What no constant explains of a latency, and the standard deviation of its logarithm: constants, rest and scatter."""
+        place = np.stack([np.asarray(x, float) for x in np.broadcast_arrays(*_place(at))], axis=-1)
+        shape, which = place.shape[:-1], METRICS.index(metric)
+        mine = np.stack([np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names], axis=-1).reshape(
+            -1, len(self.names)
+        )
+        constants, rest = self.shares(asked)
+        place = place.reshape(-1, 3)
+        rest = np.broadcast_to(rest, (*shape, len(self.lessons))).reshape(len(place), -1) * self._beside(which, place)
+        mean = rest @ self._pull
+        cross = constants * ((mine * self.spread**2) @ self._slopes.T) + rest
+        one = self.known.smooth[metric]
+        before = (mine**2) @ self.spread**2 + one.offset**2 + one.local**2
+        left = np.maximum(0.0, before - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)) + one.noise**2
+        sigma = self.known.width * np.sqrt(left * self.scale)
+        return mean.reshape(shape)[()], sigma.reshape(shape)[()]
+
+    def left_out(self) -> tuple[Array, Array]:
+        """Each lesson by the others: what it is off by, and the standard deviation of that without its own scatter."""
+        own = np.diag(self._inverse)
+        return self._pull / own, np.sqrt(np.maximum(0.0, 1 / own - self.noise**2))
+
+    def _beside(self, which: int, place: Array) -> Array:
+        """Covariance of the rest of a latency at some loads with that of each lesson."""
+        one = self.known.smooth[METRICS[which]]
+        far = (((place[:, None] - self._places[None]) / np.array(one.doublings)) ** 2).sum(-1)
+        return np.where(self._metrics == which, one.offset**2 + one.local**2 * np.exp(-far / 2), 0.0)
+
+    def _smooth(self, metrics: Array, places: Array) -> Array:
+        return np.stack([self._beside(which, place[None])[0] for which, place in zip(metrics, places, strict=True)])
+
+
+def _place(at: LoadPoint) -> tuple[Number, ...]:
+    return tuple(np.log2(np.maximum(1.0, x)) for x in at)
+
+
+@lru_cache(maxsize=64)
+def posterior_of(own: Profile) -> Posterior:
+    """Of a profile; asked for with every question."""
+    return Posterior(own.lessons)
