@@ -1,9 +1,9 @@
 """One nccl-tests file for a fabric that nobody knows: ``python benchmarks/fabric_calibration.py DATA_DIR``.
 
 Every published all-reduce across hosts is taken as one of an unknown fabric: a link whose line rate is all that is known, with
-the latency of any RDMA card. Some of its sizes (or one number of hosts) are written as a text of nccl-tests and calibrated, and the
-rows that were not shown are predicted. Prints, by system and split, the median and the 90th percentile of |predicted / measured - 1|
-without and with the profile, and the share of the rows that lie in their 80 % range.
+the latency of any RDMA card. Some of its sizes (or one number of hosts) are written as a text of nccl-tests and calibrated, and
+the rows that were not shown are predicted. Prints, by system and split, the median and the 90th percentile of the error
+|predicted / measured - 1| without and with the profile, and the share of the rows that lie in their 80 % range.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import csv
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,9 @@ def text(ranks: int, points: Sequence[Point]) -> str:
     lines += [f"#  Rank {i:2d} Group  0 Pid {900 + i} on host device {i} [0x00] GPU" for i in range(ranks)]
     for size, seconds in points:
         algbw = size / seconds / 1e9
-        lines.append(f"{size:.0f} {size / 4:.0f} float sum -1 {seconds * 1e6:.3f} {algbw:.6f} {algbw * 2 * (ranks - 1) / ranks:.6f} 0")
+        lines.append(
+            f"{size:.0f} {size / 4:.0f} float sum -1 {seconds * 1e6:.3f} {algbw:.6f} {algbw * 2 * (ranks - 1) / ranks:.6f} 0"
+        )
     return "\n".join([*lines, "# Out of bounds values : 0 OK", ""])
 
 
@@ -157,14 +160,19 @@ def other_sizes(some: Sequence[FabricCurve]) -> dict[tuple[str, str], Score]:
 
 
 def other_hosts(some: Sequence[FabricCurve]) -> dict[tuple[str, str], Score]:
-    """One group shown, each other group of the system predicted; and one size of it alone."""
+    """One group shown, each other group of the system predicted; and one size of it alone.
+
+    The groups of one system stand on two hosts with 1, 2, 4 and 8 GPUs each: no other number of hosts, but other hosts.
+    """
     scores: dict[tuple[str, str], Score] = {}
     with tempfile.TemporaryDirectory() as folder:
         for shown in some:
             others = [c for c in some if c.system == shown.system and c.ranks != shown.ranks]
-            for split, points in (("other hosts", shown.points), ("other hosts, one size", shown.points[-1:])):
+            for extent, points in (("", shown.points), (", one size", shown.points[-1:])):
                 own = _told(shown, points, folder) if others else None
                 for other in others:
+                    same = shown.cluster.num_hosts == other.cluster.num_hosts
+                    split = f"other {'GPUs per host' if same else 'number of hosts'}{extent}"
                     name = f"{shown.system}, {shown.ranks} -> {other.ranks} ranks"
                     scores.setdefault((split, name), Score()).add(other, other.points, own)
     return scores
@@ -182,10 +190,10 @@ def main() -> None:
         for name, score in mine.items():
             print(score.line(f"{split}: {name}"))
         sums = [score for name, score in mine.items() if name.partition(",")[0] in whole]
-        every = Score(*(sum((getattr(s, part) for s in sums), []) for part in ("before", "after", "widths")))
+        every = Score(*(list(chain(*(getattr(s, part) for s in sums))) for part in ("before", "after", "widths")))
         print(every.line(f"{split}: all but the broken one"))
-        medians = [float(np.median(np.abs(np.expm1(s.after)))) for s in sums if s.after]
-        print(f"{split}: median of the groups' medians {np.median(medians):.1%}, groups within 6 % {np.mean(np.array(medians) <= 0.06):.0%}\n")
+        medians = np.array([float(np.median(np.abs(np.expm1(s.after)))) for s in sums if s.after])
+        print(f"{split}: median of the groups' medians {np.median(medians):.1%}, within 6 %: {np.mean(medians <= 0.06):.0%}\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from commtax.calibrate.kernel_fits import fit_tables
 from commtax.calibrate.measurement_files import read
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
+from commtax.catalog import network_curves
 from commtax.catalog.profile import VERSION, parse
 from commtax.question import PHASES
 from commtax.spec import Cluster, Profile
@@ -93,6 +94,7 @@ def _document(profile: Profile) -> Mapping[str, object]:
         "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},
         "libraries": libraries,
         "network": dict(profile.network),
+        "network_curves": network_curves.document(profile.curves),
         "links": dict(profile.links),
         **profile.host,
         "sources": dict(profile.sources),

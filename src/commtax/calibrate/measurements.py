@@ -180,6 +180,15 @@ def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
         raise TooFewError(f"{name}: {plural(sizes, 'size')} spanning {span:,.0f}x; {wanted}")
 
 
+def distinct(rows: Iterable[TimedCollective]) -> list[TimedCollective]:
+    """Rows in an order that does not tell of their files'; those that say exactly the same count once."""
+    kept: dict[tuple[object, ...], TimedCollective] = {}
+    for row in rows:
+        key = (row.library, row.op, row.ranks, row.nbytes, row.seconds)
+        kept[key] = min(kept.get(key, row), row, key=lambda r: r.label)
+    return [kept[key] for key in sorted(kept)]
+
+
 def expected_seconds(rows: Sequence[TimedCollective], place: MeasuredMachine, profile: Profile | None) -> Array:
     """What every row of one library should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
     collected = np.empty(len(rows))

@@ -1,9 +1,9 @@
 """A profile: what was measured on one machine, as a JSON file that is laid over the catalogue.
 
 ``{"commtax_profile": 1, "name", "chip": {"key", "memory_Bps", "flops_per_s", "memory_bytes"}, "kernels": {"tables": {"gemm.fp32":
-{…}}}, "libraries": [{"name": "gloo", "paths": [{…}]}], "network": {"efficiency", "hops", "pipelining", "spread", …}, "links":
-{"intra", "inter"}, "host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "sigma_host", "sigma_tpot", "sigma_ttft",
-"engine", "dtype", "sources"}``: every part may be left out.
+{…}}}, "libraries": [{"name": "gloo", "paths": [{…}]}], "network": {"efficiency", "hops", "pipelining", "spread", …},
+"network_curves": [{"op", "ranks", "nbytes", "factor", "sigma", …}], "links": {"intra", "inter"}, "host_s", "host_s_per_doubling",
+"host_s_per_seq", "request_s", "sigma_host", "sigma_tpot", "sigma_ttft", "engine", "dtype", "sources"}``: each may be left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path as File
 from typing import cast, get_args
 
 from commtax import catalog
-from commtax.catalog import physics
+from commtax.catalog import network_curves, physics
 from commtax.catalog.fabric import OPS, fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import suggest
@@ -27,7 +27,7 @@ from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants
 from commtax.statement import Note, Refusal, Source
 
 VERSION = 1
-PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
+PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "network_curves", "links", "engine", "dtype", "sources")
 _UNMEASURED = Spread("across", 0.6, "sizes that nobody measured")
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
 
@@ -120,6 +120,7 @@ def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
     ranks = (int(network.pop("least_ranks", 0)), int(network.pop("most_ranks", 0)))
     measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": own.label, "spread": _SPREAD}
+    measured["curves"] = own.curves
     others = tuple(s for s in made.spreads if s.where != "across")
     return replace(made, network=with_fields(made.network, {**measured, **network}), spreads=(*small, *others))
 
@@ -160,6 +161,7 @@ def parse(document: object, name: str = "") -> Profile:
         tables=dict(_tables(whole.part("kernels").part("tables"))),
         libraries=dict(_libraries(whole)),
         network=network,
+        curves=network_curves.parse(whole.table.get("network_curves", [])),
         host=whole.some(physics.HOST),
         links=whole.part("links").texts(),
         engine=whole.text("engine"),

@@ -15,7 +15,18 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
 from commtax.records import Condition, Number
-from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Protocol, Spread
+from commtax.spec.constants import (
+    Algorithm,
+    ChipFacts,
+    Fabric,
+    KernelConstants,
+    Network,
+    NetworkCurve,
+    Path,
+    Profile,
+    Protocol,
+    Spread,
+)
 from commtax.spec.engine import ENGINE_PARTS, Engine, KernelHabits, Program, Sending, StateHabits, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import (

@@ -1,0 +1,155 @@
+"""Constants of a network as timed collectives move them, and the smooth curve that takes what no constant explains.
+
+Logarithms of times are the form's, whose constants have the catalogue's values as their prior; plus a curve over sizes and ranks
+that wanders (an Ornstein-Uhlenbeck process: alike at near sizes, on its own far away); plus the noise of a timing. All three have
+deviations as data (``network.toml``), so that one row already moves what it can tell. Rows that no other supports weigh less the
+farther they lie from what the others say of them, and nothing in the end: an outlier is not followed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.arrays import Array
+from commtax.calibrate.measurements import TimedCollective
+from commtax.calibrate.robust_fit import HUBER, MOST_LEFT_OUT, NORMAL, TUKEY
+from commtax.catalog import physics
+from commtax.files import table
+
+_FILE = table("calibrate/network.toml")
+CONSTANTS: tuple[str, ...] = tuple(_FILE["constants"])
+DEVIATIONS: Array = np.array([_FILE["constants"][name] for name in CONSTANTS])
+CURVE: dict[str, float] = _FILE["curve"]
+TOLD: dict[str, float] = _FILE["told"]
+ROUNDS, STEP = 16, 1e-3
+NOISIER = (1.0, 2.0, 4.0, 8.0)  # times the usual noise, of fabrics whose timings scatter
+SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step that are tried
+FEW = 4  # rows of which none can be told to be an outlier
+LEAST_WEIGHT = 1e-6
+TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has none of a constant: what to try, and what is none to a logarithm
+FARTHEST = 3.0  # deviations that a row counts at most in the scatter of all
+
+Times = Callable[[Array, Sequence[TimedCollective]], Array]
+"""Seconds of rows, by constants alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPosterior:
+    """What the rows say: constants as logarithms, and all that a prediction elsewhere needs."""
+
+    times: Times
+    rows: tuple[TimedCollective, ...]
+    logs: Array
+    residuals: Array  # ln(measured / what the constants say)
+    weights: Array
+    scale: float  # how many times as far as the prior says rows lie from each other
+    noise: float  # deviation of a single timing
+    told: Array  # which constants the rows tell
+    evidence: float  # logarithm of how likely each row is by all others, and this noise
+
+    @property
+    def values(self) -> Array:
+        return np.asarray(np.exp(self.logs))
+
+    def curve(self, asked: Sequence[TimedCollective]) -> tuple[Array, Array]:
+        """Logarithms of what other rows take over what the constants say, and their deviations with a timing's own noise."""
+        noise = np.diag(self.noise**2 / self.weights)
+        near = _alike(asked, self.rows)
+        mean = near @ np.linalg.solve(_alike(self.rows, self.rows) + noise, self.residuals)
+        here, there = (_slopes(self.times, self.logs, some) * DEVIATIONS for some in (self.rows, asked))
+        shared = near + there @ here.T
+        known = np.linalg.solve(_alike(self.rows, self.rows) + here @ here.T + noise, shared.T)
+        free = CURVE["deviation"] ** 2 + np.sum(there**2, axis=1) - np.sum(shared.T * known, axis=0)
+        return mean, self.scale * np.sqrt(np.maximum(free, 0.0) + self.noise**2)
+
+
+def fit(rows: Sequence[TimedCollective], times: Times, usual: Array) -> NetworkPosterior:
+    """The posterior with the noise that the rows say best of each other."""
+    noises = [CURVE["noise"] * more for more in (NOISIER if len(rows) >= FEW else NOISIER[:1])]
+    return max((_fit_told(rows, times, usual, noise) for noise in noises), key=lambda found: found.evidence)
+
+
+def _fit_told(rows: Sequence[TimedCollective], times: Times, usual: Array, noise: float) -> NetworkPosterior:
+    """The posterior of all constants; those that the rows do not tell stay where the catalogue has them."""
+    told = np.ones(len(usual), bool)
+    while True:
+        found = _fit_some(rows, times, usual, told, noise)
+        if np.all(found.told == told) or not told.any():
+            return found
+        told = told & found.told
+
+
+def _fit_some(rows: Sequence[TimedCollective], times: Times, usual: Array, free: Array, noise: float) -> NetworkPosterior:
+    """The constants that are ``free``: damped Gauss-Newton steps, and weights anew after each."""
+    prior = np.log(np.maximum(usual, np.where(free & (usual <= 0), TRIED, NOTHING)))
+    low, high = (np.log([max(getattr(physics.NETWORK[name], end), NOTHING) for name in CONSTANTS]) for end in ("low", "high"))
+    measured, alike, tight = np.log([row.seconds for row in rows]), _alike(rows, rows), np.diag(DEVIATIONS[free] ** -2.0)
+    logs, weights, slope = prior, np.ones(len(rows)), _slopes(times, prior, rows)
+
+    def left(at: Array) -> Array:
+        return np.asarray(measured - np.log(times(np.exp(at), rows)))
+
+    rest = left(logs)
+    for turn in range(ROUNDS):
+        inverse = np.linalg.inv(alike + np.diag(noise**2 / weights))
+        normal = slope[:, free].T @ inverse @ slope[:, free] + tight
+        pull = slope[:, free].T @ inverse @ rest - tight @ (logs - prior)[free]
+        step = np.zeros(len(usual))
+        step[free] = np.clip(np.linalg.solve(normal, pull), -1, 1)
+        best = rest @ inverse @ rest + (logs - prior)[free] @ tight @ (logs - prior)[free]
+        for share in SHARES:
+            tried = np.where(free, np.clip(logs + share * step, low, high), logs)
+            after, moved = left(tried), (tried - prior)[free]
+            if after @ inverse @ after + moved @ tight @ moved < best:
+                logs, rest, slope = tried, after, _slopes(times, tried, rows)
+                break
+        scaled = slope * DEVIATIONS
+        far, alone = _surprise(alike + scaled @ scaled.T, noise**2 / weights, rest + slope @ (logs - prior), noise)
+        weights = _weigh(far, last=turn >= ROUNDS // 2)
+    told = free.copy()
+    told[free] = np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS[free]
+    evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, FARTHEST**2) / 2)) - np.log(noise)
+    return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), noise, told, evidence)
+
+
+def _alike(some: Sequence[TimedCollective], others: Sequence[TimedCollective]) -> Array:
+    """Covariance of the curve between rows: of one collective, less by every doubling of size or ranks between them."""
+    one, two = (np.log2([(row.nbytes, row.ranks) for row in rows]) for rows in (some, others))
+    apart = np.abs(one[:, None] - two).sum(axis=2)
+    same = np.array([[a.op == b.op for b in others] for a in some])
+    return np.asarray(CURVE["deviation"] ** 2 * np.exp(-apart / CURVE["octaves"]) * same)
+
+
+def _slopes(times: Times, logs: Array, rows: Sequence[TimedCollective]) -> Array:
+    """d ln(seconds) / d ln(constant), by differences."""
+    moves = STEP * np.eye(len(logs))
+    sides = ((np.log(times(np.exp(logs + way), rows)) for way in (move, -move)) for move in moves)
+    return np.stack([(up - down) / (2 * STEP) for up, down in sides], axis=1)
+
+
+def _surprise(known: Array, own: Array, left: Array, noise: float) -> tuple[Array, Array]:
+    """How many deviations each row lies from what all others say of it, and that deviation; ``own``: variances of the rows."""
+    inverse = np.linalg.inv(known + np.diag(own))
+    alone = 1 / np.diag(inverse)
+    deviation = np.sqrt(np.maximum(alone - own, 0.0) + noise**2)
+    return np.asarray((inverse @ left) * alone / deviation), np.asarray(deviation)
+
+
+def _weigh(far: Array, last: bool) -> Array:
+    """Huber's weights, then Tukey's; a fabric whose rows scatter more than others' is measured by its own scatter."""
+    if len(far) < FEW:
+        return np.ones(len(far))
+    own = np.abs(far) / max(1.0, NORMAL * float(np.median(np.abs(far))))
+    tukey = np.clip(1 - (own / TUKEY) ** 2, 0, None) ** 2
+    if last and np.mean(tukey == 0) <= MOST_LEFT_OUT:
+        return np.asarray(np.maximum(tukey, LEAST_WEIGHT))
+    return np.asarray(np.minimum(1.0, HUBER / np.maximum(own, HUBER)))
+
+
+def _scale(far: Array) -> float:
+    """Deviations of this fabric over the prior's, which weigh as much as some rows; outliers count as the farthest others."""
+    if len(far) < FEW:
+        return 1.0
+    rows = CURVE["sure_rows"]
+    return float(np.sqrt((rows + np.sum(np.minimum(far**2, FARTHEST**2))) / (rows + len(far))))
