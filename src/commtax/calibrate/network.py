@@ -98,7 +98,7 @@ def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     groups, sizes = sorted({r.ranks for r in mine}), _knots([r.nbytes for r in mine])
     asked = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
     mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in found.curve(asked))
-    drift = CURVE["deviation"] * float(np.sqrt(2 / CURVE["octaves"]))
+    drift = found.deviation * float(np.sqrt(2 / CURVE["octaves"]))
     return NetworkCurve(
         op=op,
         ranks=tuple(groups),

@@ -23,7 +23,8 @@ DEVIATIONS: Array = np.array([_FILE["constants"][name] for name in CONSTANTS])
 CURVE: dict[str, float] = _FILE["curve"]
 TOLD: dict[str, float] = _FILE["told"]
 ROUNDS, STEP = 16, 1e-3
-NOISIER = (1.0, 2.0, 4.0, 8.0)  # times the usual noise, of fabrics whose timings scatter
+CLOSER = (0.5, 0.25, 0.125)  # … shares of the usual deviation, of fabrics that the form tells well
+NOISIER = (2.0, 4.0, 8.0)  # times the usual noise, of fabrics whose timings scatter
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step that are tried
 FEW = 4  # rows of which none can be told to be an outlier
 LEAST_WEIGHT = 1e-6
@@ -44,7 +45,8 @@ class NetworkPosterior:
     residuals: Array  # ln(measured / what the constants say)
     weights: Array
     scale: float  # how many times as far as the prior says rows lie from each other
-    noise: float  # deviation of a single timing
+    deviation: float  # of times from what the constants say
+    noise: float  # … and of a single timing
     told: Array  # which constants the rows tell
     evidence: float  # logarithm of how likely each row is by all others, and this noise
 
@@ -55,36 +57,48 @@ class NetworkPosterior:
     def curve(self, asked: Sequence[TimedCollective]) -> tuple[Array, Array]:
         """Logarithms of what other rows take over what the constants say, and their deviations with a timing's own noise."""
         noise = np.diag(self.noise**2 / self.weights)
-        near = _alike(asked, self.rows)
-        mean = near @ np.linalg.solve(_alike(self.rows, self.rows) + noise, self.residuals)
+        near, inside = _alike(asked, self.rows, self.deviation), _alike(self.rows, self.rows, self.deviation)
+        mean = near @ np.linalg.solve(inside + noise, self.residuals)
         here, there = (_slopes(self.times, self.logs, some) * DEVIATIONS for some in (self.rows, asked))
         shared = near + there @ here.T
-        known = np.linalg.solve(_alike(self.rows, self.rows) + here @ here.T + noise, shared.T)
-        free = CURVE["deviation"] ** 2 + np.sum(there**2, axis=1) - np.sum(shared.T * known, axis=0)
+        known = np.linalg.solve(inside + here @ here.T + noise, shared.T)
+        free = self.deviation**2 + np.sum(there**2, axis=1) - np.sum(shared.T * known, axis=0)
         return mean, self.scale * np.sqrt(np.maximum(free, 0.0) + self.noise**2)
 
 
 def fit(rows: Sequence[TimedCollective], times: Times, usual: Array) -> NetworkPosterior:
-    """The posterior with the noise that the rows say best of each other."""
-    noises = [CURVE["noise"] * more for more in (NOISIER if len(rows) >= FEW else NOISIER[:1])]
-    return max((_fit_told(rows, times, usual, noise) for noise in noises), key=lambda found: found.evidence)
+    """The posterior with the deviations that make each row likeliest by all others: how far the form is off, then the noise."""
+    found = _fit_told(rows, times, usual, CURVE["deviation"], CURVE["noise"])
+    if len(rows) < FEW:
+        return found
+    for share in CLOSER:
+        found = max(found, _fit_told(rows, times, usual, share * CURVE["deviation"], CURVE["noise"]), key=_evidence)
+    for more in NOISIER:
+        found = max(found, _fit_told(rows, times, usual, found.deviation, more * CURVE["noise"]), key=_evidence)
+    return found
 
 
-def _fit_told(rows: Sequence[TimedCollective], times: Times, usual: Array, noise: float) -> NetworkPosterior:
+def _evidence(found: NetworkPosterior) -> float:
+    return found.evidence
+
+
+def _fit_told(rows: Sequence[TimedCollective], times: Times, usual: Array, deviation: float, noise: float) -> NetworkPosterior:
     """The posterior of all constants; those that the rows do not tell stay where the catalogue has them."""
     told = np.ones(len(usual), bool)
     while True:
-        found = _fit_some(rows, times, usual, told, noise)
+        found = _fit_some(rows, times, usual, told, deviation, noise)
         if np.all(found.told == told) or not told.any():
             return found
         told = told & found.told
 
 
-def _fit_some(rows: Sequence[TimedCollective], times: Times, usual: Array, free: Array, noise: float) -> NetworkPosterior:
+def _fit_some(
+    rows: Sequence[TimedCollective], times: Times, usual: Array, free: Array, deviation: float, noise: float
+) -> NetworkPosterior:
     """The constants that are ``free``: damped Gauss-Newton steps, and weights anew after each."""
     prior = np.log(np.maximum(usual, np.where(free & (usual <= 0), TRIED, NOTHING)))
     low, high = (np.log([max(getattr(physics.NETWORK[name], end), NOTHING) for name in CONSTANTS]) for end in ("low", "high"))
-    measured, alike, tight = np.log([row.seconds for row in rows]), _alike(rows, rows), np.diag(DEVIATIONS[free] ** -2.0)
+    measured, alike, tight = np.log([row.seconds for row in rows]), _alike(rows, rows, deviation), np.diag(DEVIATIONS[free] ** -2.0)
     logs, weights, slope = prior, np.ones(len(rows)), _slopes(times, prior, rows)
 
     def left(at: Array) -> Array:
@@ -109,16 +123,17 @@ def _fit_some(rows: Sequence[TimedCollective], times: Times, usual: Array, free:
         weights = _weigh(far, last=turn >= ROUNDS // 2)
     told = free.copy()
     told[free] = np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS[free]
-    evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, FARTHEST**2) / 2)) - np.log(noise)
-    return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), noise, told, evidence)
+    evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, FARTHEST**2) / 2))
+    evidence -= CURVE["sure"] * float(np.log(CURVE["deviation"] / deviation) ** 2 + np.log(noise / CURVE["noise"]) ** 2)
+    return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), deviation, noise, told, evidence)
 
 
-def _alike(some: Sequence[TimedCollective], others: Sequence[TimedCollective]) -> Array:
+def _alike(some: Sequence[TimedCollective], others: Sequence[TimedCollective], deviation: float) -> Array:
     """Covariance of the curve between rows: of one collective, less by every doubling of size or ranks between them."""
     one, two = (np.log2([(row.nbytes, row.ranks) for row in rows]) for rows in (some, others))
     apart = np.abs(one[:, None] - two).sum(axis=2)
     same = np.array([[a.op == b.op for b in others] for a in some])
-    return np.asarray(CURVE["deviation"] ** 2 * np.exp(-apart / CURVE["octaves"]) * same)
+    return np.asarray(deviation**2 * np.exp(-apart / CURVE["octaves"]) * same)
 
 
 def _slopes(times: Times, logs: Array, rows: Sequence[TimedCollective]) -> Array:
