@@ -54,7 +54,7 @@ def calibrate(
     unused = [option for option, value in given.items() if value and not rows.runs]
     if unused:
         raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
-    return _fit(rows, place, [File(f).name for f in files])
+    return _fit(rows, place, sorted({File(f).name for f in files}))
 
 
 def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Calibration:

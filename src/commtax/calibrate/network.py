@@ -21,10 +21,9 @@ from commtax.calibrate.measurements import (
     distinct,
     expected_seconds,
 )
-from commtax.calibrate.network_posterior import CONSTANTS, CURVE, TOLD, NetworkPosterior
-from commtax.cost.collectives import ring_factor
+from commtax.calibrate.network_posterior import CONSTANTS, CURVE, NetworkPosterior
+from commtax.catalog import physics
 from commtax.spec import NetworkCurve, Profile
-from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
 from commtax.verbs.expecting import expect
 
@@ -42,36 +41,19 @@ def fit_network(files: MeasurementFiles, place: MeasuredMachine, own: Profile) -
     libraries = [r.library for r in every]
     library = max(sorted(set(libraries)), key=libraries.count)
     rows = distinct(r for r in every if r.library == library)
-    _check_possible(rows, place)
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=library).fabric.network
     before = np.array([getattr(usual, name) for name in CONSTANTS])
     found = network_posterior.fit(rows, lambda values, some: expected_seconds(some, place, _with_network(own, values)), before)
     profile = _profile(found, before, place, own)
-    after = np.log([r.seconds for r in rows] / expected_seconds(rows, place, profile))
-    errors = np.log([r.seconds for r in rows] / expected_seconds(rows, place, None))
+    times = np.array([r.seconds for r in rows])
+    then, now = (np.log(times / expected_seconds(rows, place, one)) for one in (None, profile))
     spread = robust_fit.width(float(np.median(found.curve(rows)[1])))
-    changes = (
-        ConstantChange(f"network {n}", b, profile.network[n]) for n, b, t in zip(CONSTANTS, before, found.told, strict=True) if t
-    )
-    part = ProfilePart.of(f"{library} across hosts", [r.label for r in rows], errors, after, spread, changes)
+    named = zip(CONSTANTS, before.tolist(), found.told.tolist(), strict=True)
+    changes = (ConstantChange(f"network {name}", was, profile.network[name]) for name, was, told in named if told)
+    part = ProfilePart.of(f"{library} across hosts", [r.label for r in rows], then, now, spread, changes)
     others = sorted(set(libraries) - {library})
-    refused = (
-        [f"across hosts: rows of {', '.join(others)} are left out; a profile has one library there, {library}"] if others else []
-    )
-    return profile, [part.with_remarks(_notes(rows, place, found), _wishes(place, found))], refused
-
-
-def _check_possible(rows: Sequence[TimedCollective], place: MeasuredMachine) -> None:
-    """Nothing crosses hosts faster than their NICs carry it, even where switches add and every byte crosses once."""
-    cluster = place.cluster
-    for row in rows:
-        priced = expect(row.op, cluster, nbytes=row.nbytes, ranks=row.ranks, library=row.library)
-        hosts = -(-row.ranks // cluster.domain)
-        least = float(priced.floor_s) / (float(ring_factor(row.op, hosts)) if row.op == "all-reduce" else 1.0)
-        if row.seconds * TOLD["faster"] < least:
-            nics = f"{cluster.nics_per_host} x {cluster.inter.key} per host"
-            times = f"{least / row.seconds:.1f} times as fast as {nics} can carry"
-            raise Refusal(f"'{row.label}': {times}; name the network that it crossed (--inter, --nics)", "inter")
+    refused = [f"across hosts: rows of {one} are left out; a profile has one library there, {library}" for one in others]
+    return profile, [part.with_remarks(_notes(rows, place, found), _wishes(place, found, profile))], refused
 
 
 def _with_network(own: Profile, values: Array) -> Profile:
@@ -83,11 +65,8 @@ def _profile(found: NetworkPosterior, before: Array, place: MeasuredMachine, own
     ranks = [r.ranks for r in found.rows]
     values = np.where(found.told, found.values, before).tolist()
     constants = dict(zip(CONSTANTS, values, strict=True))
-    constants |= {
-        "spread": robust_fit.half_width(found.residuals, len(CONSTANTS)),
-        "least_ranks": min(ranks),
-        "most_ranks": max(ranks),
-    }
+    spread = min(robust_fit.half_width(found.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
+    constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
     curves = tuple(_curve(found, op, place.cluster.domain) for op in sorted({r.op for r in found.rows}))
     return replace(own, network=constants, curves=curves, links={**own.links, "inter": place.cluster.inter.key})
 
@@ -98,7 +77,7 @@ def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     groups, sizes = sorted({r.ranks for r in mine}), _knots([r.nbytes for r in mine])
     asked = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
     mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in found.curve(asked))
-    drift = found.deviation * float(np.sqrt(2 / CURVE["octaves"]))
+    drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (found.deviation, CURVE["deviation"]))
     return NetworkCurve(
         op=op,
         ranks=tuple(groups),
@@ -106,8 +85,9 @@ def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
         factor=tuple(map(tuple, np.round(np.exp(mean), 5).tolist())),
         sigma=tuple(map(tuple, sigma.tolist())),
         drift=round(found.scale * drift, 5),
-        domain=domain,
+        grown=round(max(1.0, found.scale) * grown, 5),
         reshaped=CURVE["reshaped"],
+        domain=domain,
     )
 
 
@@ -131,10 +111,13 @@ def _notes(rows: Sequence[TimedCollective], place: MeasuredMachine, found: Netwo
         yield f"{plural(sizes, 'size')}: others rest on the catalogue's constants; measure from 1 KiB to 1 GiB"
 
 
-def _wishes(place: MeasuredMachine, found: NetworkPosterior) -> Iterator[Wish]:
+def _wishes(place: MeasuredMachine, found: NetworkPosterior, profile: Profile) -> Iterator[Wish]:
     """The range left at other sizes and numbers of hosts."""
     row, domain = found.rows[0], place.cluster.domain
-    groups = sorted({r.ranks for r in found.rows} | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
-    asked = [replace(row, ranks=ranks, nbytes=size) for ranks in groups for size in ASKED]
-    for one, sigma in zip(asked, found.curve(asked)[1], strict=True):
-        yield Wish.at(f"{one.library} {one.op} of {format_bytes(one.nbytes)} over {one.ranks} ranks", float(sigma) ** 2)
+    doubled = {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus}
+    for ranks in sorted(doubled | {r.ranks for r in found.rows}):
+        sizes = np.array(ASKED)
+        priced = expect(row.op, place.cluster, nbytes=sizes, ranks=ranks, library=row.library, profile=profile)
+        for size, spread in zip(ASKED, np.broadcast_to(priced.spread, sizes.shape).tolist(), strict=True):
+            where = f"{row.library} {row.op} of {format_bytes(size)} over {ranks} ranks"
+            yield Wish.at(where, robust_fit.sigma_of(spread) ** 2)

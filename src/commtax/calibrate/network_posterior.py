@@ -63,7 +63,13 @@ class NetworkPosterior:
         shared = near + there @ here.T
         known = np.linalg.solve(inside + here @ here.T + noise, shared.T)
         free = self.deviation**2 + np.sum(there**2, axis=1) - np.sum(shared.T * known, axis=0)
+        free += self._beyond(asked) * 2 / CURVE["octaves"] * (CURVE["deviation"] ** 2 - self.deviation**2)
         return mean, self.scale * np.sqrt(np.maximum(free, 0.0) + self.noise**2)
+
+    def _beyond(self, asked: Sequence[TimedCollective]) -> Array:
+        """Octaves beyond the sizes that were measured: there, how well the form tells those does not say how well it goes on."""
+        seen, sizes = (np.log2([row.nbytes for row in rows]) for rows in (self.rows, asked))
+        return np.asarray(np.maximum(0.0, np.maximum(seen.min() - sizes, sizes - seen.max())))
 
 
 def fit(rows: Sequence[TimedCollective], times: Times, usual: Array) -> NetworkPosterior:

@@ -24,7 +24,7 @@ def sigma_over(curve: NetworkCurve, nbytes: Number, ranks: Number, domain: int) 
     octaves = np.append(np.diff(knots), 0.0)[knot] * share * (1 - share)  # of a walk that is known at both ends
     away = np.min([np.abs(np.log2(np.maximum(ranks, 1) / seen)) for seen in curve.ranks], axis=0)
     reshaped = abs(np.log2(domain / curve.domain)) if curve.domain else 0.0
-    more = (away + octaves) * curve.drift**2 + reshaped * curve.reshaped**2
+    more = octaves * curve.drift**2 + away * curve.grown**2 + reshaped * curve.reshaped**2
     return np.asarray(np.sqrt(_between(np.square(curve.sigma), curve, nbytes, ranks) + more))[()]
 
 

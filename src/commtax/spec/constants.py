@@ -87,9 +87,10 @@ class NetworkCurve:
     nbytes: tuple[float, ...]  # rising
     factor: tuple[tuple[float, ...], ...]  # a row for each number of ranks
     sigma: tuple[tuple[float, ...], ...]  # deviations of the logarithm
-    drift: float = 0.0  # … which a doubling of the size or of the ranks adds, away from those of the curve
+    drift: float = 0.0  # … which a doubling of the size adds, between those of the curve
+    grown: float = 0.0  # … which a doubling of the ranks adds, away from those measured
+    reshaped: float = 0.0  # … which a doubling of the domain adds: other hosts share their NICs otherwise
     domain: int = 0  # GPUs of a fast domain where it was measured; 0: it does not say
-    reshaped: float = 0.0  # … which a doubling of those adds: other hosts share their NICs otherwise
 
 
 @dataclass(frozen=True, slots=True)
