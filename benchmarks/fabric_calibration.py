@@ -68,7 +68,7 @@ SYSTEMS = (
 
 def curves(folder: Path) -> list[FabricCurve]:
     """Every system's groups, from the published tables."""
-    rows = [row for name in TABLES for row in csv.DictReader((folder / name).open())]
+    rows = [row for name in TABLES for row in csv.DictReader((folder / name).read_text(encoding="utf-8").splitlines())]
     across = [r for r in rows if r["op"] == "all_reduce" and r["time_us"] and (r["nodes"] or "1") != "1"]
     return [curve for one in SYSTEMS for curve in _groups(one, [r for r in across if r["source_id"] == one.source])]
 

@@ -22,12 +22,13 @@ CONSTANTS: tuple[str, ...] = tuple(_FILE["constants"])
 DEVIATIONS: Array = np.array([_FILE["constants"][name] for name in CONSTANTS])
 CURVE: dict[str, float] = _FILE["curve"]
 TOLD: dict[str, float] = _FILE["told"]
-ROUNDS, STEP = 16, 1e-3
+ROUNDS, FIRST_ROUNDS, STEP, SETTLED = 12, 3, 1e-3, 3e-3
 CLOSER = (0.5, 0.25, 0.125)  # … shares of the usual deviation, of fabrics that the form tells well
 NOISIER = (2.0, 4.0, 8.0)  # times the usual noise, of fabrics whose timings scatter
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step that are tried
 FEW = 4  # rows of which none can be told to be an outlier
 LEAST_WEIGHT = 1e-6
+LOWEST, HIGHEST = (np.log([max(getattr(physics.NETWORK[n], end), 1e-9) for n in CONSTANTS]) for end in ("low", "high"))
 TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has none of a constant: what to try, and what is none to a logarithm
 FARTHEST = 3.0  # deviations that a row counts at most in the scatter of all
 
@@ -78,9 +79,9 @@ def fit(rows: Sequence[TimedCollective], times: Times, usual: Array) -> NetworkP
     if len(rows) < FEW:
         return found
     for share in CLOSER:
-        found = max(found, _fit_told(rows, times, usual, share * CURVE["deviation"], CURVE["noise"]), key=_evidence)
+        found = max(found, _fit_told(rows, times, usual, share * CURVE["deviation"], CURVE["noise"], found), key=_evidence)
     for more in NOISIER:
-        found = max(found, _fit_told(rows, times, usual, found.deviation, more * CURVE["noise"]), key=_evidence)
+        found = max(found, _fit_told(rows, times, usual, found.deviation, more * CURVE["noise"], found), key=_evidence)
     return found
 
 
@@ -88,47 +89,57 @@ def _evidence(found: NetworkPosterior) -> float:
     return found.evidence
 
 
-def _fit_told(rows: Sequence[TimedCollective], times: Times, usual: Array, deviation: float, noise: float) -> NetworkPosterior:
-    """The posterior of all constants; those that the rows do not tell stay where the catalogue has them."""
-    told = np.ones(len(usual), bool)
+def _fit_told(
+    rows: Sequence[TimedCollective],
+    times: Times,
+    usual: Array,
+    deviation: float,
+    noise: float,
+    near: NetworkPosterior | None = None,
+) -> NetworkPosterior:
+    """The posterior of all constants, sought from ``near``; those that the rows do not tell stay where the catalogue has them."""
+    told, start = np.ones(len(usual), bool), near.logs if near else None
     while True:
-        found = _fit_some(rows, times, usual, told, deviation, noise)
+        found = _fit_some(rows, times, usual, told, deviation, noise, start)
         if np.all(found.told == told) or not told.any():
             return found
-        told = told & found.told
+        told, start = told & found.told, found.logs
 
 
 def _fit_some(
-    rows: Sequence[TimedCollective], times: Times, usual: Array, free: Array, deviation: float, noise: float
+    rows: Sequence[TimedCollective],
+    times: Times,
+    usual: Array,
+    free: Array,
+    deviation: float,
+    noise: float,
+    start: Array | None,
 ) -> NetworkPosterior:
     """The constants that are ``free``: damped Gauss-Newton steps, and weights anew after each."""
     prior = np.log(np.maximum(usual, np.where(free & (usual <= 0), TRIED, NOTHING)))
-    low, high = (np.log([max(getattr(physics.NETWORK[name], end), NOTHING) for name in CONSTANTS]) for end in ("low", "high"))
-    measured, alike, tight = np.log([row.seconds for row in rows]), _alike(rows, rows, deviation), np.diag(DEVIATIONS[free] ** -2.0)
-    logs, weights, slope = prior, np.ones(len(rows)), _slopes(times, prior, rows)
-
-    def left(at: Array) -> Array:
-        return np.asarray(measured - np.log(times(np.exp(at), rows)))
-
-    rest = left(logs)
+    measured, alike = np.log([row.seconds for row in rows]), _alike(rows, rows, deviation)
+    tight = np.diag(np.where(free, DEVIATIONS, NOTHING) ** -2.0)
+    logs, weights = prior if start is None else np.where(free, start, prior), np.ones(len(rows))
+    rest, slope = measured - np.log(times(np.exp(logs), rows)), _slopes(times, logs, rows)
     for turn in range(ROUNDS):
         inverse = np.linalg.inv(alike + np.diag(noise**2 / weights))
-        normal = slope[:, free].T @ inverse @ slope[:, free] + tight
-        pull = slope[:, free].T @ inverse @ rest - tight @ (logs - prior)[free]
-        step = np.zeros(len(usual))
-        step[free] = np.clip(np.linalg.solve(normal, pull), -1, 1)
-        best = rest @ inverse @ rest + (logs - prior)[free] @ tight @ (logs - prior)[free]
-        for share in SHARES:
-            tried = np.where(free, np.clip(logs + share * step, low, high), logs)
-            after, moved = left(tried), (tried - prior)[free]
-            if after @ inverse @ after + moved @ tight @ moved < best:
-                logs, rest, slope = tried, after, _slopes(times, tried, rows)
+        normal = slope.T @ inverse @ slope + tight
+        step = np.clip(np.linalg.solve(normal, slope.T @ inverse @ rest - tight @ (logs - prior)), -1, 1) * free
+        cost = rest @ inverse @ rest + (logs - prior) @ tight @ (logs - prior)
+        moves = False
+        for share in SHARES if np.max(np.abs(step)) > SETTLED else ():
+            tried = np.where(free, np.clip(logs + share * step, LOWEST, HIGHEST), logs)
+            left = measured - np.log(times(np.exp(tried), rows))
+            moves = bool(left @ inverse @ left + (tried - prior) @ tight @ (tried - prior) < cost)
+            if moves:
+                logs, rest, slope = tried, left, _slopes(times, tried, rows)
                 break
         scaled = slope * DEVIATIONS
         far, alone = _surprise(alike + scaled @ scaled.T, noise**2 / weights, rest + slope @ (logs - prior), noise)
-        weights = _weigh(far, last=turn >= ROUNDS // 2)
-    told = free.copy()
-    told[free] = np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS[free]
+        weights, before = _weigh(far, last=turn >= FIRST_ROUNDS), weights
+        if turn > FIRST_ROUNDS and not moves and np.max(np.abs(weights - before)) < SETTLED:
+            break
+    told = free & (np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS)
     evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, FARTHEST**2) / 2))
     evidence -= CURVE["sure"] * float(np.log(CURVE["deviation"] / deviation) ** 2 + np.log(noise / CURVE["noise"]) ** 2)
     return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), deviation, noise, told, evidence)

@@ -348,7 +348,9 @@ def price(
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
     domains = np.maximum(1, where.domains)
     crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
-    across = _as_measured(cross_domains(crossing, inside, paths, fabric.network), factor_over(fabric.network, op, nbytes, ranks))
+    across = cross_domains(crossing, inside, paths, fabric.network)
+    if fabric.network.curves:
+        across = _as_measured(across, factor_over(fabric.network, op, nbytes, ranks))
     return _choice_where(where.crosses, across, here)
 
 

@@ -236,7 +236,7 @@ def spread_of(
 
 def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster) -> Number:
     """Between hosts: as sure as this machine's own curve; else no surer than the stage inside them, by its share of the time."""
-    if curve := curve_of(fabric.network, op):
+    if fabric.network.curves and (curve := curve_of(fabric.network, op)):
         return np.expm1(Z80 * sigma_over(curve, nbytes, ranks, cluster.domain))
     timed = fabric.label.kind in MEASURED
     width = _residual(fabric, op, nbytes, "across", timed)
