@@ -31,6 +31,7 @@ LEAST_WEIGHT = 1e-6
 LOWEST, HIGHEST = (np.log([max(getattr(physics.NETWORK[n], end), 1e-9) for n in CONSTANTS]) for end in ("low", "high"))
 TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has none of a constant: what to try, and what is none to a logarithm
 FARTHEST = 3.0  # deviations that a row counts at most in the scatter of all
+UNLIKELIEST = 5.0  # … and against deviations that leave it out
 
 Times = Callable[[Array, Sequence[TimedCollective]], Array]
 """Seconds of rows, by constants alone."""
@@ -140,7 +141,7 @@ def _fit_some(
         if turn > FIRST_ROUNDS and not moves and np.max(np.abs(weights - before)) < SETTLED:
             break
     told = free & (np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS)
-    evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, FARTHEST**2) / 2))
+    evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, UNLIKELIEST**2) / 2))
     evidence -= CURVE["sure"] * float(np.log(CURVE["deviation"] / deviation) ** 2 + np.log(noise / CURVE["noise"]) ** 2)
     return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), deviation, noise, told, evidence)
 

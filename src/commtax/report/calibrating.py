@@ -16,7 +16,8 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     show_table(console, columns, map(_part_row, calibration.parts))
     every = [(p.name, c, c.after / c.before - 1 if c.before else None) for p in calibration.parts for c in p.changes]
     changes = [(c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}") for of, c, x in every]
-    show_table(console, ("constant", "of", ">catalogue", ">measured", ">change"), changes)
+    if changes:
+        show_table(console, ("constant", "of", ">catalogue", ">measured", ">change"), changes)
     for p in calibration.parts:
         rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
         more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
