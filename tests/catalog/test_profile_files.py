@@ -14,7 +14,7 @@ from commtax.catalog import profile, profile_files
 from commtax.catalog.profile_files import document, load_profile, parse, profile_comment, profile_text, write_profile
 from commtax.catalog.profile_joining import join
 from commtax.catalog.profile_lessons import runs_of
-from commtax.spec import Deployment, Lesson, Path, Profile
+from commtax.spec import Deployment, Path, Profile, RunLesson
 from each import each
 from profiles import profiles
 
@@ -23,7 +23,7 @@ SERVED = Deployment("vllm", "0.12", "h100-sxm", "LlamaForCausalLM", "llama-3.1-8
 
 def taught(deployment=SERVED, metric="tpot", clients=8.0, seconds=0.01, **facts):
     slopes = {"host_s": 0.25, "pace_products": 0.5}
-    return Lesson(deployment, metric, clients, 1024.0, 128.0, seconds, 0.009, 0.1, slopes, **facts)
+    return RunLesson(deployment, metric, clients, 1024.0, 128.0, seconds, 0.009, 0.1, slopes, **facts)
 
 
 def grouped(runs):

@@ -10,7 +10,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import profile
 from commtax.catalog.profile_files import write_profile
-from commtax.spec import Deployment, Lesson, Path, Profile
+from commtax.spec import Deployment, Path, Profile, RunLesson
 from each import each
 from made_nccl import TRUE, noisy, output, written
 
@@ -19,7 +19,7 @@ SERVED = Deployment("vllm", "0.12", "h100-sxm", "LlamaForCausalLM", "llama-3.1-8
 
 def lessons(deployment, factor=1.1):
     return tuple(
-        Lesson(
+        RunLesson(
             deployment, metric, clients, 1024.0, 128.0, seconds * factor, seconds, 0.1, {"host_s": 0.2}, label=f"c{clients:g}.json"
         )
         for clients, tpot in ((1.0, 0.006), (64.0, 0.012))

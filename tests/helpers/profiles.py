@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.profile_lessons import METRICS, SLOPES
-from commtax.spec import DTYPE_BYTES, Algorithm, Deployment, Lesson, Path, Profile
+from commtax.spec import DTYPE_BYTES, Algorithm, Deployment, NetworkCurve, Path, Profile, RunLesson
 from commtax.statement import Source
 
 WORDS = st.text(max_size=12)
@@ -57,7 +57,7 @@ def lessons(draw):
     sizes = {axis: draw(st.sampled_from([1, 2, 8])) for axis in physics.DEPLOYMENT}
     deployment = Deployment(**texts, **sizes, disaggregated=draw(st.booleans()))
     return [
-        Lesson(
+        RunLesson(
             deployment=deployment,
             metric=draw(st.sampled_from(METRICS)),
             **{key: draw(st.sampled_from([1.0, 1.0000000001, 64.5, 1024.0])) for key in physics.RUN},
@@ -67,6 +67,19 @@ def lessons(draw):
         )
         for _ in range(draw(st.integers(1, 5)))
     ]
+
+
+@st.composite
+def curves(draw):
+    """One curve across hosts: a grid of ranks and sizes."""
+    ranks, sizes = (
+        tuple(sorted(draw(st.sets(st.sampled_from(some), min_size=1, max_size=3))))
+        for some in ((16, 32, 64), (1024.0, 65536.0, 1e9))
+    )
+    factor, sigma = (tuple(tuple(draw(numbers(physics.CURVE[key])) for _ in sizes) for _ in ranks) for key in ("factor", "sigma"))
+    return NetworkCurve(
+        "all-reduce", ranks, sizes, factor, sigma, *(draw(numbers(physics.CURVE[key])) for key in ("drift", "grown"))
+    )
 
 
 @st.composite
@@ -81,6 +94,7 @@ def profiles(draw):
         tables=draw(kernel_tables()),
         libraries={name: tuple(draw(st.lists(paths(), max_size=2))) for name in draw(st.sets(WORDS, max_size=2))},
         network=network if draw(st.booleans()) else {},
+        curves=tuple(draw(st.lists(curves(), max_size=1))),
         host=draw(some(physics.HOST)),
         links=draw(st.dictionaries(st.sampled_from(["intra", "inter"]), WORDS, max_size=2)),
         engine=draw(WORDS),

@@ -57,7 +57,7 @@ def calibrate(
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     rows = read.rows + measured_runs(read.results, where)
     place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
-    return _fit(rows, place, [File(f).name for f in files])
+    return _fit(rows, place, sorted({File(f).name for f in files}))
 
 
 def _refuse_unused(given: Mapping[str, object]) -> None:

@@ -24,7 +24,7 @@ from commtax.calibrate.measurements import (
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
 from commtax.ledger import Z80
 from commtax.records import dataclass
-from commtax.spec import Deployment, Lesson, Profile
+from commtax.spec import Deployment, Profile, RunLesson
 from commtax.units import format_seconds
 from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate
@@ -104,7 +104,7 @@ def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, 
     return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), said
 
 
-def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[Lesson]:
+def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[RunLesson]:
     """One for each latency of a run, with slopes where the constants have moved to."""
     now = moved or base
     q, wanted = now.question, now.requests
@@ -113,7 +113,7 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None
     for metric, seconds in sorted(run.measured.items()):
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
-        yield Lesson(
+        yield RunLesson(
             deployment=where,
             metric="tpot" if metric == "e2e" else metric,
             clients=float(wanted.concurrency),
@@ -146,7 +146,7 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
     return {name: share * every["ttft"].get(name, 0.0) + (1 - share) * slope for name, slope in every["tpot"].items()}
 
 
-def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
+def doubt(lessons: Sequence[RunLesson], known: Beliefs | None) -> list[RunLesson]:
     """Lessons with more scatter where the others contradict them."""
     if len(lessons) < FEWEST:
         return list(lessons)
@@ -164,7 +164,7 @@ def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
     return doubted
 
 
-def _contradicted(lessons: Sequence[Lesson], known: Beliefs | None) -> Iterable[tuple[str, float]]:
+def _contradicted(lessons: Sequence[RunLesson], known: Beliefs | None) -> Iterable[tuple[str, float]]:
     """Latencies that the others contradict, the farthest first."""
     if len(lessons) < FEWEST:
         return []

@@ -10,12 +10,16 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow
+from commtax.catalog.physics import MOST_OF_A_LINK
+from commtax.cost.collectives import ring_factor
 from commtax.spec import Cluster, Engine, Profile
+from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.expecting import expect
 from commtax.verbs.keywords import SimulateOptions
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
+CLOCKS = 1.05  # times a link's rate that a timing may seem to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,35 @@ def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
     if sizes < LEAST_SIZES or span < LEAST_SPAN:
         wanted = f"at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed{where}"
         raise TooFewError(f"{name}: {plural(sizes, 'size')} spanning {span:,.0f}x; {wanted}")
+
+
+def distinct(rows: Iterable[TimedCollective]) -> list[TimedCollective]:
+    """Rows in an order that does not tell of their files'; those that say exactly the same count once."""
+    kept: dict[tuple[object, ...], TimedCollective] = {}
+    for row in rows:
+        key = (row.library, row.op, row.ranks, row.nbytes, row.seconds)
+        kept[key] = min(kept.get(key, row), row, key=lambda r: r.label)
+    return [kept[key] for key in sorted(kept)]
+
+
+def check_row(row: TimedCollective, cluster: Cluster) -> None:
+    """No link carries a collective faster than it can: such a row is refused by name.
+
+    Across hosts every byte crosses once at least, even where switches add; inside one domain a path may send fewer bytes than the
+    tensor has (quantised), over both directions.
+    """
+    crosses = row.ranks > cluster.domain
+    link = cluster.inter if crosses else cluster.intra
+    if link.kind == "memory":  # as fast as the machine is
+        return
+    least = float(expect(row.op, cluster, nbytes=row.nbytes, ranks=row.ranks, library=row.library).floor_s)
+    if crosses and row.op == "all-reduce":
+        least /= float(ring_factor(row.op, -(-row.ranks // cluster.domain)))
+    if row.seconds * (CLOCKS if crosses else MOST_OF_A_LINK) < least:
+        where = f"{cluster.nics_per_host} x {link.key} per host" if crosses else link.key
+        asked = "--inter and --nics" if crosses else "--intra"
+        times = f"{least / row.seconds:,.1f} times as fast as {where} can carry it"
+        raise Refusal(f"'{row.label}': {times}; was it another link ({asked}), or no time of this collective?")
 
 
 def expected_seconds(rows: Sequence[TimedCollective], place: MeasuredMachine, profile: Profile | None) -> Array:

@@ -40,9 +40,9 @@ def short_repr(value: object) -> str:
 
 
 _TABLE = table("catalog/physics.toml")
-CHIP, KERNEL, PATH, BY_SIZE, NETWORK, HOST, DEPLOYMENT, RUN, LATENCY, _OTHER = (
+CHIP, KERNEL, PATH, BY_SIZE, NETWORK, CURVE, HOST, DEPLOYMENT, RUN, LATENCY, _OTHER = (
     {key: PhysicalRange(**entry) for key, entry in _TABLE[part].items()}
-    for part in ("chip", "kernel", "path", "by_size", "network", "host", "deployment", "run", "latency", "other")
+    for part in ("chip", "kernel", "path", "by_size", "network", "curve", "host", "deployment", "run", "latency", "other")
 )
 DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
     {key: PhysicalRange(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")

@@ -21,7 +21,7 @@ from commtax.arrays import Array
 from commtax.catalog.transfer import Setting
 from commtax.files import table
 from commtax.records import dataclass, record_from
-from commtax.spec import Chip, Deployment, Engine, Lesson, Model, Number, Plan, Profile
+from commtax.spec import Chip, Deployment, Engine, Model, Number, Plan, Profile, RunLesson
 
 METRICS = ("tpot", "ttft")
 LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
@@ -88,7 +88,7 @@ class Change(NamedTuple):
 class Posterior:
     """Lessons, taken together."""
 
-    def __init__(self, lessons: Sequence[Lesson], known: Beliefs | None = None) -> None:
+    def __init__(self, lessons: Sequence[RunLesson], known: Beliefs | None = None) -> None:
         self.lessons, self.known = tuple(lessons), known or beliefs()
         self.names = tuple(self.known.constants)
         self.spread = np.array([self.known.constants[name] for name in self.names])
@@ -101,7 +101,8 @@ class Posterior:
     @cached_property
     def covariance(self) -> Array:
         """Of what the lessons say, without scatter."""
-        alike = [self.shares(x.deployment) for x in self.lessons]
+        known = {one: self.shares(one) for one in dict.fromkeys(x.deployment for x in self.lessons)}
+        alike = [known[x.deployment] for x in self.lessons]
         of_constants, rest = (np.array([one[i] for one in alike]) for i in (0, 1))
         shared: Array = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
         return np.asarray(shared + rest * self._smooth(self._metrics, self._places))

@@ -133,6 +133,7 @@ def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
     ranks = (int(network.pop("least_ranks", 0)), int(network.pop("most_ranks", 0)))
     measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": own.label, "spread": _SPREAD}
+    measured["curves"] = own.curves
     others = tuple(s for s in made.spreads if s.where != "across")
     return replace(made, network=with_fields(made.network, {**measured, **network}), spreads=(*small, *others))
 

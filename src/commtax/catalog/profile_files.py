@@ -1,7 +1,7 @@
 """Files of profiles: what was measured on one machine, as TOML that a person reads, or as JSON.
 
 ``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
-…), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries`` and ``deployment`` (see
+…), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and ``deployment`` (see
 ``profile_lessons``): every part may be left out. Version 1, which is JSON and has no deployments, is still read.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path as File
 from typing import cast, get_args
 
 from commtax import catalog
-from commtax.catalog import physics
+from commtax.catalog import network_curves, physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
 from commtax.catalog.posterior import Change
@@ -38,7 +38,7 @@ OLDER = 1
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
 MOST_TOML = 4 * MiB
 """Signs of a file that is TOML."""
-LATER_PARTS = ("written", "deployment")
+LATER_PARTS = ("written", "network_curves", "deployment")
 """What version 1 had not."""
 _NAMES = ("op", "algorithm", "name")
 """Facts of a path that are words."""
@@ -141,6 +141,7 @@ def document(profile: Profile) -> dict[str, object]:
         **_in_order(profile.host, physics.HOST),
         "chip": _in_order(profile.chip, ("key", "name", *physics.CHIP)),
         "network": dict(profile.network),
+        "network_curves": network_curves.document(profile.curves),
         "links": dict(profile.links),
         "sources": dict(profile.sources),
         "kernels": {"tables": {name: dict(table) for name, table in profile.tables.items()}} if profile.tables else {},
@@ -178,6 +179,7 @@ def parse(document: object, name: str = "") -> Profile:
         tables=dict(_tables(whole.part("kernels").part("tables"))),
         libraries=dict(_libraries(whole)),
         network=network,
+        curves=network_curves.parse(whole.table.get("network_curves", [])),
         host=whole.some(physics.HOST),
         links=whole.part("links").texts(),
         engine=whole.text("engine"),

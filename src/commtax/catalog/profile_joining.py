@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import cast
 
-from commtax.spec import ChipFacts, Lesson, Path, Profile
+from commtax.spec import ChipFacts, Path, Profile, RunLesson
 from commtax.statement import Refusal
 
 NO_FACTS = ("key", "name")
@@ -35,6 +35,7 @@ def lay_over(first: Profile, second: Profile) -> Profile:
         tables={**first.tables, **second.tables},
         libraries=_libraries(first, second),
         network=second.network or first.network,
+        curves=second.curves if second.network else first.curves,
         links=_links(first, second),
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
@@ -51,7 +52,7 @@ def _joined_runs(first: Profile, second: Profile) -> Profile:
     )
 
 
-def distinct(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
+def distinct(lessons: Sequence[RunLesson]) -> tuple[RunLesson, ...]:
     """Lessons in their order, equal ones once."""
     by = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in reversed(lessons)}
     return tuple(reversed(by.values()))

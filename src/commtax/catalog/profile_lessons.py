@@ -14,7 +14,7 @@ from commtax.catalog import physics
 from commtax.catalog.loader import suggest
 from commtax.catalog.table_view import TableView
 from commtax.records import dataclass, record_from
-from commtax.spec import Deployment, Lesson
+from commtax.spec import Deployment, RunLesson
 from commtax.spec.engine import HostTime, Paces
 from commtax.statement import Refusal
 from commtax.toml_text import shorten
@@ -36,14 +36,14 @@ class TaughtRun:
     """One run of a deployment: its latencies by metric, in the order of ``METRICS``."""
 
     deployment: Deployment
-    lessons: Mapping[str, Lesson]
+    lessons: Mapping[str, RunLesson]
 
     @property
-    def first(self) -> Lesson:
+    def first(self) -> RunLesson:
         return next(iter(self.lessons.values()))
 
 
-def read_lessons(rows: Iterable[object]) -> tuple[Lesson, ...]:
+def read_lessons(rows: Iterable[object]) -> tuple[RunLesson, ...]:
     """Lessons of a document's deployments; what cannot be is refused by key and rule."""
     found = tuple(islice(_read_deployments(rows), MOST + 1))
     if len(found) > MOST:
@@ -51,7 +51,7 @@ def read_lessons(rows: Iterable[object]) -> tuple[Lesson, ...]:
     return found
 
 
-def _read_deployments(rows: Iterable[object]) -> Iterator[Lesson]:
+def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
     for index, row in enumerate(rows):
         part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
         part.check_known({*(f.name for f in fields(Deployment)), "run"})
@@ -69,7 +69,7 @@ def _deployment(part: TableView) -> Deployment:
     return record_from(Deployment, facts)
 
 
-def _read_run(part: TableView, deployment: Deployment) -> Iterator[Lesson]:
+def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
     part.check_known({"label", *physics.RUN, *METRICS})
     asked = part.all_of(physics.RUN)
     if not any(metric in part.table for metric in METRICS):
@@ -80,7 +80,9 @@ def _read_run(part: TableView, deployment: Deployment) -> Iterator[Lesson]:
             told.check_known({*physics.LATENCY, "slopes"})
             needed = {key: rule for key, rule in physics.LATENCY.items() if key != "noise"}
             facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
-            yield record_from(Lesson, {**facts, "deployment": deployment, "metric": metric, "slopes": _slopes(told.part("slopes"))})
+            yield record_from(
+                RunLesson, {**facts, "deployment": deployment, "metric": metric, "slopes": _slopes(told.part("slopes"))}
+            )
 
 
 def _slopes(part: TableView) -> dict[str, float]:
@@ -90,9 +92,9 @@ def _slopes(part: TableView) -> dict[str, float]:
     return part.numbers(dict.fromkeys(part.table, physics.SLOPE))
 
 
-def runs_of(lessons: Iterable[Lesson]) -> list[TaughtRun]:
+def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
     """Lessons of one run together: of one deployment, label and load. A run has one latency of each metric."""
-    found: dict[tuple[object, ...], list[dict[str, Lesson]]] = {}
+    found: dict[tuple[object, ...], list[dict[str, RunLesson]]] = {}
     for lesson in lessons:
         load = (shorten(getattr(lesson, key)) for key in physics.RUN)
         runs = found.setdefault((lesson.deployment, lesson.label, *load), [])
@@ -104,7 +106,7 @@ def runs_of(lessons: Iterable[Lesson]) -> list[TaughtRun]:
     return [TaughtRun(next(iter(run.values())).deployment, run) for run in every]
 
 
-def deployment_rows(lessons: Iterable[Lesson]) -> list[dict[str, object]]:
+def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
     """Deployments as they are written, each with its runs; sizes of 1 go without saying."""
     by: dict[Deployment, list[dict[str, object]]] = {}
     for run in runs_of(lessons):
@@ -124,7 +126,7 @@ def _run_row(run: TaughtRun) -> dict[str, object]:
     return {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
 
 
-def _latency_row(lesson: Lesson) -> dict[str, object]:
+def _latency_row(lesson: RunLesson) -> dict[str, object]:
     told = {key: getattr(lesson, key) for key in physics.LATENCY if key != "noise" or shorten(lesson.noise) != _NOISE}
     return {**told, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
 
@@ -148,7 +150,7 @@ class Topic:
         return f"{self.name} {self.asked}" + (f" (seen {among})" if among else "")
 
 
-def run_topics(lessons: Iterable[Lesson], wanted: Mapping[str, str]) -> Iterator[Topic]:
+def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Iterator[Topic]:
     """Facts of a deployment that are asked for, beside what its runs had: those that are alike in all facts before."""
     runs = list(dict.fromkeys(lesson.deployment for lesson in lessons))
     for name, value in wanted.items():

@@ -11,7 +11,7 @@ from commtax.catalog.profile_moves import move_words, moves_of
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
-from commtax.spec import Deployment, Lesson, Path, Profile
+from commtax.spec import Deployment, Path, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.profiles import ConstantDifference, LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
@@ -85,7 +85,7 @@ def deployment_words(d: Deployment) -> str:
     return f"{d.model or d.family or 'a model'}{kind} on {d.chip or 'a chip'}, {sizes}{pools}{served}"
 
 
-def _load(lesson: Lesson) -> tuple[str, ...]:
+def _load(lesson: RunLesson) -> tuple[str, ...]:
     return tuple(f"{x:,.6g}" for x in (lesson.clients, lesson.input_len, lesson.output_len))
 
 
@@ -124,7 +124,7 @@ def _run_record(run: TaughtRun) -> Record:
     return record("profile-run", lesson=run.first, deployment=run.deployment, **{m: latencies.get(m) for m in METRICS})
 
 
-def _off(lesson: Lesson) -> float:
+def _off(lesson: RunLesson) -> float:
     return lesson.measured_s / lesson.catalogue_s - 1
 
 

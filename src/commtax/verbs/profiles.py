@@ -12,7 +12,7 @@ from commtax.catalog.profile_files import check_paths, path_rows
 from commtax.catalog.profile_joining import tells_chip
 from commtax.catalog.profile_lessons import Topic, run_topics
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Lesson, Model, Path, Profile
+from commtax.spec import Cluster, Engine, Model, Path, Profile, RunLesson
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ConstantDifference:
 class LatencyDifference:
     """A latency that was measured in the same run of a deployment, whatever the engine's version; None: not in that profile."""
 
-    lesson: Lesson
+    lesson: RunLesson
     before_s: float | None
     after_s: float | None
 
@@ -97,7 +97,7 @@ def _words(own: Profile) -> dict[str, str]:
     return {**{name: text for name, text in told.items() if text}, **links, **served}
 
 
-def _latencies(first: Iterable[Lesson], second: Iterable[Lesson]) -> Iterator[LatencyDifference]:
+def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Iterator[LatencyDifference]:
     before, after = _by_run(first), _by_run(second)
     for key in {**before, **after}:
         pair = (before.get(key), after.get(key))
@@ -106,9 +106,9 @@ def _latencies(first: Iterable[Lesson], second: Iterable[Lesson]) -> Iterator[La
             yield LatencyDifference(shown, *(one.measured_s if one else None for one in pair))
 
 
-def _by_run(lessons: Iterable[Lesson]) -> dict[tuple[object, ...], Lesson]:
+def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
     """Lessons by deployment (whatever its version), metric and load; runs that were repeated are numbered."""
-    found: dict[tuple[object, ...], Lesson] = {}
+    found: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
         d = lesson.deployment
