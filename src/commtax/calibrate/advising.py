@@ -53,9 +53,9 @@ class Advice:
     wanted: int
 
     @property
-    def enough(self) -> bool:
-        """Whether further runs would hardly narrow anything."""
-        return len(self.runs) < self.wanted
+    def helps(self) -> bool:
+        """Whether as many runs as were wanted narrow anything."""
+        return len(self.runs) == self.wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def advise(question: Question, wanted: int, asked: Sequence[str] = ()) -> Advice
         sides = [{m: _width(one, range(i, first, each)) for i, m in enumerate(METRICS)} for one in (known, after)]
         runs.append(AdvisedRun(*load, *sides, float(around.seconds[around.loads.index(load)]), _command(base, load)))
         known = after
-    return Advice(question, tuple(points.loads), len(learnt), tuple(runs), wanted)
+    return Advice(base, tuple(points.loads), len(learnt), tuple(runs), wanted)
 
 
 def best_run(

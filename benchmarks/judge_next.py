@@ -1,0 +1,138 @@
+"""Are the advised runs the right ones? ``python benchmarks/judge_next.py DATA [--kept FILE] [--only publisher|chip] [--decisions]``.
+
+Every publisher and every chip is left out in turn, as in ``judge_posterior.py``. Of each of its deployments some runs are shown and the
+others predicted: two or three chosen as ``calibrate --next`` does, from the deployment's own measured loads, against runs drawn at
+random. Beside that, decisions (``decisions.py``) before and after three runs of every deployment that a group is made of.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from decisions import CONFIDENCES, TIMES, Point, between_points, on_points, rate, report
+from deployments import JUDGED, KINDS, METRICS, Measured
+from fit_posterior import Rows, lessons_of, read
+from judge_posterior import believe, group, left_out, predict, taught
+
+from commtax.calibrate.advising import best_run
+from commtax.calibrate.learning import doubt
+from commtax.catalog.posterior import Beliefs
+from commtax.ledger import Z80
+from commtax.spec import Profile
+from commtax.verbs.confidence import Estimate
+from commtax.verbs.foresight import Foresight
+
+DRAWS = 12
+SHOWN = 3
+REQUESTS_PER_CLIENT = 10
+
+
+def chosen(one: Measured, count: int, kind: str, known: Beliefs) -> list[int]:
+    """Runs as they are advised, before anything was run, for all of a deployment's measured loads."""
+    size = len(one)
+    foreseen = Foresight(lessons_of(Rows(one, range(size), kind)), (), known)
+    pairs = {i: (i, size + i) for i in range(size)}
+    output = np.exp2(one.load[:, 2])
+    seconds = dict(enumerate((REQUESTS_PER_CLIENT * (one.seen["ttft"] + (output - 1) * one.seen["tpot"])).tolist()))
+    taken: list[int] = []
+    for _ in range(count):
+        best = best_run(foreseen, range(2 * size), pairs, seconds)
+        if best is None:  # nothing is left to narrow: any will do
+            best = min(pairs, key=lambda i: seconds[i])
+        foreseen = foreseen.shown(pairs.pop(best))
+        taken.append(best)
+    return sorted(taken)
+
+
+def errors(one: Measured, shown: Sequence[int], kind: str, known: Beliefs) -> list[float]:
+    """Median errors of TPOT and TTFT of the runs that are not shown, with slopes where the catalogue has them."""
+    rest = Rows(one, [i for i in range(len(one)) if i not in shown], kind)
+    foreseen = Foresight(lessons_of(rest), doubt(lessons_of(Rows(one, shown, kind)), known), known)
+    off = np.split(rest.errors.numpy() - foreseen.mean, len(METRICS))
+    return [float(np.median(np.abs(np.expm1(x)))) for x in off]
+
+
+def compare(one: Measured, kind: str, known: Beliefs) -> dict[str, Any]:
+    """Errors after chosen runs, and the mean after random ones."""
+    draw = np.random.default_rng(0)
+    drawn = {count: [draw.choice(len(one), count, replace=False).tolist() for _ in range(DRAWS)] for count in (2, SHOWN)}
+    found = {f"random {n}": np.mean([errors(one, sorted(x), kind, known) for x in sets], axis=0) for n, sets in drawn.items()}
+    return found | {f"chosen {n}": np.array(errors(one, chosen(one, n, kind, known), kind, known)) for n in (1, 2, SHOWN)}
+
+
+def report_choices(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    for name, values in table.items():
+        medians = " ".join(f"{m} {x:.1%}" for m, x in zip(METRICS, np.median(values, axis=0), strict=True))
+        print(f"{kind} {name}: {medians} of {len(rows)} deployments")
+    for name in ("random 2", "chosen 1", "chosen 2", "chosen 3"):
+        reached = np.mean(table[name] <= table["random 3"], axis=0)
+        both = np.mean(np.log(table[name] / table["random 3"]).mean(axis=1) <= 0)
+        print(f"{kind} {name} reach the error of three random ones: tpot {reached[0]:.0%}, ttft {reached[1]:.0%}, both together {both:.0%}")
+
+
+def points(one: Measured, kind: str, own: Profile | None) -> list[tuple[tuple[str, ...], Point]]:
+    """Runs of a deployment as points of decisions, by the group that they stand in."""
+    told = predict(one, range(len(one)), kind, own or Profile("nothing"))
+    made = []
+    for i, q in enumerate(one.questions):
+        real = {f"{m}_s": float(one.seen[m][i]) for m in METRICS}
+        logs = {f"{m}_s": (float(told[m][0][i]), float(told[m][1][i])) for m in METRICS}
+        known = {n: Estimate(*(float(np.exp(log + side * Z80 * sigma)) for side in (0, -1, 1))) for n, (log, sigma) in logs.items()}
+        gpus = float(one.at.tp * one.at.pp * one.at.dp)
+        ask = (int(q["concurrency"]), int(q["output_len"]), gpus)
+        guess = {n: float(x.value) for n, x in known.items()}
+        at = one.at
+        key = (one.name.split()[0], at.engine, at.version, at.chip, at.model, at.dtype, str(q["input_len"]), str(q["output_len"]))
+        made.append((key, Point(at.tp, real, rate(*ask, real), known, rate(*ask, guess), q["model"].experts is not None, "")))
+    return made
+
+
+def decided(members: Iterable[Measured], kind: str, shown: int) -> list[list[Point]]:
+    """Groups that leave a choice, each deployment after so many runs of its own."""
+    known: dict[tuple[str, ...], list[Point]] = defaultdict(list)
+    for one in members:
+        if one.at.disaggregated or one.drafts:
+            continue
+        own = taught(one, one.spread(min(shown, len(one)), 0), kind) if shown else None
+        for key, point in points(one, kind, own):
+            known[key].append(point)
+    return [g for g in known.values() if len(g) >= 4 and len({p.tp for p in g}) > 1]
+
+
+def main(data: Path, kept: str, kinds: Sequence[str], decisions: bool) -> None:
+    members = read(data, kept)
+    for kind in kinds:
+        rows: list[dict[str, Any]] = []
+        groups: dict[int, list[list[Point]]] = {0: [], SHOWN: []}
+        for _, name, known in left_out(members, [kind], kept):
+            believe(known)
+            mine = [one for one in members if group(one, kind) == name]
+            rows += [compare(one, kind, known) for one in mine if len(one) >= JUDGED]
+            for count in groups if decisions else ():
+                groups[count] += decided(mine, kind, count)
+        report_choices(kind, rows)
+        for count, every in groups.items() if decisions else ():
+            for place, limits in (("between", between_points), ("on", on_points)):
+                for metric in TIMES:
+                    print(f"{kind}, after {count} runs: {metric} limits {place} points, {len(every)} groups")
+                    for confidence in CONFIDENCES:
+                        print(report(every, metric, limits, confidence), flush=True)
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("data", type=Path)
+    arguments.add_argument("--kept", default="", help="a file that keeps priced deployments; beliefs are kept beside it")
+    arguments.add_argument("--only", choices=KINDS, default="")
+    arguments.add_argument("--decisions", action="store_true", help="also decisions before and after three runs (minutes)")
+    said = arguments.parse_args()
+    torch.set_num_threads(1)
+    main(said.data, said.kept, [said.only] if said.only else KINDS, said.decisions)
