@@ -92,26 +92,56 @@ def advise(question: Question, wanted: int, asked: Sequence[str] = ()) -> Advice
     learnt = lessons_of(question.profile)
     known = Foresight([*points.latencies, *around.latencies], learnt)
     first, each = len(points.latencies), len(METRICS)
-    pairs = {load: range(first + each * i, first + each * (i + 1)) for i, load in enumerate(around.loads)}
+    shows = {load: range(first + each * i, first + each * (i + 1)) for i, load in enumerate(around.loads)}
+    seconds = dict(zip(around.loads, around.seconds.tolist(), strict=True))
     runs = list[AdvisedRun]()
-    while len(runs) < wanted:
-        load = best_run(known, range(first), pairs, dict(zip(around.loads, around.seconds.tolist(), strict=True)))
-        if load is None:
-            break
-        after = known.shown(pairs.pop(load))
+    for load in best_runs(known, range(first), shows, seconds, wanted):
+        after = known.shown(shows[load])
         sides = [{m: _width(one, range(i, first, each)) for i, m in enumerate(METRICS)} for one in (known, after)]
-        runs.append(AdvisedRun(*load, *sides, float(around.seconds[around.loads.index(load)]), _command(base, load)))
+        runs.append(AdvisedRun(*load, *sides, seconds[load], _command(base, load)))
         known = after
     return Advice(base, tuple(points.loads), len(learnt), tuple(runs), wanted)
 
 
-def best_run(
-    known: Foresight, asked: Sequence[int], runs: Mapping[Run, Sequence[int]], seconds: Mapping[Run, float]
+def best_runs(
+    known: Foresight, asked: Sequence[int], runs: Mapping[Run, Sequence[int]], seconds: Mapping[Run, float], wanted: int
+) -> list[Run]:
+    """At most so many runs that together narrow the latencies asked for, the one that is worth most first.
+
+    One is added after the other, then each is chosen again beside all others: two that are best together need not hold the best one.
+    """
+    taken = list[Run]()
+    for _ in range(wanted):
+        if (best := _best_beside(known, asked, runs, seconds, taken)) is None:
+            break
+        taken.append(best)
+        for _ in range(COUNT.rounds if len(taken) > 1 else 0):
+            before = list(taken)
+            for one in before:
+                others = [run for run in taken if run != one]
+                taken = [*others, _best_beside(known, asked, runs, seconds, others) or one]
+            if set(taken) == set(before):
+                break
+    ordered = list[Run]()
+    while len(ordered) < len(taken):
+        left = {run: runs[run] for run in taken if run not in ordered}
+        ordered.append(_best_beside(known, asked, left, seconds, ordered, runs) or next(iter(left)))
+    return ordered
+
+
+def _best_beside(
+    known: Foresight,
+    asked: Sequence[int],
+    runs: Mapping[Run, Sequence[int]],
+    seconds: Mapping[Run, float],
+    taken: Sequence[Run],
+    every: Mapping[Run, Sequence[int]] | None = None,
 ) -> Run | None:
-    """The run that narrows the latencies asked for most, the shortest of the best; None where none does."""
-    which = list(asked)
-    now = np.log(known.sigma[which]).mean()
-    worth = {run: now - np.log(known.shown(shows).sigma[which]).mean() for run, shows in runs.items()}
+    """The run that narrows the latencies asked for most beside others, the shortest of the best; None where none does."""
+    which, shown = list(asked), [i for run in taken for i in (every or runs)[run]]
+    now = known.shown(shown) if shown else known
+    before = np.log(now.sigma[which]).mean()
+    worth = {run: before - np.log(now.shown(more).sigma[which]).mean() for run, more in runs.items() if run not in taken}
     most = max(worth.values(), default=0.0)
     if most < LEVEL.least_worth:
         return None

@@ -130,7 +130,10 @@ def _verdict(chance: float, near: Sequence[Lesson], visible: float) -> tuple[Lit
     if chance <= LEVEL.level:
         return "drifted", ""
     if visible > LEVEL.widest:
-        return "unknown", f"everything could be {visible:.0%} slower without being seen; check more runs, or at loads that the profile saw"
+        return (
+            "unknown",
+            f"everything could be {visible:.0%} slower without being seen; check more runs, or at loads that the profile saw",
+        )
     return "same", ""
 
 

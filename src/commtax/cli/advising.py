@@ -93,7 +93,9 @@ def _searched(text: str, files: Sequence[Path], output: Output, given: GivenOpti
         options = dict(context.params)
         order = read_order(str(options.pop("model") or ""), GivenOptions(options), "plan", VerbSubject.SEARCH)
         if order.question.trains or order.given.request_rate is not None or order.others:
-            raise Refusal("for: plans to serve a closed loop on one cluster are weighed, no training, rates or several clusters", "for")
+            raise Refusal(
+                "for: plans to serve a closed loop on one cluster are weighed, no training, rates or several clusters", "for"
+            )
         goal = with_prices([goal_of(order)], order.given.price)[0]
     output.remarks += order.output.remarks
     own = profile_of(given) or goal.profile

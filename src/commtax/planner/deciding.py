@@ -134,7 +134,9 @@ def _after(
     """How likely the right plan is taken once these latencies are known, and what is lost then, over all that they may show."""
     normals, outcomes = draws
     after, moves = known.shown(shows), known.learnable(shows)
-    shown = outcomes if len(shows) == outcomes.shape[1] else np.random.default_rng(SEED).standard_normal((len(outcomes), len(shows)))
+    shown = (
+        outcomes if len(shows) == outcomes.shape[1] else np.random.default_rng(SEED).standard_normal((len(outcomes), len(shows)))
+    )
     worlds, judged = _worlds(after, normals), []
     for one in shown:
         values = _values(goal, plans, worlds * np.exp(moves @ one))
