@@ -1,7 +1,7 @@
-"""Are the advised runs the right ones? ``python benchmarks/judge_next.py DATA [--kept FILE] [--only publisher|chip] [--decisions]``.
+"""Are the advised runs the right ones? ``python benchmarks/judge_next.py DATA [--kept FILE] [--only …] [--decisions]``.
 
-Every publisher and every chip is left out in turn, as in ``judge_posterior.py``. Of each of its deployments some runs are shown and the
-others predicted: two or three chosen as ``calibrate --next`` does, from the deployment's own measured loads, against runs drawn at
+Every publisher and every chip is left out in turn, as in ``judge_posterior.py``. Of each of its deployments some runs are shown and
+the others predicted: two or three chosen as ``calibrate --next`` does, from the deployment's own measured loads, against runs drawn at
 random. Beside that, decisions (``decisions.py``) before and after three runs of every deployment that a group is made of.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +69,8 @@ def report_choices(kind: str, rows: Sequence[dict[str, Any]]) -> None:
     for name in ("random 2", "chosen 1", "chosen 2", "chosen 3"):
         reached = np.mean(table[name] <= table["random 3"], axis=0)
         both = np.mean(np.log(table[name] / table["random 3"]).mean(axis=1) <= 0)
-        print(
-            f"{kind} {name} reach the error of three random ones: tpot {reached[0]:.0%}, ttft {reached[1]:.0%}, both together {both:.0%}"
-        )
+        said = f"tpot {reached[0]:.0%}, ttft {reached[1]:.0%}, both together {both:.0%}"
+        print(f"{kind} {name} reach the error of three random ones: {said}", flush=True)
 
 
 def points(one: Measured, kind: str, own: Profile | None) -> list[tuple[tuple[str, ...], Point]]:

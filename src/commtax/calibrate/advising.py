@@ -108,7 +108,7 @@ def best_runs(
 ) -> list[Run]:
     """At most so many runs that together narrow the latencies asked for, the one that is worth most first.
 
-    One is added after the other, then each is chosen again beside all others: two that are best together need not hold the best one.
+    One is added after the other, then each is chosen again beside all others: the best two need not hold the best one.
     """
     taken = list[Run]()
     for _ in range(wanted):

@@ -1,7 +1,7 @@
 """Is today's run still the machine that was calibrated, and if not, which part of it moved?
 
-New latencies are held against what a profile says of them, all together: how far each may lie, and how much they move as one. A shift
-of a part (links, kernels, host) or of everything moves them along its slopes; the test asks how far they moved along each,
+New latencies are held against what a profile says of them, all together: how far each may lie, and how much they move as one. A
+shift of a part (links, kernels, host) or of everything moves them along its slopes; the test asks how far they moved along each,
 
     t = s' S^-1 e / sqrt(s' S^-1 s)
 
@@ -26,7 +26,6 @@ from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import Deployment, Lesson, Profile
 from commtax.statement import Refusal
-from commtax.units import plural
 from commtax.verbs.foresight import Foresight
 
 COUNT, LEVEL = thresholds(__name__)
@@ -86,7 +85,7 @@ def check_drift(runs: Sequence[MeasuredRun], own: Profile) -> DriftCheck:
 
 
 def same_versions(lessons: Sequence[Lesson], learnt: Sequence[Lesson]) -> tuple[list[Lesson], tuple[str, ...]]:
-    """Lessons as if of the version that was calibrated, where only that differs: whether an upgrade changed anything is the question."""
+    """Lessons as if of the version that was calibrated, where only that differs: whether an upgrade changed anything is asked."""
     made, notes = [], dict[str, None]()
     for lesson in lessons:
         before = [x.deployment for x in learnt if _but_version(x.deployment) == _but_version(lesson.deployment)]

@@ -50,7 +50,7 @@ def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = Non
 
 
 def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[Lesson], tuple[str, ...]]:
-    """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and who is refused."""
+    """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
     blank = replace(own, lessons=())
     asked = [(run, _ask(run, blank), _ask(run, own)) for run in _distinct(runs)]
     reasons = [reason_impossible(run, base) for run, base, _ in asked]

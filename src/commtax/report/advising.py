@@ -32,7 +32,11 @@ def advised_words(run: AdvisedRun) -> str:
     """``concurrency 64 at 8k/1k: TPOT range ±11 -> ±4 %, TTFT ±30 -> ±12 %, 6 minutes``."""
     names = {"tpot": "TPOT range", "ttft": "TTFT"}
     changes = (f"{name} ±{_percent(run.before[m])} -> ±{_percent(run.after[m])} %" for m, name in names.items())
-    return f"concurrency {run.clients} at {_length(run.input_len)}/{_length(run.output_len)}: {', '.join(changes)}, {_minutes(run.seconds)}"
+    return f"{_load_words(run.clients, run.input_len, run.output_len)}: {', '.join(changes)}, {_minutes(run.seconds)}"
+
+
+def _load_words(clients: int, prompt: int, output: int) -> str:
+    return f"concurrency {clients} at {_length(prompt)}/{_length(output)}"
 
 
 def _percent(share: float) -> str:
@@ -42,8 +46,7 @@ def _percent(share: float) -> str:
 
 def _loads(advice: Advice) -> str:
     if len(advice.loads) == 1:
-        clients, prompt, output = advice.loads[0]
-        return f"concurrency {clients} at {_length(prompt)}/{_length(output)}"
+        return _load_words(*advice.loads[0])
     return f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]} (medians)"
 
 
@@ -79,7 +82,7 @@ def show_settlement(console: Console, found: Settlement) -> None:
 
 
 def settling_words(run: SettlingRun) -> str:
-    load = f"concurrency {run.clients} at {_length(run.input_len)}/{_length(run.output_len)}"
+    load = _load_words(run.clients, run.input_len, run.output_len)
     return f"{run.plan}, {load}: right {percent(run.right)}, expected loss {run.loss:.1%}, {_minutes(run.seconds)}"
 
 
@@ -100,8 +103,8 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     show_table(console, columns, map(_latency_row, found.latencies))
     rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", f"{p.visible:.0%}") for p in found.parts]
     show_table(console, ("if this alone moved", ">by", ">80 % range", ">seen from"), rows)
-    rate = f"of unchanged machines {found.level:.0%} are called drifted; these runs, or odder ones, come from {percent(found.probability)}"
-    notes(console, [rate, *found.notes])
+    alarms = f"{found.level:.0%} of unchanged machines are called drifted, by chance"
+    notes(console, [f"{alarms}; runs as odd as these come from {percent(found.probability)} of them", *found.notes])
 
 
 def part_words(part: PartShift) -> str:
