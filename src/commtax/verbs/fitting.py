@@ -187,9 +187,18 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     return may
 
 
+def judged_by_memory(put: Question) -> Question:
+    """A question about seconds, where whether something fits is told beside them: without a profile that says nothing of it."""
+    return put if _tells_memory(put) else put.but(profile=None)
+
+
+def _tells_memory(q: Question) -> bool:
+    return not q.profile or bool({"memory_bytes", "visible_bytes"} & set(q.profile.chip))
+
+
 def check_memory(asked: Question) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
-    if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
+    if not _tells_memory(asked):
         raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=asked.profile.name)
     for name in SIZES:
         if np.ndim(getattr(asked.plan, name)):
