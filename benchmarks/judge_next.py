@@ -1,21 +1,22 @@
 """Are the advised runs the right ones? ``python benchmarks/judge_next.py DATA [--kept FILE] [--only …] [--decisions]``.
 
 Every publisher and every chip is left out in turn, as in ``judge_posterior.py``. Of each of its deployments some runs are shown and
-the others predicted: two or three chosen as ``calibrate --next`` does, from the deployment's own measured loads, against runs drawn at
-random. Beside that, decisions (``decisions.py``) before and after three runs of every deployment that a group is made of.
+the others predicted: two or three chosen as ``calibrate --next`` does, from the deployment's own measured loads, against runs that
+are drawn at random. Beside that, decisions (``decisions.py``) before and after three runs, chosen likewise, of every deployment
+that a group is made of.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from decisions import CONFIDENCES, TIMES, Point, between_points, on_points, rate, report
+from decisions import CONFIDENCES, NEAR, TIMES, Decision, Point, between_points, on_points, rate, report
 from deployments import JUDGED, KINDS, METRICS, Measured
 from fit_posterior import Rows, lessons_of, read
 from judge_posterior import believe, group, left_out, predict, taught
@@ -90,16 +91,31 @@ def points(one: Measured, kind: str, own: Profile | None) -> list[tuple[tuple[st
     return made
 
 
-def decided(members: Iterable[Measured], kind: str, shown: int) -> list[list[Point]]:
+def decided(members: Iterable[Measured], kind: str, shown: int, known: Beliefs) -> list[list[Point]]:
     """Groups that leave a choice, each deployment after so many runs of its own."""
-    known: dict[tuple[str, ...], list[Point]] = defaultdict(list)
+    held: dict[tuple[str, ...], list[Point]] = defaultdict(list)
     for one in members:
         if one.at.disaggregated or one.drafts:
             continue
-        own = taught(one, one.spread(min(shown, len(one)), 0), kind) if shown else None
+        own = taught(one, chosen(one, min(shown, len(one)), kind, known), kind) if shown else None
         for key, point in points(one, kind, own):
-            known[key].append(point)
-    return [g for g in known.values() if len(g) >= 4 and len({p.tp for p in g}) > 1]
+            held[key].append(point)
+    return [g for g in held.values() if len(g) >= 4 and len({p.tp for p in g}) > 1]
+
+
+def weighed(group: list[Point], name: str, limit_s: float) -> Decision:
+    """The point with the most expected tokens/s/GPU within the limit: rate times the probability that the limit is kept."""
+    best = max(p.rate for p in group if p.measured[name] <= limit_s)
+    taken = max(group, key=lambda p: (p.predicted_rate * p.predicted[name].kept(limit_s), -float(p.predicted[name].value)))
+    broken = taken.measured[name] > limit_s * (1 + 1e-9)
+    return Decision(0.0 if broken else min(1.0, taken.rate / best), broken)
+
+
+def report_weighed(every: list[list[Point]], name: str, limits: Callable[[list[Point], str], list[float]]) -> str:
+    made = [weighed(g, name, limit) for g in every for limit in limits(g, name)]
+    right, near = (np.mean([d.share > 1 - loss for d in made]) for loss in (1e-9, NEAR))
+    broken, kept = np.mean([d.broken for d in made]), np.mean([d.share for d in made])
+    return f"  by expected goodput: right {right:.1%} (within {NEAR:.0%}: {near:.1%}), limit broken {broken:.1%}, goodput kept {kept:.1%}"
 
 
 def main(data: Path, kept: str, kinds: Sequence[str], decisions: bool) -> None:
@@ -112,14 +128,15 @@ def main(data: Path, kept: str, kinds: Sequence[str], decisions: bool) -> None:
             mine = [one for one in members if group(one, kind) == name]
             rows += [compare(one, kind, known) for one in mine if len(one) >= JUDGED]
             for count in groups if decisions else ():
-                groups[count] += decided(mine, kind, count)
+                groups[count] += decided(mine, kind, count, known)
         report_choices(kind, rows)
         for count, every in groups.items() if decisions else ():
             for place, limits in (("between", between_points), ("on", on_points)):
                 for metric in TIMES:
                     print(f"{kind}, after {count} runs: {metric} limits {place} points, {len(every)} groups")
                     for confidence in CONFIDENCES:
-                        print(report(every, metric, limits, confidence), flush=True)
+                        print(report(every, metric, limits, confidence))
+                    print(report_weighed(every, metric, limits), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_faster_is_a_change_too():
 
 
 def test_the_more_it_drifts_the_less_it_is_chance():
-    chances = [check_drift(measured(**{name: size for name in KERNELS}), OWN).probability for size in (1.0, 1.1, 1.2, 1.4)]
+    chances = [check_drift(measured(**dict.fromkeys(KERNELS, size)), OWN).probability for size in (1.0, 1.1, 1.2, 1.4)]
     assert chances == sorted(chances, reverse=True)
 
 

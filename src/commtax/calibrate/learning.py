@@ -4,7 +4,7 @@ Every run is predicted, its slopes read off, the constants moved, and both done 
 others contradict counts for less, and is named.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from commtax.calibrate import calibrate
-from commtax.cli.advising import answer_advice, is_advice, refuse_advice
+from commtax.cli.advice import answer_advice, is_advice, refuse_advice
 from commtax.cli.options import GivenOptions, add_verb_options
 from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
