@@ -32,16 +32,18 @@ from commtax.verbs.foresight import Foresight
 DRAWS = 24
 SHOWN = 3
 REQUESTS_PER_CLIENT = 10
+NONE, ALL, THESE = "no run", "three runs for all lengths", "three runs for the lengths of the decision"
 
 
-def chosen(one: Measured, count: int, kind: str, known: Beliefs) -> list[int]:
-    """Runs as they are advised, before anything was run, for all of a deployment's measured loads."""
+def chosen(one: Measured, count: int, kind: str, known: Beliefs, asked: Sequence[int] = ()) -> list[int]:
+    """Runs as they are advised, before anything was run, for all of a deployment's measured loads or for some."""
     size = len(one)
+    wanted = [i + at for at in (0, size) for i in asked or range(size)]
     foreseen = Foresight(lessons_of(Rows(one, range(size), kind)), (), known)
     pairs = {i: (i, size + i) for i in range(size)}
     output = np.exp2(one.load[:, 2])
     seconds = dict(enumerate((REQUESTS_PER_CLIENT * (one.seen["ttft"] + (output - 1) * one.seen["tpot"])).tolist()))
-    taken = best_runs(foreseen, range(2 * size), pairs, seconds, count)
+    taken = best_runs(foreseen, wanted, pairs, seconds, count)
     spare = sorted((i for i in range(size) if i not in taken), key=lambda i: seconds[i])  # nothing is left to narrow: any will do
     return sorted([*taken, *spare][:count])
 
@@ -74,13 +76,14 @@ def report_choices(kind: str, rows: Sequence[dict[str, Any]]) -> None:
         print(f"{kind} {name} reach the error of three random ones: {said}", flush=True)
 
 
-def points(one: Measured, kind: str, own: Profile | None) -> list[tuple[tuple[str, ...], Point]]:
+def points(one: Measured, which: Sequence[int], kind: str, own: Profile | None) -> list[tuple[tuple[str, ...], Point]]:
     """Runs of a deployment as points of decisions, by the group that they stand in."""
-    told = predict(one, range(len(one)), kind, own or Profile("nothing"))
+    told = predict(one, which, kind, own or Profile("nothing"))
     made = []
-    for i, q in enumerate(one.questions):
+    for place, i in enumerate(which):
+        q = one.questions[i]
         real = {f"{m}_s": float(one.seen[m][i]) for m in METRICS}
-        logs = {f"{m}_s": (float(told[m][0][i]), float(told[m][1][i])) for m in METRICS}
+        logs = {f"{m}_s": (float(told[m][0][place]), float(told[m][1][place])) for m in METRICS}
         known = {n: Estimate(*(float(np.exp(log + side * Z80 * sigma)) for side in (0, -1, 1))) for n, (log, sigma) in logs.items()}
         gpus = float(one.at.tp * one.at.pp * one.at.dp)
         ask = (int(q["concurrency"]), int(q["output_len"]), gpus)
@@ -91,15 +94,20 @@ def points(one: Measured, kind: str, own: Profile | None) -> list[tuple[tuple[st
     return made
 
 
-def decided(members: Iterable[Measured], kind: str, shown: int, known: Beliefs) -> list[list[Point]]:
-    """Groups that leave a choice, each deployment after so many runs of its own."""
+def decided(members: Iterable[Measured], kind: str, after: str, known: Beliefs) -> list[list[Point]]:
+    """Groups that leave a choice, each deployment after some runs of its own."""
     held: dict[tuple[str, ...], list[Point]] = defaultdict(list)
     for one in members:
         if one.at.disaggregated or one.drafts:
             continue
-        own = taught(one, chosen(one, min(shown, len(one)), kind, known), kind) if shown else None
-        for key, point in points(one, kind, own):
-            held[key].append(point)
+        count, lengths = min(SHOWN, len(one)), [tuple(row[1:]) for row in one.load.tolist()]
+        own = taught(one, chosen(one, count, kind, known), kind) if after == ALL else None
+        for alike in dict.fromkeys(lengths):
+            which = [i for i, pair in enumerate(lengths) if pair == alike]
+            if after == THESE:
+                own = taught(one, chosen(one, count, kind, known, which), kind)
+            for key, point in points(one, which, kind, own):
+                held[key].append(point)
     return [g for g in held.values() if len(g) >= 4 and len({p.tp for p in g}) > 1]
 
 
@@ -115,25 +123,26 @@ def report_weighed(every: list[list[Point]], name: str, limits: Callable[[list[P
     made = [weighed(g, name, limit) for g in every for limit in limits(g, name)]
     right, near = (np.mean([d.share > 1 - loss for d in made]) for loss in (1e-9, NEAR))
     broken, kept = np.mean([d.broken for d in made]), np.mean([d.share for d in made])
-    return f"  by expected goodput: right {right:.1%} (within {NEAR:.0%}: {near:.1%}), limit broken {broken:.1%}, goodput kept {kept:.1%}"
+    words = f"right {right:.1%} (within {NEAR:.0%}: {near:.1%}), limit broken {broken:.1%}, goodput kept {kept:.1%}"
+    return f"  by expected goodput: {words}"
 
 
 def main(data: Path, kept: str, kinds: Sequence[str], decisions: bool) -> None:
     members = read(data, kept)
     for kind in kinds:
         rows: list[dict[str, Any]] = []
-        groups: dict[int, list[list[Point]]] = {0: [], SHOWN: []}
+        groups: dict[str, list[list[Point]]] = {NONE: [], ALL: [], THESE: []}
         for _, name, known in left_out(members, [kind], kept):
             believe(known)
             mine = [one for one in members if group(one, kind) == name]
             rows += [compare(one, kind, known) for one in mine if len(one) >= JUDGED]
-            for count in groups if decisions else ():
-                groups[count] += decided(mine, kind, count, known)
+            for after in groups if decisions else ():
+                groups[after] += decided(mine, kind, after, known)
         report_choices(kind, rows)
-        for count, every in groups.items() if decisions else ():
+        for after, every in groups.items() if decisions else ():
             for place, limits in (("between", between_points), ("on", on_points)):
                 for metric in TIMES:
-                    print(f"{kind}, after {count} runs: {metric} limits {place} points, {len(every)} groups")
+                    print(f"{kind}, after {after}: {metric} limits {place} points, {len(every)} groups")
                     for confidence in CONFIDENCES:
                         print(report(every, metric, limits, confidence))
                     print(report_weighed(every, metric, limits), flush=True)
