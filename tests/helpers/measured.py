@@ -22,7 +22,7 @@ def measured(loads=LOADS, scatter=0.0, seed=0, model=MODEL, tp=4, **times):
     """Runs at some loads on such a machine, with a scatter of logarithms."""
     draw, place, made = np.random.default_rng(seed), catalog.cluster(CLUSTER), []
     for clients, prompt, output in loads:
-        options = {"tp": tp, "concurrency": clients, "input_len": prompt, "output_len": output}
+        options = {"tp": tp, "concurrency": clients, "input_len": prompt, "output_len": output, "num_prompts": 10 * clients}
         told = simulate(model, place, engine=slower(**times), **options)
         seen = {m: float(getattr(told, f"{m}_s")) * np.exp(scatter * draw.standard_normal()) for m in ("tpot", "ttft")}
         made.append(
