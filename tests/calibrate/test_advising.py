@@ -36,6 +36,12 @@ def test_no_run_ever_widens_a_range(shown, more):
     assert np.all(once.shown([more]).sigma <= once.sigma * (1 + 1e-9))
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), st.lists(st.integers(0, 9), min_size=1, unique=True))
+def test_some_ranges_are_those_of_all(shown, which):
+    known = foreseen()
+    assert known.sigma_after(shown, which) == pytest.approx(known.shown(shown).sigma[which])
+
+
 def test_runs_in_any_order_and_one_by_one_leave_the_same():
     known = foreseen()
     together, apart = known.after([0, 1, 6, 7]), known.shown([6, 7]).after([0, 1])

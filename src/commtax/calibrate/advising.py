@@ -97,8 +97,8 @@ def advise(question: Question, wanted: int, asked: Sequence[str] = ()) -> Advice
     runs = list[AdvisedRun]()
     for load in best_runs(known, range(first), shows, seconds, wanted):
         after = known.shown(shows[load])
-        sides = [{m: _width(one, range(i, first, each)) for i, m in enumerate(METRICS)} for one in (known, after)]
-        runs.append(AdvisedRun(*load, *sides, seconds[load], _command(base, load)))
+        wide, narrow = ({m: _width(one, range(i, first, each)) for i, m in enumerate(METRICS)} for one in (known, after))
+        runs.append(AdvisedRun(*load, wide, narrow, seconds[load], _command(base, load)))
         known = after
     return Advice(base, tuple(points.loads), len(learnt), tuple(runs), wanted)
 
@@ -141,7 +141,7 @@ def _best_beside(
     which, shown = list(asked), [i for run in taken for i in (every or runs)[run]]
     now = known.shown(shown) if shown else known
     before = np.log(now.sigma[which]).mean()
-    worth = {run: before - np.log(now.shown(more).sigma[which]).mean() for run, more in runs.items() if run not in taken}
+    worth = {run: before - np.log(now.sigma_after(more, which)).mean() for run, more in runs.items() if run not in taken}
     most = max(worth.values(), default=0.0)
     if most < LEVEL.least_worth:
         return None

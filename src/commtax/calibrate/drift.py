@@ -142,9 +142,9 @@ def _shift(name: str, slopes: Array, off: Array, inverse: Array, freedom: float,
     log, sigma = float(slopes @ inverse @ off) / held, 1 / np.sqrt(held)
     usual = LEVEL.usual_drift**2
     weight = 0.5 * (log / sigma) ** 2 * usual / (usual + sigma**2) - 0.5 * np.log1p(usual / sigma**2)
-    ends = (float(np.expm1(log + side * Z80 * sigma)) for side in (-1, 1))
+    low, high = (float(np.expm1(log + side * Z80 * sigma)) for side in (-1, 1))
     chance = tail((log / sigma) ** 2, 1, freedom)
-    return PartShift(name, float(np.expm1(log)), *ends, float(np.expm1(edge * sigma)), chance, float(weight))
+    return PartShift(name, float(np.expm1(log)), low, high, float(np.expm1(edge * sigma)), chance, float(weight))
 
 
 def _standing_out(parts: Sequence[PartShift]) -> str:
@@ -169,7 +169,7 @@ def tail(square: float, directions: int, freedom: float) -> float:
     top = (freedom / (freedom + directions * square)) ** a
     points = top * (NODES + 1) / 2
     held = top / 2 * float(np.sum(WEIGHTS * (1 - points ** (1 / a)) ** (b - 1))) / a
-    return min(1.0, held * exp(lgamma(a + b) - lgamma(a) - lgamma(b)))
+    return float(min(1.0, held * exp(lgamma(a + b) - lgamma(a) - lgamma(b))))
 
 
 def _edge(probability: float, freedom: float) -> float:

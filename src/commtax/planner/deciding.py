@@ -184,7 +184,7 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
     else:
         priced = [answer.simulation(rows, i, clients) for clients in loads]
     latencies = tuple(lesson for one in priced for lesson in imagined(one))
-    gpus = float(paid(answer.question.goal, rows.gpus, rows.prefill_gpus)[i])
+    gpus = float(np.asarray(paid(answer.question.goal, rows.gpus, rows.prefill_gpus))[i])
     return WeighedPlan(answer.layout(rows, i), priced[0].question, unit, gpus, tuple(loads), latencies)
 
 

@@ -100,7 +100,7 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
         named = next((part for part in found.parts if part.name == found.moved), None)
         say(console, part_words(named) if named else "none of its parts stands out", "bold")
     columns = ("run", "time", ">today", ">expected", ">80 % range", ">off")
-    show_table(console, columns, map(_latency_row, found.latencies))
+    show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)))
     rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", f"{p.visible:.0%}") for p in found.parts]
     show_table(console, ("if this alone moved", ">by", ">80 % range", ">seen from"), rows)
     alarms = f"{found.level:.0%} of unchanged machines are called drifted, by chance"

@@ -53,11 +53,12 @@ class Foresight:
 
     def after(self, runs: Sequence[int]) -> Array:
         """The covariance that is left once these latencies are measured."""
-        return self.covariance - self._gain(runs) @ self.covariance[list(runs)]
+        return np.asarray(self.covariance - self._gain(runs) @ self.covariance[list(runs)])
 
     def _gain(self, runs: Sequence[int]) -> Array:
         which = list(runs)
-        return self.covariance[:, which] @ np.linalg.inv(self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2))
+        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.covariance[:, which] @ np.linalg.inv(told))
 
     def shown(self, runs: Sequence[int]) -> Self:
         """The same with those measured, as far as it is known what is left: where the means will lie is not."""
@@ -65,11 +66,19 @@ class Foresight:
         other.__dict__ |= self.__dict__ | {"covariance": self.after(runs)}
         return other
 
+    def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
+        """Standard deviations of some latencies once others are measured: as ``shown`` has them, for those alone."""
+        asked, seen = list(which), list(runs)
+        cross = self.covariance[np.ix_(asked, seen)]
+        told = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
+        left = np.diag(self.covariance)[asked] - ((cross @ told) * cross).sum(axis=1)
+        return np.asarray(self.usual * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
+
     def learnable(self, runs: Sequence[int]) -> Array:
         """A root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
         which = list(runs)
         told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return self._gain(runs) @ np.linalg.cholesky(told) * self.usual
+        return np.asarray(self._gain(runs) @ np.linalg.cholesky(told) * self.usual)
 
     @property
     def usual(self) -> float:
