@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,15 @@ def _measured(
     slopes = {m: np.array([[one[f"{m} slopes"].get(n, 0.0) for n in names] for one in first]) for m in METRICS}
     load = np.log2([[q[n] for n in ("concurrency", "input_len", "output_len")] for _, q in members])
     at = first[0]["at"]
-    name = f"{file_of(row)} {at.engine}@{row['backend_version']} {row['model_path']} {chip.key} {row['precision']} tp {at.tp} dp {at.dp} ep {at.ep}"
+    sizes = f"tp {at.tp} dp {at.dp} ep {at.ep}"
+    version, path = row["backend_version"], row["model_path"]
+    name = f"{file_of(row)} {at.engine}@{version} {path} {chip.key} {row['precision']} {sizes}"
     drafts = any(may_draft(r) for r, _ in members)
     return Measured(name, publisher(row), at, drafts, [q for _, q in members], engines, seen, errors, slopes, load)
+
+
+def _pick(place: int, count: int, value: Any) -> float:
+    return float(np.broadcast_to(value, count)[place])
 
 
 def _asked(questions: Sequence[dict[str, Any]], engine: Engine) -> Iterator[dict[str, Any]]:
@@ -148,7 +155,7 @@ def _asked(questions: Sequence[dict[str, Any]], engine: Engine) -> Iterator[dict
         answer = simulate(engine=engine, **words, **one)
         q, slopes = answer.question, answer.slopes
         for j, i in enumerate(places):
-            pick = lambda value, j=j: float(np.broadcast_to(value, len(places))[j])  # noqa: E731
+            pick = partial(_pick, j, len(places))
             plan = type(q.plan)(
                 **{s: int(pick(getattr(q.plan, s))) for s in ("tp", "pp", "dp", "ep")}, weights_dtype=q.plan.weights_dtype
             )

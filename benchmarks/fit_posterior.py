@@ -22,7 +22,7 @@ from deployments import JUDGED, METRICS, Measured, deployments
 from commtax.calibrate.learning import doubt
 from commtax.catalog.posterior import LAYOUT, LEVELS, Beliefs, LoadPoint, Posterior, Smooth
 from commtax.ledger import Z80
-from commtax.spec import Lesson
+from commtax.spec import RunLesson
 
 torch.set_default_dtype(torch.float64)
 MOST = {
@@ -38,7 +38,7 @@ MOST = {
     "pace_latency": 0.4,
     "pace_wire": 0.3,
 }
-"""How far constants may lie at the most: kernels and collectives have tables of their own, and whole runs do not bend them at will."""
+"""How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
 FREEDOM, TAILS = 4.0, 5.0  # of a deployment's own scale, and of single latencies
 SHARED = (*LEVELS, "layout")
 SHOWN = (1, 2, 3, 6)
@@ -197,12 +197,12 @@ def _standardised(h: Numbers, shown: Rows, asked: Rows) -> Any:
     return np.array(found)
 
 
-def lessons_of(rows: Rows) -> list[Lesson]:
+def lessons_of(rows: Rows) -> list[RunLesson]:
     made = []
     for i, metric in enumerate(rows.metric.tolist()):
         clients, inputs, outputs = (2 ** rows.load[i]).tolist()
         slopes = dict(zip(MOST, rows.slopes[i].tolist(), strict=True))
-        made.append(Lesson(rows.one.at, METRICS[metric], clients, inputs, outputs, 1.0, 1.0, float(rows.errors[i]), slopes))
+        made.append(RunLesson(rows.one.at, METRICS[metric], clients, inputs, outputs, 1.0, 1.0, float(rows.errors[i]), slopes))
     return made
 
 

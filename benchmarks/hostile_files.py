@@ -40,6 +40,15 @@ READ_BY: dict[str, tuple[str, ...]] = {
         "plan llama-3.2-1b -c 1xh100-sxm --profile",
         "compare llama-3.1-8b -c 8xh100-sxm --over batch=1:4 --profile",
     ),
+    **{
+        f"learnt.{ending}": (
+            f"{BILL} --profile samples/profile.json --profile",
+            "profile show",
+            f"profile diff samples/learnt.{ending}",
+            "profile check -c 8xh100-sxm -m llama-3.1-8b -tp 8 --json",
+        )
+        for ending in ("toml", "json")
+    },
     "nccl-8.txt": (
         "expect all-reduce -c 8xh100-sxm --measured",
         "calibrate -c 8xh100-sxm",

@@ -9,6 +9,7 @@ import random
 import shutil
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,18 @@ def _profiles(folder: Path) -> None:
     """What ``commtax calibrate`` makes of the files above."""
     from commtax import catalog
     from commtax.calibrate import calibrate
+    from commtax.catalog.profile_files import write_profile
+    from commtax.spec import Deployment, RunLesson
 
     cluster = catalog.cluster("8xh100-sxm")
     for name, files in {"profile": [f"nccl-{n}.txt" for n in (2, 4, 8)], "kernels-profile": ["gemm.jsonl", "decode.jsonl"]}.items():
         found = calibrate([folder / file for file in files], cluster, name=name)
         (folder / f"{name}.json").write_text(json.dumps(found.document))
+    served = Deployment("vllm", "0.12", "h100-sxm", "LlamaForCausalLM", "llama-3.1-8b", "bf16", tp=2)
+    lessons = (RunLesson(served, m, c, 1024, 128, 0.01, 0.009, 0.1, {"host_s": 0.2}) for c in (1, 64) for m in ("tpot", "ttft"))
+    learnt = replace(found.profile, name="learnt", host={"host_s": 1e-3}, lessons=tuple(lessons))
+    for ending in ("toml", "json"):
+        write_profile(folder / f"learnt.{ending}", learnt)
 
 
 def _experiment(folder: Path) -> None:

@@ -24,7 +24,7 @@ from judge_posterior import group, left_out
 from commtax.calibrate.drift import PARTS, DriftCheck, judge
 from commtax.calibrate.learning import doubt
 from commtax.catalog.posterior import Beliefs
-from commtax.spec import Engine, Lesson
+from commtax.spec import Engine, RunLesson
 
 KIND = "publisher"
 SLOWER = (0.05, 0.1, 0.2)
@@ -58,7 +58,7 @@ def again(shift: dict[str, Any], known: Beliefs) -> dict[str, Any]:
 
 def checked(a: Measured, shown: Sequence[int], b: Measured, new: Sequence[int], known: Beliefs, shift: Any = None) -> DriftCheck:
     learnt = doubt(lessons_of(Rows(a, shown, KIND)), known)
-    lessons: list[Lesson] = lessons_of(Rows(b, new, KIND))
+    lessons: list[RunLesson] = lessons_of(Rows(b, new, KIND))
     if shift is not None:
         moved = np.concatenate([shift[m][list(new)] for m in METRICS])
         lessons = [replace(x, residual=x.residual + more) for x, more in zip(lessons, moved.tolist(), strict=True)]

@@ -1,8 +1,9 @@
-"""How right is it after one, three and six runs? ``python benchmarks/judge_posterior.py DATA [--kept FILE] [--only publisher|chip]``.
+"""How right is it after one, three and six runs? ``python benchmarks/judge_posterior.py DATA [--only publisher]``.
 
 Every publisher and every chip is left out in turn: host times are fitted without it, and so is what is known of deployments before
 they are measured (``fit_posterior.py``). Of each of its deployments some runs are shown to ``calibrate`` and the others predicted
-with the profile, as a user would. Beside it: the catalogue alone (prior), and multiplying by what the shown runs were off (scaling).
+with the profile, as a user would. Beside it: the catalogue alone (prior), and multiplying by what the shown runs were off
+(scaling).
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from deployments import JUDGED, KINDS, METRICS, Measured
 from fit_posterior import fit, read, widened
 from fit_serving import ARRAYS
 
+from commtax import catalog
 from commtax.calibrate.learning import learn
 from commtax.catalog import posterior
 from commtax.catalog.posterior import Beliefs
+from commtax.ledger import Z80
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import simulate
 
 SALTS = range(3)
 COUNTS = (1, 3, 6)
+SHOWN = 3  # of a deployment, to predict elsewhere
 WORSE = 0.01
 
 
@@ -105,29 +109,84 @@ def score(one: Measured, count: int, kind: str, salt: int) -> dict[str, list[flo
         sigma = told[metric][1]
         errors = (prior[rest], prior[rest] - np.mean(prior[shown]), off)
         medians = [float(np.median(np.abs(np.expm1(e)))) for e in errors]
-        scores[metric] = [*medians, float(np.mean(np.abs(off) <= 1.2816 * sigma)), float(np.median(np.expm1(1.2816 * sigma)))]
+        scores[metric] = [*medians, float(np.mean(np.abs(off) <= Z80 * sigma)), float(np.median(np.expm1(Z80 * sigma)))]
     return scores
+
+
+def errors_of(one: Measured, which: Sequence[int], kind: str, own: Profile) -> dict[str, list[float]]:
+    """Of some runs, by metric: median error of the prior and of the posterior, covered, half-width."""
+    told = predict(one, which, kind, own)
+    found = {}
+    for metric in METRICS:
+        off, sigma = np.log(one.seen[metric][which]) - told[metric][0], told[metric][1]
+        medians = [float(np.median(np.abs(np.expm1(e)))) for e in (one.errors[kind][metric][which], off)]
+        found[metric] = [*medians, float(np.mean(np.abs(off) <= Z80 * sigma)), float(np.median(np.expm1(Z80 * sigma)))]
+    return found
+
+
+def elsewhere(one: Measured, members: Sequence[Measured], kind: str) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """Where the rest differs from what was shown: other lengths, another tp, another model of the kind."""
+    lengths = [tuple(row[1:]) for row in one.load.tolist()]
+    for shown_at in dict.fromkeys(lengths):
+        inside = [i for i, at in enumerate(lengths) if at == shown_at]
+        outside = [i for i, at in enumerate(lengths) if at != shown_at]
+        if len(inside) >= SHOWN and outside:
+            ordered = sorted(inside, key=lambda i: one.load[i][0])
+            own = taught(one, [ordered[int((i + 0.5) / SHOWN * len(ordered))] for i in range(SHOWN)], kind)
+            yield "other lengths", errors_of(one, outside, kind, own)
+    own = None
+    for other in members:
+        where = relation(one, other)
+        if where:
+            own = own or taught(one, one.spread(SHOWN, 0), kind)
+            yield where, errors_of(other, range(len(other)), kind, own)
+
+
+def relation(one: Measured, other: Measured) -> str:
+    """What a deployment is to another: the same at another tp, or another model of the kind, in one version on one chip."""
+    a, b = one.at, other.at
+    if one.publisher != other.publisher or (a.engine, a.version, a.chip) != (b.engine, b.version, b.chip):
+        return ""
+    if (a.model, a.dtype, a.pp, a.dp, a.disaggregated) == (b.model, b.dtype, b.pp, b.dp, b.disaggregated):
+        return "another tp" if a.tp != b.tp and (a.ep > 1) == (b.ep > 1) else ""
+    mixtures = [catalog.model(x.model).experts is not None for x in (a, b)]
+    return "another model" if a.model != b.model and mixtures[0] == mixtures[1] and a.disaggregated == b.disaggregated else ""
 
 
 def report(members: Sequence[Measured], kinds: Sequence[str], kept: str) -> None:
     rows: dict[tuple[str, int, str], list[Any]] = {}
+    others: dict[tuple[str, str, str], list[Any]] = {}
     for kind, name, known in left_out(members, kinds, kept):
         believe(known)
-        mine = [one for one in members if group(one, kind) == name and len(one) >= JUDGED]
-        print(f"without {kind} {name}: {len(mine)} deployments", flush=True)
-        for one in mine:
+        mine = [one for one in members if group(one, kind) == name]
+        judged = [one for one in mine if len(one) >= JUDGED]
+        print(f"without {kind} {name}: {len(judged)} deployments", flush=True)
+        for one in judged:
             for count in COUNTS:
                 found = [score(one, count, kind, salt) for salt in SALTS]
                 for metric in METRICS:
                     rows.setdefault((kind, count, metric), []).append(np.mean([x[metric] for x in found], axis=0))
+            for where, errors in elsewhere(one, mine, kind):
+                for metric in METRICS:
+                    others.setdefault((kind, where, metric), []).append(errors[metric])
+    show(rows, others)
+
+
+def show(rows: dict[tuple[str, int, str], list[Any]], others: dict[tuple[str, str, str], list[Any]]) -> None:
     for (kind, count, metric), found in rows.items():
         table = np.array(found)
         prior, scaled, ours, _, half = np.median(table, axis=0)
         worse = [np.mean(table[:, 2] > table[:, i] + WORSE) for i in (0, 1)]
         print(
-            f"{kind:9} {count} run{'s' * (count > 1):1} {metric}: prior {prior:.1%} scaling {scaled:.1%} posterior {ours:.1%}; "
-            f"covers {table[:, 3].mean():.0%}, half-width {half:.1%}; worse by a point than the prior {worse[0]:.0%}, than scaling {worse[1]:.0%}"
+            f"{kind:9} {count} shown, {metric}: prior {prior:.1%} scaling {scaled:.1%} posterior {ours:.1%}; "
+            f"covers {table[:, 3].mean():.0%}, half-width {half:.1%}; "
+            f"worse by a point than the prior {worse[0]:.0%}, than scaling {worse[1]:.0%} of {len(table)}"
         )
+    for (kind, where, metric), found in sorted(others.items()):
+        prior, ours, _, half = np.median(found, axis=0)
+        covers = np.mean([x[2] for x in found])
+        errors = f"prior {prior:.1%} posterior {ours:.1%}; covers {covers:.0%}, half-width {half:.1%}"
+        print(f"{kind:9} {where}, {metric}: {errors} of {len(found)}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from commtax.spec import Cluster, Engine, Number, Profile
 from commtax.spec.stream import Lengths, RequestStream
 
 Numbers = Number | Sequence[int]
+Profiles = str | PathLike[str] | Profile | Sequence[str | PathLike[str] | Profile]
 '''
 WIDTH = 128
 

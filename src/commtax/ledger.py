@@ -190,7 +190,7 @@ class Bill:
 
     lines: tuple[Line, ...]
     tokens: Number  # output tokens that the GPUs in use produce in one step
-    known_sigma: float = field(default=math.inf, kw_only=True)  # of whole runs like this one; inf: no engine's like it were seen
+    known_sigma: Number = field(default=math.inf, kw_only=True)  # of whole runs like this one; inf: no engine's like it were seen
     measured: bool = field(default=False, kw_only=True)  # runs had this engine, chip and number format
 
     def _sum(self, take: Callable[[Line], Number], *kinds: str) -> Number:
@@ -222,7 +222,7 @@ class Bill:
             key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
         own = _root_sum_square(parts.values()) / self.step_s
-        if math.isinf(self.known_sigma):
+        if not np.ndim(self.known_sigma) and math.isinf(self.known_sigma):
             return own
         assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
         guessed = _root_sum_square(part for key, part in parts.items() if key in assumed) / self.step_s
@@ -272,7 +272,7 @@ class Bill:
     def at(self, index: int) -> Bill:
         """The scalar bill of one element of an array bill, codes turned into names."""
         lines = tuple(_line_at(line, index) for line in self.lines)
-        return Bill(lines, _item_at(self.tokens, index), known_sigma=self.known_sigma, measured=self.measured)
+        return Bill(lines, _item_at(self.tokens, index), known_sigma=_item_at(self.known_sigma, index), measured=self.measured)
 
 
 def _root_sum_square(parts: Iterable[Number]) -> Number:

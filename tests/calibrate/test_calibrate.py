@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.calibrate import calibrate, engines, robust_fit
+from commtax.calibrate import calibrate, learning, robust_fit
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
@@ -182,29 +182,16 @@ def served(tmp_path, clients, **host):
     return files
 
 
-def test_host_times_come_back(tmp_path):
-    files = served(tmp_path, (1, 4, 16, 64), host_s=1.5e-3, host_s_per_seq=6e-5, request_s=0.03)
-    found = calibrate(files, "8xh100-sxm")
-    host = found.profile.host
-    assert host["host_s"] == pytest.approx(1.5e-3, rel=0.02)
-    assert host["host_s_per_seq"] == pytest.approx(6e-5, rel=0.02)
-    assert host["request_s"] == pytest.approx(0.03, rel=0.02)
-    step = commtax.bill("llama-3.1-8b", "8xh100-sxm", batch=16, profile=found.profile)
-    assert next(x for x in step.items if x.kind == "host").source == "calibrated: my-box"
-
-
 def test_a_wild_time_to_the_first_token_costs_its_own_part_alone(tmp_path):
-    """The rest of the profile is written, and what was left out is said with the rule that it breaks."""
-    waits = (0.05, 4000.0, 0.06, 9000.0)
+    """The rest of the profile is written, and what was left out is said."""
+    waits = (0.3, 4000.0, 0.3, 9000.0)
     rows = [json.dumps(bench("mixtral-8x7b", c, 0.03, ttft, tp=8)) for c, ttft in zip((1, 4, 16, 64), waits, strict=True)]
     files = [written(tmp_path, f"m{i}.json", row) for i, row in enumerate(rows)]
-    out = tmp_path / "box.json"
+    out = tmp_path / "box.toml"
     done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
     assert done.returncode == 0
-    assert "sigma_ttft_moe" in done.stdout
-    host = overlay.load(out).host
-    assert "host_s" in host
-    assert "sigma_ttft_moe" not in host
+    assert done.stdout.count("not this deployment") == 2
+    assert sorted((x.metric, x.clients) for x in overlay.load(out).lessons if x.metric == "ttft") == [("ttft", 1), ("ttft", 16)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 8, 64]), st.floats(0.006, 1e4), st.floats(1e-4, 1e6)), min_size=1, max_size=5))
@@ -216,15 +203,7 @@ def test_what_is_written_can_be_read(tmp_path, runs):
     out.unlink(missing_ok=True)
     done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
     assert (done.returncode, out.exists()) in ((0, True), (2, False))
-    assert not out.exists() or overlay.load(out).host
-
-
-def test_one_run_moves_the_host_time_but_not_the_range(tmp_path):
-    found = calibrate(served(tmp_path, (8,), host_s=2e-3), "8xh100-sxm")
-    usual = commtax.catalog.engine("vllm")
-    assert found.profile.host["sigma_tpot"] >= usual.host.sigma_tpot
-    assert "host_s_per_seq" not in found.profile.host
-    assert "host_s_per_seq stays" in " ".join(found.parts[0].notes)
+    assert not out.exists() or overlay.load(out).lessons
 
 
 def test_latency_results_need_their_lengths(tmp_path):
@@ -235,12 +214,14 @@ def test_latency_results_need_their_lengths(tmp_path):
     with pytest.raises(ValueError, match="--input-len --output-len --batch"):
         calibrate([file], "1xh100-sxm", model="llama-3.1-8b")
     found = calibrate([file], "1xh100-sxm", model="llama-3.1-8b", batch=8, input_len=32, output_len=128)
-    assert found.profile.host["host_s"] == pytest.approx(3e-3, rel=0.01)
+    told = commtax.simulate("llama-3.1-8b", "1xh100-sxm", concurrency=8, input_len=32, output_len=128, profile=found.profile)
+    usual = commtax.simulate("llama-3.1-8b", "1xh100-sxm", concurrency=8, input_len=32, output_len=128)
+    assert abs(float(told.e2e_s) / whole - 1) < 0.05 < abs(float(usual.e2e_s) / whole - 1)
 
 
 def test_what_no_machine_can_do_is_refused(tmp_path):
     file = written(tmp_path, "fast.json", json.dumps(bench("llama-3.1-8b", 1, 0.002, 0.02)))
-    with pytest.raises(ValueError, match=r"2 ms a token is faster than reading the weights: 4\.\d+ ms"):
+    with pytest.raises(ValueError, match=r"2 ms per token beats the hardware, which needs 4\.\d+ ms"):
         calibrate([file], "8xh100-sxm")
 
 
@@ -280,7 +261,7 @@ def test_files_of_all_kinds_make_one_profile(tmp_path):
     files += served(tmp_path, (1, 16), host_s=1e-3)
     files.append(str(H200 / "decode.jsonl"))
     found = calibrate(files, "8xh100-sxm")
-    assert set(found.document) >= {"chip", "libraries", "links", "kernels", "host_s", "host_s_per_seq", "sources", "engine"}
+    assert set(found.document) >= {"chip", "libraries", "links", "kernels", "deployment", "sources", "engine"}
     file = written(tmp_path, "box.json", json.dumps(found.document))
     loaded = overlay.load(file)
     assert loaded == found.profile or loaded.libraries == found.profile.libraries
@@ -465,11 +446,11 @@ def test_times_that_nothing_takes_are_refused_by_row(tmp_path, seconds):
 
 def test_benchmarks_that_asked_the_same_are_priced_once(tmp_path, monkeypatch):
     """A result that stands 2,000 times in a file costs the prices of one."""
-    plain, calls = engines.simulate, []
-    monkeypatch.setattr(engines, "simulate", lambda *words, **more: calls.append(1) or plain(*words, **more))
+    plain, calls = learning.simulate, []
+    monkeypatch.setattr(learning, "simulate", lambda *words, **more: calls.append(1) or plain(*words, **more))
     row = {"backend": "vllm", "model_id": "llama-3.1-8b", "num_prompts": 80, "max_concurrency": 8, "completed": 80, "duration": 9.0}
     row |= {"total_input_tokens": 81_920, "total_output_tokens": 10_240, "mean_ttft_ms": 60.0, "mean_tpot_ms": 9.0}
     file = written(tmp_path, "serve.json", json.dumps([row] * 2000))
     found = calibrate([Path(file)], catalog.cluster("8xh100-sxm"), name="x")
-    assert found.profile.host
-    assert len(calls) < 100
+    assert found.profile.lessons
+    assert len(calls) < 10

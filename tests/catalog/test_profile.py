@@ -14,6 +14,7 @@ from commtax import catalog
 from commtax.catalog import physics, profile
 
 PLAIN = {"kl": 0, "kc": 1, "mk": 1, "k0": 0, "p": 4, "q": 0, "tile_m": 1, "tile_n": 1}
+PATH = {"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e9}
 TABLE = {
     "commtax_profile": 1,
     "name": "bench",
@@ -55,7 +56,14 @@ def test_what_a_profile_does_not_hold_stays(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"commtax_profile": 2}, "not a commtax profile of version 1"),
+        ({"commtax_profile": 3}, "commtax_profile=3: a newer commtax wrote it; this one reads versions 1 and 2"),
+        ({"commtax_profile": True}, "not a commtax profile of version 1 or 2"),
+        ({"commtax_profile": "2"}, "not a commtax profile of version 1 or 2"),
+        ({"deployment": []}, "unknown key 'deployment'"),
+        ({"libraries": [{"name": "x", "paths": []}] * 2}, r"libraries\[1\].name='x': was given before"),
+        ({"library": {"name": "x", "paths": []}}, "library: libraries lists them all"),
+        ({"kernels": {"table": {}}}, "unknown key 'kernels.table'; did you mean tables"),
+        ({"libraries": [{"name": "x", "paths": [{**PATH, "own": True}]}]}, r"unknown key 'libraries\[0\].paths\[0\].own'"),
         ({"kernel": {}}, "unknown key 'kernel'; did you mean kernels"),
         ({"chip": {"key": "cpu", "memory_gbps": 3}}, "unknown key 'chip.memory_gbps'"),
         ({"chip": {"memory_Bps": -1}}, r"chip.memory_Bps=-1: bytes a second from 1e\+08 to 1e\+14; nearest valid: 1e\+08"),
@@ -115,7 +123,10 @@ def ring(**constants):
         ({"libraries": [ring(contention=[[2, 1.0], [8, -1e9]])]}, "contention=-1e+09: how many times slower bytes move from 1e-06"),
         ({"libraries": [ring(contention=[[8, 1.0], [2, 2.0]])]}, "group sizes rise from pair to pair"),
         ({"libraries": [ring(contention=[[2, 1.0], [8, 1e-3]])]}, "bandwidth_Bps=4e+14: more than nvlink4 can do (1.8 TB/s"),
-        ({"libraries": [ring(bandwidth_Bps=1e12), ring(bandwidth_Bps=1e15)]}, "libraries[1].paths[0].bandwidth_Bps=1e+15"),
+        (
+            {"libraries": [ring(bandwidth_Bps=1e12), {**ring(bandwidth_Bps=1e15), "name": "rccl"}]},
+            "libraries[1].paths[0].bandwidth_Bps=1e+15",
+        ),
         ({"libraries": [ring(bandwidth_Bps=9e12)]}, "more than nvlink4 can do (1.8 TB/s, 4 times one direction: NVIDIA"),
         ({"chip": {"key": "h100-sxm", "memory_Bps": 4e12}}, "chip.memory_Bps=4e+12: more than h100-sxm can do (3.35 TB/s: NVIDIA"),
         ({"chip": {"memory_Bps": 4e12}}, "chip.memory_Bps=4e+12: more than h100-sxm can do"),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cli_run import run_here
-from measured import LOADS, measured, profile
+from measured import LOADS, measured
 
 ASKED = ("-m", "llama-3.1-70b", "-c", "8xh100-sxm", "-tp", "4")
 
@@ -90,15 +90,20 @@ def test_what_cannot_be_advised_is_refused_in_one_line(words, says):
     assert done.stderr.count("\n") == 1
 
 
+def written(folder, name, runs):
+    files = [folder / f"{name}-{i}.json" for i in range(len(runs))]
+    for file, run in zip(files, runs, strict=True):
+        file.write_text(result(run))
+    return files
+
+
 def test_checks_end_with_the_codes_of_ci(tmp_path):
     """0 the same, 1 drifted, 3 cannot be told."""
-    files = pytest.importorskip("commtax.catalog.profile_files")
+    own, place = tmp_path / "box.toml", ("-c", "8xh100-sxm")
+    assert run_here("calibrate", *written(tmp_path, "then", measured(scatter=0.01)), *place, "--out", own).returncode == 0
     kernels = dict.fromkeys(("pace_products", "pace_decoding", "pace_prompting", "pace_small"), 1.3)
-    own = tmp_path / "box.toml"
-    files.write_profile(own, profile(measured(scatter=0.01)))
-    cases = [(measured(scatter=0.01, seed=3), 0), (measured(**kernels), 1), (measured(LOADS[:2], model="llama-3.1-8b", tp=1), 3)]
-    for runs, code in cases:
-        new = [tmp_path / f"{code}-{i}.json" for i in range(len(runs))]
-        for file, run in zip(new, runs, strict=True):
-            file.write_text(result(run))
-        assert run_here("calibrate", "--check", *new, "--profile", own, "-c", "8xh100-sxm").returncode == code
+    other = measured(LOADS[:2], model="llama-3.1-8b", tp=1)
+    for name, runs, code in (("same", measured(scatter=0.01, seed=3), 0), ("slow", measured(**kernels), 1), ("other", other, 3)):
+        done = run_here("calibrate", "--check", *written(tmp_path, name, runs), "--profile", own, *place)
+        assert done.returncode == code, done.stdout
+        assert ("clock: kernels take" in done.stdout) == (code == 1)

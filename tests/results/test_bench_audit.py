@@ -323,7 +323,7 @@ def test_the_offered_command_calibrates(tmp_path, monkeypatch, printed):
     (offer,) = [note for note in section.notes if note.code == "calibrate"]
     words = shlex.split(offer[offer.index("commtax calibrate") :])
     assert run_here(*words[1:]).returncode == 0
-    done = run_here("audit", "serve it", *ASKED, "--profile", "my-box.json", "--json")
+    done = run_here("audit", "serve it", *ASKED, "--profile", "my-box.toml", "--json")
     times = {f["item"]: f["difference"] for s in json.loads(done.stdout)["sections"] for f in s["findings"]}
     assert times["TPOT (mean)"] == pytest.approx(0, abs=0.02)
     assert not math.isclose({f.code: f.difference for f in section.findings}["tpot_mean"], 0, abs_tol=0.1)

@@ -26,7 +26,7 @@ ROWS = [
     {"timeline", "ledger", "spelling"},
     {"spec"},
     {"units", "arrays", "files", "patterns", "options"},
-    {"statement"},
+    {"statement", "toml_text"},
     {"records", "shipped_tables"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}

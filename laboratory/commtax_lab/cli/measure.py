@@ -4,6 +4,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ import click
 from rich.console import Console
 
 from commtax import catalog
+from commtax.catalog.profile_files import parse, write_profile
 from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.files import check_writable, write_text
@@ -101,7 +104,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name
     check_writable(output, "output")
     with report_dead_ranks(), bar("stages", STAGES, as_json) as advance:
         profile = calibrate(ranks, dtype, name, impl, lost_after, advance)
-    write_text(output, json.dumps(profile, indent=2) + "\n", "output")
+    write_profile(output, replace(parse(profile), written=date.today().isoformat()), what="output")
     Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
 
 

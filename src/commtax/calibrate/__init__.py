@@ -4,21 +4,24 @@ Files are recognised by what is inside. Inside parts come first (collectives in 
 (collectives across hosts, the engine's host times), so that each residual is blamed on its own constants.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.calibrate.collective_fits import document, fit_inside
-from commtax.calibrate.engines import fit_engine
+from commtax.calibrate.benchmark_runs import measured_runs, refuse_missing
+from commtax.calibrate.collective_fits import fit_inside
 from commtax.calibrate.kernel_fits import fit_tables
-from commtax.calibrate.measurement_files import read
-from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
+from commtax.calibrate.learning import fit_engine
+from commtax.calibrate.measurement_files import read_all
+from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasuredRun, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
-from commtax.catalog.profile import VERSION, parse
+from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
+from commtax.catalog.profile_files import document, parse
+from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
-from commtax.spec import Cluster, Profile
+from commtax.spec import Cluster, Engine, Profile
 from commtax.statement import Refusal
 from commtax.verbs.keywords import BillOptions, SimulateOptions
 
@@ -27,33 +30,68 @@ def calibrate(
     files: Sequence[str | File],
     cluster: str | Cluster,
     *,
+    launch: str = "",
     model: str = "",
     tp: int = 0,
     engine: str = "",
     library: str = "nccl",
     name: str = "my-box",
     batch: int = 0,
+    concurrency: int = 0,
     input_len: int = 0,
     output_len: int = 0,
 ) -> Calibration:
-    """Fit what the files tell, over the catalogue's constants for ``cluster``.
+    """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
-    ``batch``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
+    ``launch`` is the command that started what was measured, or a file with it, where no log or script beside the results says it.
+    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
+    key, load = catalog.library(library).key, KnownLoad(concurrency, 0.0, input_len, output_len, batch=batch)
+    read = read_all([File(file) for file in files], key, _said(model, tp, engine, launch, load))
+    if not read.results:
+        given = {"model": model, "from": launch, **BillOptions(tp=tp, batch=batch)}
+        _refuse_unused({**given, **SimulateOptions(concurrency=concurrency, input_len=input_len, output_len=output_len)})
+    refuse_missing(read.results, () if cluster else ("cluster",))
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    key, runs = catalog.library(library).key, catalog.engine(engine or PHASES["decode"].engine)
-    place = MeasuredMachine(where, runs, model, tp, key, name, batch, input_len, output_len)
-    rows = MeasurementFiles()
-    for file in files:
-        rows += read(File(file), place)
-    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
-    given = {"model": model, **BillOptions(tp=tp, batch=batch), **lengths}
-    unused = [option for option, value in given.items() if value and not rows.runs]
-    if unused:
-        raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
-    return _fit(rows, place, [File(f).name for f in files])
+    rows = read.rows + measured_runs(read.results, where)
+    place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
+    return _fit(rows, place, sorted({File(f).name for f in files}))
+
+
+def read_runs(
+    files: Sequence[str | File], cluster: str | Cluster, *, launch: str = "", model: str = "", tp: int = 0, engine: str = ""
+) -> tuple[MeasuredRun, ...]:
+    """The runs of engines that files hold, as ``calibrate`` reads them; files without any are refused."""
+    read = read_all([File(file) for file in files], catalog.library("nccl").key, _said(model, tp, engine, launch, KnownLoad()))
+    refuse_missing(read.results, () if cluster else ("cluster",))
+    where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    rows = measured_runs(read.results, where)
+    if not rows.runs:
+        raise Refusal(f"file: {rows.refused[0] if rows.refused else 'none of them holds a run of an engine'}")
+    return rows.runs
+
+
+def _refuse_unused(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value:
+            raise Refusal(f"{option}: belongs to benchmarks of an engine, and no file holds one", option)
+
+
+def _said(model: str, tp: int, engine: str, launch: str, load: KnownLoad) -> list[SaidDeployment]:
+    """What holds for every benchmark: options, and a command that was pasted."""
+    options: dict[str, object] = {"tp": tp} if tp else {}
+    if engine:  # by its key, as files name it
+        options["engine"] = "@".join((catalog.engine(engine).key, *engine.split("@")[1:]))
+    given = SaidDeployment("the command line", model, options, load)
+    return [given, *([from_launch(read_pasted(launch, model), "--from")] if launch else [])]
+
+
+def _own_engine(rows: MeasurementFiles, named: str) -> Engine:
+    """The engine that was named, else the one that all runs are of, else the usual one."""
+    ran = {str(run.options["engine"]) for run in rows.runs}
+    return catalog.engine(named or (ran.pop() if len(ran) == 1 else PHASES["decode"].engine))
 
 
 def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Calibration:
@@ -72,29 +110,15 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Ca
     if not parts:
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     errors = {p.name: f"median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts}
-    profile = replace(profile, sources={p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts})
-    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
+    sources = {p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts}
+    profile = replace(profile, sources=sources, written=date.today().isoformat())
+    written = document(profile)
+    return Calibration(place, parse(written), written, tuple(parts), tuple(refused), rows.notes)
 
 
 def _check_readable(grown: Profile, parts: list[ProfilePart]) -> None:
     """What is written can be read: the same rules hold for both, and what breaks one is left out with its reason."""
     try:
-        parse(json.loads(json.dumps(_document(grown))))
+        parse(document(grown))
     except ValueError as error:
         raise TooFewError(f"{', '.join(part.name for part in parts)}: left out; {error}") from None
-
-
-def _document(profile: Profile) -> Mapping[str, object]:
-    """The profile as it is written, without its empty parts."""
-    libraries = [{"name": name, "paths": document(paths)} for name, paths in profile.libraries.items()]
-    parts: dict[str, object] = {
-        "chip": dict(profile.chip),
-        "engine": profile.engine,
-        "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},
-        "libraries": libraries,
-        "network": dict(profile.network),
-        "links": dict(profile.links),
-        **profile.host,
-        "sources": dict(profile.sources),
-    }
-    return {"commtax_profile": VERSION, "name": profile.name, **{k: v for k, v in parts.items() if v not in ({}, [], "")}}

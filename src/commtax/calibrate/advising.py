@@ -17,7 +17,7 @@ from commtax.files import table
 from commtax.launch.writing import benchmark_command
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Lesson
+from commtax.spec import RunLesson
 from commtax.statement import Refusal
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.fitting import step_limits
@@ -62,7 +62,7 @@ class Advice:
 class Candidates:
     """Loads that a deployment can be measured at: their latencies, and the seconds that a benchmark takes."""
 
-    latencies: tuple[Lesson, ...]  # TPOT and TTFT of each load
+    latencies: tuple[RunLesson, ...]  # TPOT and TTFT of each load
     seconds: Array
     roomy: Array  # whether all clients are served at once
 
@@ -183,7 +183,7 @@ def _priced(base: Settled, loads: Sequence[tuple[int, int, int]]) -> Candidates:
     if not loads:
         return Candidates((), np.array([]), np.array([], bool))
     parts = [[load] for load in loads] if base.requests.disaggregated else [loads]
-    latencies, seconds, roomy = list[Lesson](), list[float](), list[bool]()
+    latencies, seconds, roomy = list[RunLesson](), list[float](), list[bool]()
     for part in parts:
         clients, prompt, output = (np.array(x) if len(part) > 1 else x[0] for x in zip(*part, strict=True))
         answer = serve(settle(base.but(concurrency=clients, input_len=prompt, output_len=output)))

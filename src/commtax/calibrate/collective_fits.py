@@ -5,7 +5,7 @@ More constants are taken only where they earn it (Schwarz' criterion).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, product
 
 import numpy as np
@@ -23,7 +23,9 @@ from commtax.calibrate.measurements import (
     TimedCollective,
     TooFewError,
     Wish,
+    check_row,
     check_sizes,
+    distinct,
     expected_seconds,
 )
 from commtax.calibrate.robust_fit import RobustFit
@@ -95,6 +97,7 @@ def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
     for row in rows.collectives:
         if row.ranks > place.cluster.num_gpus:
             raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
+        check_row(row, place.cluster)
         if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}
@@ -102,7 +105,7 @@ def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
     refused = _pairs(rows, place.cluster)
     for (library, op), members in groups.items():
         try:
-            paths, parts[library, op] = _fit_op(members, place)
+            paths, parts[library, op] = _fit_op(distinct(members), place)
         except TooFewError as why:
             refused.append(str(why))
         else:
@@ -112,7 +115,9 @@ def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
             last = library, paths[-1].op
             parts[last] = parts[last].with_remarks(wishes=[_all_reduce_wish(library, place)])
     links = {"intra": place.cluster.intra.key} if libraries else {}
-    return replace(own, libraries=libraries, links=links), list(parts.values()), refused
+    named = sorted(libraries, key=lambda name: (name != place.library, name))  # whatever file came first
+    by_op = {name: tuple(sorted(libraries[name], key=lambda p: p.op)) for name in named}
+    return replace(own, libraries=by_op, links=links), list(parts.values()), refused
 
 
 def _pairs(rows: MeasurementFiles, cluster: Cluster) -> list[str]:
@@ -281,9 +286,3 @@ def _typical_sizes(form: Form, fitted: RobustFit, wide: Form, worlds: list[int])
     byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
     usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
     return np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
-
-
-def document(paths: tuple[Path, ...]) -> list[dict[str, object]]:
-    """Paths as they are written: only what differs from a plain path."""
-    plain = asdict(Path("", "ring", 1.0))
-    return [{k: v for k, v in asdict(p).items() if k in ("op", "algorithm", "bandwidth_Bps") or v != plain[k]} for p in paths]

@@ -24,7 +24,7 @@ from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.ledger import Z80
 from commtax.records import dataclass
-from commtax.spec import Deployment, Lesson, Profile
+from commtax.spec import Deployment, Profile, RunLesson
 from commtax.statement import Refusal
 from commtax.verbs.foresight import Foresight
 
@@ -84,7 +84,7 @@ def check_drift(runs: Sequence[MeasuredRun], own: Profile) -> DriftCheck:
     return judge(renamed, own.lessons, notes=(*notes, *refused))
 
 
-def same_versions(lessons: Sequence[Lesson], learnt: Sequence[Lesson]) -> tuple[list[Lesson], tuple[str, ...]]:
+def same_versions(lessons: Sequence[RunLesson], learnt: Sequence[RunLesson]) -> tuple[list[RunLesson], tuple[str, ...]]:
     """Lessons as if of the version that was calibrated, where only that differs: whether an upgrade changed anything is asked."""
     made, notes = [], dict[str, None]()
     for lesson in lessons:
@@ -102,7 +102,7 @@ def _but_version(deployment: Deployment) -> Deployment:
 
 
 def judge(
-    lessons: Sequence[Lesson], learnt: Sequence[Lesson], known: Beliefs | None = None, notes: tuple[str, ...] = ()
+    lessons: Sequence[RunLesson], learnt: Sequence[RunLesson], known: Beliefs | None = None, notes: tuple[str, ...] = ()
 ) -> DriftCheck:
     """New lessons against those that a profile holds."""
     near = [x for x in learnt if x.deployment in {lesson.deployment for lesson in lessons}]
@@ -122,7 +122,7 @@ def judge(
     return DriftCheck(verdict, reason, chance, LEVEL.level, moved, parts, latencies, notes)
 
 
-def _verdict(chance: float, near: Sequence[Lesson], visible: float) -> tuple[Literal["same", "drifted", "unknown"], str]:
+def _verdict(chance: float, near: Sequence[RunLesson], visible: float) -> tuple[Literal["same", "drifted", "unknown"], str]:
     if len(near) < COUNT.fewest:
         wanted = f"at least {COUNT.fewest} are needed (two runs with TPOT and TTFT)"
         return "unknown", f"the profile holds {len(near)} latencies of this deployment; {wanted}"
@@ -154,7 +154,7 @@ def _standing_out(parts: Sequence[PartShift]) -> str:
     return best.name if clear else ""
 
 
-def _checked(lesson: Lesson, off: float, sigma: float) -> CheckedLatency:
+def _checked(lesson: RunLesson, off: float, sigma: float) -> CheckedLatency:
     expected, width = lesson.measured_s / exp(off), exp(Z80 * sigma)
     return CheckedLatency(lesson.label, lesson.metric, lesson.measured_s, expected, expected / width, expected * width)
 

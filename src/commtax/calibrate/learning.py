@@ -4,24 +4,41 @@ Every run is predicted, its slopes read off, the constants moved, and both done 
 others contradict counts for less, and is named.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
-from commtax.calibrate.measurements import MeasuredRun
-from commtax.catalog.posterior import Beliefs, Posterior, deployment_of
+from commtax import catalog
+from commtax.calibrate.measurements import (
+    ConstantChange,
+    Errors,
+    MeasuredMachine,
+    MeasuredRun,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    TooFewError,
+)
+from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
+from commtax.ledger import Z80
 from commtax.records import dataclass
-from commtax.spec import Lesson, Profile
+from commtax.spec import Deployment, Profile, RunLesson
 from commtax.units import format_seconds
+from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate
+from commtax.verbs.keywords import SimulateOptions
 
 ROUNDS = 3  # of moving constants and predicting again
 DOUBTS = 4  # rounds of asking whom the others contradict
 FEWEST = 5  # latencies that can contradict one
 DOUBTED = 2.0  # standard deviations off by the others from which a latency counts for less
+MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard deviation
 ODD = 1.75  # … and by how many times less one is named
 FLOOR_SLACK = 0.98
+STRANGE = np.log(20)  # a latency so many times off is of something else
+TAUGHT = 0.97  # a constant whose deviation shrank to less than this share was told something
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +54,20 @@ def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = Non
     """What the runs teach, over what is known of the machine already."""
     blank = replace(own, lessons=())
     first = [(run, _ask(run, blank)) for run in _distinct(runs)]
-    checked = [(run, answer, reason_impossible(run, answer)) for run, answer in first]
-    possible = [(run, answer) for run, answer, why in checked if not why]
+    impossible = [why for run, answer in first if (why := reason_impossible(run, answer))]
+    kept = [(*without_strange(run, answer), answer) for run, answer in first if not reason_impossible(run, answer)]
+    possible = [(run, answer) for run, _, answer in kept]
     lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
     for _ in range(ROUNDS):
         lessons = doubt(lessons, known)
         moved = replace(own, lessons=tuple(lessons))
         lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
     lessons = doubt(lessons, known)
-    refused = tuple(why for *_, why in checked if why)
+    refused = (*impossible, *(why for _, strange, _ in kept for why in strange))
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons, known)))
 
 
-def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[Lesson], tuple[str, ...]]:
+def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
     """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
     blank = replace(own, lessons=())
     asked = [(run, _ask(run, blank), _ask(run, own)) for run in _distinct(runs)]
@@ -60,29 +78,42 @@ def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[Lesson], tu
 
 def _distinct(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
-    known = {(run.model, run.cluster.key, repr(sorted(run.options.items(), key=str)), repr(sorted(run.measured.items()))): run
-             for run in sorted(runs, key=lambda run: run.label, reverse=True)}  # fmt: skip
+    known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}
     return [known[key] for key in sorted(known)]
 
 
+def _identity(run: MeasuredRun) -> tuple[str, ...]:
+    return (str(run.model), run.cluster.key, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+
+
 def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
-    return simulate(run.model, run.cluster, **{**run.options, "profile": own})  # type: ignore[typeddict-item]
+    options = cast(SimulateOptions, {**run.options, "profile": own})
+    return simulate(run.model, run.cluster, **options)
 
 
 def reason_impossible(run: MeasuredRun, answer: ClosedLoop) -> str:
-    """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak allow."""
+    """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak let a single one."""
     steps = max(1.0, float(answer.requests.output_len) - 1)
     each = run.measured.get("tpot", run.measured.get("e2e", np.inf) / steps)
-    chip, seqs = answer.question.cluster.chip, float(answer.running)
-    # The batch may have been smaller at times: what one sequence needs is what every step needs.
-    least = float(answer.bills[0].least_s(chip.memory_Bps)) / max(1.0, seqs)
+    q = answer.question
+    least = float(price(q.but(batch=1, context=1)).least_s(q.cluster.chip.memory_Bps))
     if each >= least * FLOOR_SLACK:
         return ""
     said = f"{run.label}: {format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
-    return f"{said} on {chip.key} at tp {answer.question.plan.tp}; other hardware, weights or sizes than was said"
+    return f"{said} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
 
 
-def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[Lesson]:
+def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, list[str]]:
+    """The run without latencies that are so far off that something else was measured, and what those are."""
+    factors = {metric: seconds / _constants_alone(answer, metric) for metric, seconds in run.measured.items()}
+    strange = [metric for metric, times in factors.items() if abs(np.log(times)) > STRANGE]
+    said = [
+        f"{run.label}: {metric.upper()} is {factors[metric]:.3g} times what is expected: not this deployment" for metric in strange
+    ]
+    return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), said
+
+
+def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[RunLesson]:
     """One for each latency of a run, with slopes where the constants have moved to."""
     now = moved or base
     q, wanted = now.question, now.requests
@@ -91,7 +122,7 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None
     for metric, seconds in sorted(run.measured.items()):
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
-        yield Lesson(
+        yield RunLesson(
             deployment=where,
             metric="tpot" if metric == "e2e" else metric,
             clients=float(wanted.concurrency),
@@ -124,7 +155,7 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
     return {name: share * every["ttft"].get(name, 0.0) + (1 - share) * slope for name, slope in every["tpot"].items()}
 
 
-def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
+def doubt(lessons: Sequence[RunLesson], known: Beliefs | None) -> list[RunLesson]:
     """Lessons with more scatter where the others contradict them."""
     if len(lessons) < FEWEST:
         return list(lessons)
@@ -135,14 +166,73 @@ def doubt(lessons: Sequence[Lesson], known: Beliefs | None) -> list[Lesson]:
         off, sigma = post.left_out()
         usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
         far = np.abs(off) / np.hypot(sigma, usual)
+        far = far / max(
+            1.0, float(np.median(far)) / MEDIAN
+        )  # where all are far off, the deployment is unlike others and no run is odd
         doubted = [replace(x, noise=float(s * max(1.0, f / DOUBTED))) for x, s, f in zip(lessons, said, far, strict=True)]
     return doubted
 
 
-def _contradicted(lessons: Sequence[Lesson], known: Beliefs | None) -> Iterable[tuple[str, float]]:
+def _contradicted(lessons: Sequence[RunLesson], known: Beliefs | None) -> Iterable[tuple[str, float]]:
     """Latencies that the others contradict, the farthest first."""
     if len(lessons) < FEWEST:
         return []
     off = Posterior(lessons, known).left_out()[0]
     odd = [(f"{x.label}: {x.metric.upper()}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
+
+
+def fit_engine(rows: MeasurementFiles, _place: MeasuredMachine, own: Profile) -> Step:
+    """The lessons of all runs, and for each deployment what they moved."""
+    if not rows.runs:
+        return own, [], []
+    found = learn(rows.runs, own)
+    if not found.profile.lessons:
+        raise TooFewError(found.refused[0])
+    deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
+    parts = [part for one in deployments for part in _parts(one, found)]
+    ran = {f"{one.engine}@{one.version}" for one in deployments}
+    return replace(found.profile, engine=ran.pop() if len(ran) == 1 else ""), parts, list(found.refused)
+
+
+def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
+    """What was learnt of a deployment's latencies, each judged by the others; constants stand with the first."""
+    lessons = found.profile.lessons
+    post = Posterior(lessons)
+    off, sigma = post.left_out()
+    changes = tuple(_changes(one, post))
+    for metric in METRICS:
+        mine = [i for i, x in enumerate(lessons) if x.deployment == one and x.metric == metric]
+        if not mine:
+            continue
+        before = np.log([lessons[i].measured_s / lessons[i].catalogue_s for i in mine])
+        sure = post.known.width * np.sqrt(post.scale) * np.hypot(sigma[mine], post.noise[mine])
+        spread = float(np.median(np.expm1(Z80 * sure)))
+        labels = {f"{lessons[i].label}: {metric.upper()}" for i in mine}
+        odd = tuple((label, times) for label, times in found.odd if label in labels)
+        name = f"{name_of(one)}: {metric.upper()}"
+        yield ProfilePart(name, len(mine), changes, Errors.of(before), Errors.of(off[mine]), spread, odd)
+        changes = ()
+
+
+def _changes(one: Deployment, post: Posterior) -> Iterator[ConstantChange]:
+    """Constants of a deployment that the runs told something of."""
+    for name, change in post.changes(one).items():
+        usual, unit = _usual(one, name)
+        if usual and change.after < TAUGHT * change.before:
+            yield ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
+
+
+def name_of(one: Deployment) -> str:
+    """A deployment in a few words."""
+    sizes = " ".join(f"{axis} {getattr(one, axis)}" for axis in ("tp", "pp", "dp", "ep") if getattr(one, axis) > 1)
+    return f"{one.engine}@{one.version} {one.model} {sizes}".strip()
+
+
+def _usual(one: Deployment, name: str) -> tuple[float, str]:
+    """A constant as the catalogue has it, and its unit."""
+    if name.startswith("pace_"):
+        return 1.0, ""
+    engine = catalog.engine(f"{one.engine}@{one.version}")
+    mixture = catalog.model(one.model).experts is not None
+    return float(getattr((engine.serving_mixtures() if mixture else engine).host, name)), "s"

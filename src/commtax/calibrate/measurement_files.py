@@ -1,44 +1,212 @@
-"""Files into rows: each is recognised by what is inside it."""
+"""Files and folders into measurements: each file is recognised by what is inside it."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
+from commtax.calibrate.benchmark_runs import LabelledResult, name_some
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow
-from commtax.calibrate.measurements import EngineBenchmark, MeasuredMachine, MeasurementFiles, SweptKernel, TimedCollective
+from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
+from commtax.calibrate.said_deployments import (
+    SaidDeployment,
+    from_command_lines,
+    from_launch,
+    from_log,
+    from_result,
+    from_text,
+    joined,
+    released,
+    suits,
+)
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
-from commtax.files import OUTPUT_BYTES, Json, JsonObject, parse_documents, read_text
+from commtax.evidence.thresholds import counts
+from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
+from commtax.launch.manifest import is_manifest
+from commtax.launch.read_command import from_settings
+from commtax.launch.shell import MAX_SIGNS
+from commtax.logs.engine_logs import ENGINE_LOGS
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
-from commtax.verbs.keywords import BillOptions, SimulateOptions
 
+COUNT = counts(__name__)
+PROSE = (".md", ".rst")  # files of a folder that tell of commands, which nobody need have run
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
 
-def read(path: Path, place: MeasuredMachine) -> MeasurementFiles:
-    """All measurements of one file."""
-    text = read_text(path, "file", most=OUTPUT_BYTES)
-    printed = prefixes.strip_prefixes(text)
-    if printed[:99].lstrip()[:1] in ("{", "["):
-        return _json(printed, path.name, place)
-    runs = nccl_tests.parse_all(text, path.name)
-    if not runs and bench.looks_like_text(text):
-        return _results(bench.parse_text(text, path.name), path.name, place)
-    if not runs:
-        raise Refusal(
-            f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
-            "kernels) and results of vllm bench, sglang.bench_serving, AIPerf or GuideLLM"
-        )
-    return sum((_nccl_tests(run, path.name, place) for run in runs), MeasurementFiles())
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """What one file holds: rows, results of benchmarks, and what it says of the deployment that they are of."""
+
+    name: str
+    rows: MeasurementFiles = field(default_factory=MeasurementFiles)
+    results: tuple[BenchmarkRun, ...] = ()
+    launch: SaidDeployment | None = None
+    is_log: bool = False
+    told: tuple[SaidDeployment | None, ...] = ()  # by each result, of its own server
 
 
-def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, place: MeasuredMachine) -> MeasurementFiles:
+Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
+"""Files of one deployment, and what stands in the folders above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMeasurements:
+    """All files that were named, and those of folders: rows of collectives and kernels, and results with what is said of them."""
+
+    rows: MeasurementFiles
+    results: tuple[LabelledResult, ...] = ()
+
+
+def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = ()) -> FoundMeasurements:
+    """All measurements of files and folders; ``said`` holds for every benchmark among them, the library for nccl-tests.
+
+    A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
+    by one are told apart by what they say.
+    """
+    alone: list[Group] = [([read(path, library_key) for path in paths if not path.is_dir()], ())]
+    places = [alone, *(_read_folder(path, path.name, library_key) for path in paths if path.is_dir())]
+    groups = [group for place in map(_without_repeats, places) for group in place]
+    rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
+    results = tuple(one for files, above in groups for one in _label_results(files, said, above))
+    launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
+    notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
+    return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results)
+
+
+def _without_repeats(groups: list[Group]) -> list[Group]:
+    """Without what logs printed of results, where files of results stand beside them: those hold it, too."""
+    if not any(file.results for files, _ in groups for file in files if not file.is_log):
+        return groups
+    return [([replace(file, results=()) if file.is_log else file for file in files], above) for files, above in groups]
+
+
+def read(path: Path, library_key: str) -> ReadFile:
+    """One file that was named."""
+    if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
+        return found
+    raise Refusal(
+        f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
+        "kernels), results of vllm bench, sglang.bench_serving, trtllm-bench, AIPerf, GenAI-Perf or GuideLLM, launch commands and "
+        "logs of their servers"
+    )
+
+
+def _read_folder(path: Path, name: str, library_key: str, above: tuple[SaidDeployment, ...] = (), depth: int = 1) -> list[Group]:
+    """The files of a folder, and of those below it; what is neither measured nor launched is left out, and said."""
+    inside = sorted(islice(path.iterdir(), COUNT.most_files + 1))
+    if len(inside) > COUNT.most_files:
+        raise Refusal(f"'{path}' holds more than {COUNT.most_files:,} files; name the ones that were measured")
+    files, others = [], list[str]()
+    for file in (one for one in inside if one.is_file() and not one.name.startswith(".")):
+        found = _read_if_text(file, f"{name}/{file.name}", library_key)
+        files += [found] if found else []
+        others += [] if found else [f"{name}/{file.name}"]
+    note = (f"not recognised, and left out: {name_some(others)}",) if others else ()
+    files += [ReadFile(name, MeasurementFiles(notes=note))] if note else []
+    own = tuple(launch for file in files if (launch := file.launch)) or above
+    below = [one for one in inside if one.is_dir() and not one.is_symlink() and not one.name.startswith(".")]
+    deeper = [_read_folder(one, f"{name}/{one.name}", library_key, own, depth + 1) for one in below if depth < COUNT.deepest]
+    return [(files, above), *(group for groups in deeper for group in groups)]
+
+
+def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
+    """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
+    if path.suffix in PROSE:
+        return None
+    try:
+        text = read_text(path, "file", most=OUTPUT_BYTES)
+    except Refusal:  # a picture, an archive, weights
+        return None
+    if _is_json(text):
+        documents = parse_documents(text, f"'{name}'")
+        known = any(isinstance(one, dict) and (_is_own_row(one) or _is_result(one)) for one in documents)
+        return recognise(text, name, library_key) if known else None
+    return recognise(text, name, library_key)
+
+
+def _is_json(text: str) -> bool:
+    return prefixes.strip_prefixes(text)[:99].lstrip()[:1] in ("{", "[")
+
+
+def _is_own_row(row: JsonObject) -> bool:
+    """Whether ``commtax measure`` wrote it."""
+    return isinstance(row.get("rows"), list) or {"time_us", "size_bytes"} <= row.keys() or row.get("kind") in (*SHAPES, *UNUSED)
+
+
+def _is_result(row: JsonObject) -> bool:
+    """Whether a benchmark's client wrote it."""
+    try:
+        return bool(bench.parse(json.dumps(row)))
+    except Refusal:
+        return False
+
+
+def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
+    """What a text holds, by what is inside it; None where it is nothing that is read here."""
+    if _is_json(text):
+        return _json(prefixes.strip_prefixes(text), name, library_key)
+    if runs := nccl_tests.parse_all(text, name):
+        return ReadFile(name, sum((_nccl_tests(run, name, library_key) for run in runs), MeasurementFiles()))
+    written = prefixes.strip_prefixes(prefixes.unpack_docker(text))
+    log = next((log.parse(written) for log in ENGINE_LOGS if log.looks_like(written)), None)
+    printed = bench.looks_like_text(text)
+    results = _printed_results(text, name, refuse=log is None) if printed else ()
+    if log:
+        lines = from_command_lines(written, name)
+        return ReadFile(name, results=results, launch=joined(filter(None, (lines, from_log(log, name)))), is_log=True)
+    launch = from_command_lines(text, name) if results else _launch_of(text, name)
+    return ReadFile(name, results=results, launch=launch) if results or launch else None
+
+
+def _printed_results(text: str, name: str, refuse: bool) -> tuple[BenchmarkRun, ...]:
+    """Results that a text prints; a log may hold words of a title, and no result."""
+    try:
+        return bench.parse_text(text, name)
+    except Refusal:
+        if refuse:
+            raise
+        return ()
+
+
+def _launch_of(text: str, name: str) -> SaidDeployment | None:
+    """The deployment that a script or YAML starts; a text that is too long for one starts none."""
+    return from_text(text, name) if len(text) <= MAX_SIGNS or is_manifest(text) else None
+
+
+def _label_results(
+    files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
+) -> Iterator[LabelledResult]:
+    """Results with what is said of their deployment."""
+    launches = [launch for file in files if (launch := file.launch)] or list(above)
+    for file in files:
+        for number, result in enumerate(file.results, 1):
+            label = f"{file.name}: run {number}" if len(file.results) > 1 else file.name
+            told = file.told[number - 1] if file.told else None
+            own = joined(filter(None, (from_result(result, label), told)))
+            yield LabelledResult(label, result, joined((*said, *_launches_of(own, launches), own)))
+
+
+def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Sequence[SaidDeployment]:
+    """Of the launches beside a result those that it can be of; they must agree with each other, or one alone with it."""
+    fitting = [launch for launch in launches if suits(launch, own)]
+    if len(fitting) < 2:
+        return fitting or launches
+    try:
+        return [joined(fitting)]
+    except Refusal as refusal:
+        unclear = f"{own.source} does not say which it is of; a folder for each deployment tells them apart"
+        raise Refusal(f"{refusal}: {unclear}", refusal.argument) from None
+
+
+def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
     """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
     if not run.op or run.op not in OPS:
         raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
@@ -53,11 +221,11 @@ def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, place: MeasuredMachine)
             continue
         for seconds, how in ((row.seconds, ""), (row.in_place_s, " in place")):
             if seconds is not None and not math.isnan(seconds):
-                rows.append(TimedCollective(place.library, run.op, run.ranks, row.nbytes, _time(seconds, label), label + how))
+                rows.append(TimedCollective(library_key, run.op, run.ranks, row.nbytes, _time(seconds, label), label + how))
     return MeasurementFiles(collectives=tuple(rows), refused=tuple(refused))
 
 
-def _json(text: str, name: str, place: MeasuredMachine) -> MeasurementFiles:
+def _json(text: str, name: str, library_key: str) -> ReadFile:
     """A document, a list of them, or one a line; lines of several kinds may be mixed."""
     documents = parse_documents(text, f"'{name}'")
     rows = [document for document in documents if isinstance(document, dict)]
@@ -67,22 +235,23 @@ def _json(text: str, name: str, place: MeasuredMachine) -> MeasurementFiles:
     others = []
     for number, row in enumerate(rows, 1):
         if isinstance(held := row.get("rows"), list):  # measure collectives --json
-            ours += _json("\n".join(json.dumps(r) for r in held), name, place)
+            ours += _json("\n".join(json.dumps(r) for r in held), name, library_key).rows
         elif "time_us" in row and "size_bytes" in row:
             ours += _collective(row, f"{name}: row {number}")
         elif row.get("kind") in (*SHAPES, *UNUSED):
             ours += _kernel(row, f"{name}: row {number}")
         else:
             others.append(row)
-    if others:
-        ours += _results(bench.parse(json.dumps(others), name), name, place)
-    return ours
+    if not any("server_info" in row for row in others):
+        return ReadFile(name, ours, bench.parse(json.dumps(others), name) if others else ())
+    told = [(one, _server_info(row, name)) for row in others for one in bench.parse(json.dumps(row), name)]
+    return ReadFile(name, ours, tuple(one for one, _ in told), told=tuple(info for _, info in told))
 
 
-def _results(results: Sequence[BenchmarkRun], name: str, place: MeasuredMachine) -> MeasurementFiles:
-    """Benchmarks of one file."""
-    labels = (f"{name}: run {number}" if len(results) > 1 else name for number in range(1, len(results) + 1))
-    return sum((_engine_benchmark(result, label, place) for result, label in zip(results, labels, strict=True)), MeasurementFiles())
+def _server_info(row: JsonObject, name: str) -> SaidDeployment | None:
+    """What an SGLang server told the client of itself, where the client keeps it in its result."""
+    info = {key: str(value) for key, value in object_of(row.get("server_info")).items() if isinstance(value, (str, int, float))}
+    return from_launch(from_settings("sglang", info, released(info.get("version", ""))), f"'{name}'") if info else None
 
 
 def _collective(row: JsonObject, label: str) -> MeasurementFiles:
@@ -107,37 +276,6 @@ def _kernel(row: JsonObject, label: str) -> MeasurementFiles:
     for key in SHAPES[kind]:
         _count(row, key, label)
     return MeasurementFiles(kernels=(SweptKernel(cast(SweepRow, row), _time(row.get("median_s"), label), label),))
-
-
-def _engine_benchmark(result: BenchmarkRun, label: str, place: MeasuredMachine) -> MeasurementFiles:
-    """A benchmark with its question, or why it cannot be used."""
-    batch, model, tp = result.kind == "latency", place.model or result.model, place.tp or result.tp or 1
-    if place.tp and result.tp and place.tp != result.tp:
-        raise Refusal(f"'{label}': ran at tp {result.tp}, and -tp {place.tp} was said")
-    if not model:
-        raise Refusal(f"'{label}': does not say which model ran; say --model")
-    if result.kind == "throughput":
-        return MeasurementFiles(refused=(f"{label}: throughput of a queue is not fitted; latency and serve are",))
-    input_len = place.input_len or round(result.input_len or 0)
-    output_len = place.output_len or round(result.output_len or 0)
-    clients = int(place.batch if batch else result.concurrency or 0)
-    lengths = SimulateOptions(input_len=input_len, output_len=output_len)
-    needed = {**lengths, **BillOptions(batch=clients if batch else 1)}
-    if wanted := [key for key, value in needed.items() if not value]:
-        raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
-    latency_s = result.seconds("e2el" if batch else "tpot", "mean")
-    reason = ""
-    if not clients:
-        reason = "no limit of concurrency: only closed loops (--max-concurrency) are fitted"
-    elif result.failed:
-        reason = f"{result.failed} requests failed, and what failed is not in the means"
-    elif result.accepted > 1:
-        reason = f"{result.accepted:g} tokens a step under speculative decoding, which hides the time of a step"
-    elif latency_s:
-        prompts, ttft_s = max(result.requests or 0, clients), result.seconds("ttft", "mean")
-        asked = EngineBenchmark(result.kind, model, tp, clients, input_len, output_len, prompts, latency_s, ttft_s, label)
-        return MeasurementFiles(runs=(asked,))
-    return MeasurementFiles(refused=(f"{label}: {reason or 'no mean time a token'}",))
 
 
 def _count(row: JsonObject, key: str, label: str) -> int:

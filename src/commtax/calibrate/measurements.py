@@ -10,12 +10,16 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow
+from commtax.catalog.physics import MOST_OF_A_LINK
+from commtax.cost.collectives import ring_factor
 from commtax.spec import Cluster, Engine, Profile
+from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.expecting import expect
 from commtax.verbs.keywords import SimulateOptions
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
+CLOCKS = 1.05  # times a link's rate that a timing may seem to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +44,31 @@ class SweptKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBenchmark:
-    """One benchmark of an engine. Latency: a batch of requests at once; serve: a closed loop."""
-
-    kind: str  # latency | serve
-    model: str
-    tp: int
-    clients: int
-    input_len: int
-    output_len: int
-    num_prompts: int
-    latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
-    ttft_s: float | None
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A benchmark of a deployment: the question that it answers, and what was measured."""
 
     model: str
     cluster: Cluster
-    options: SimulateOptions
+    options: SimulateOptions  # of ``commtax.simulate``, which answers them: the deployment and its load
     measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch
-    noise: Mapping[str, float]  # by metric: 1, or more where what is said scatters more than a mean
+    noise: Mapping[str, float]  # by metric: its own scatter over that of a mean in a closed loop
     label: str
+
+    @property
+    def engine(self) -> str:
+        """Its key in the catalogue."""
+        return str(self.options["engine"]).partition("@")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFiles:
-    """Everything that the files hold, and the rows that are no measurements."""
+    """Everything that the files hold, the rows that are no measurements, and what was assumed of the others."""
 
     collectives: tuple[TimedCollective, ...] = ()
     kernels: tuple[SweptKernel, ...] = ()
-    runs: tuple[EngineBenchmark, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __add__(self, other: MeasurementFiles) -> MeasurementFiles:
         return MeasurementFiles(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(MeasurementFiles)))
@@ -82,17 +76,12 @@ class MeasurementFiles:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """The machine that was measured, and what ran on it, of benchmarks that do not say it; 0: not said."""
+    """The machine that was measured, whose collectives and kernels ran on it, and what the profile is called."""
 
     cluster: Cluster
     engine: Engine
-    model: str
-    tp: int
     library: str
     name: str
-    batch: int = 0
-    input_len: int = 0
-    output_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +92,8 @@ class ConstantChange:
     before: float | None
     after: float
     unit: str = ""
+    sigma_before: float = 0.0  # standard deviations of its logarithm, where it has some
+    sigma_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +161,7 @@ class Calibration:
     document: Mapping[str, object]
     parts: tuple[ProfilePart, ...]
     refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
+    notes: tuple[str, ...] = ()  # what was assumed of the runs
 
     @property
     def wish(self) -> Wish | None:
@@ -191,6 +183,35 @@ def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
     if sizes < LEAST_SIZES or span < LEAST_SPAN:
         wanted = f"at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed{where}"
         raise TooFewError(f"{name}: {plural(sizes, 'size')} spanning {span:,.0f}x; {wanted}")
+
+
+def distinct(rows: Iterable[TimedCollective]) -> list[TimedCollective]:
+    """Rows in an order that does not tell of their files'; those that say exactly the same count once."""
+    kept: dict[tuple[object, ...], TimedCollective] = {}
+    for row in rows:
+        key = (row.library, row.op, row.ranks, row.nbytes, row.seconds)
+        kept[key] = min(kept.get(key, row), row, key=lambda r: r.label)
+    return [kept[key] for key in sorted(kept)]
+
+
+def check_row(row: TimedCollective, cluster: Cluster) -> None:
+    """No link carries a collective faster than it can: such a row is refused by name.
+
+    Across hosts every byte crosses once at least, even where switches add; inside one domain a path may send fewer bytes than the
+    tensor has (quantised), over both directions.
+    """
+    crosses = row.ranks > cluster.domain
+    link = cluster.inter if crosses else cluster.intra
+    if link.kind == "memory":  # as fast as the machine is
+        return
+    least = float(expect(row.op, cluster, nbytes=row.nbytes, ranks=row.ranks, library=row.library).floor_s)
+    if crosses and row.op == "all-reduce":
+        least /= float(ring_factor(row.op, -(-row.ranks // cluster.domain)))
+    if row.seconds * (CLOCKS if crosses else MOST_OF_A_LINK) < least:
+        where = f"{cluster.nics_per_host} x {link.key} per host" if crosses else link.key
+        asked = "--inter and --nics" if crosses else "--intra"
+        times = f"{least / row.seconds:,.1f} times as fast as {where} can carry it"
+        raise Refusal(f"'{row.label}': {times}; was it another link ({asked}), or no time of this collective?")
 
 
 def expected_seconds(rows: Sequence[TimedCollective], place: MeasuredMachine, profile: Profile | None) -> Array:

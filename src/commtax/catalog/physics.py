@@ -40,20 +40,22 @@ def short_repr(value: object) -> str:
 
 
 _TABLE = table("catalog/physics.toml")
-CHIP, KERNEL, PATH, BY_SIZE, NETWORK, HOST, _OTHER = (
+CHIP, KERNEL, PATH, BY_SIZE, NETWORK, CURVE, HOST, DEPLOYMENT, RUN, LATENCY, _OTHER = (
     {key: PhysicalRange(**entry) for key, entry in _TABLE[part].items()}
-    for part in ("chip", "kernel", "path", "by_size", "network", "host", "other")
+    for part in ("chip", "kernel", "path", "by_size", "network", "curve", "host", "deployment", "run", "latency", "other")
 )
 DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
     {key: PhysicalRange(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
 )
-FLOPS, RANKS = _OTHER["flops_per_s"], _OTHER["ranks"]
+FLOPS, RANKS, SLOPE = _OTHER["flops_per_s"], _OTHER["ranks"], _OTHER["slope"]
 GROUPS = ("worlds", "ranks")
 """Facts of a path that are lists of group sizes."""
 NEEDED: dict[str, list[str]] = _TABLE["needed"]
 
 MOST_OF_A_LINK = 4.0
 """A path may count both directions, and bytes that a switch adds on their way: together never more than this."""
+WRITTEN = 1e-5
+"""Numbers are written with six digits, and rounding must not lift one over its ceiling."""
 
 
 def check_chip(given: ChipFacts, chip: Chip) -> None:
@@ -87,6 +89,6 @@ def fastest_Bps(path: Path) -> float:
 
 
 def _check_at_most(name: str, value: float, most: float, ceiling: str, of: Chip | Link, key: str) -> None:
-    if value > most * (1 + 1e-9):
+    if value > most * (1 + WRITTEN):
         source = of.sources[key].title if key in of.sources else f"commtax catalog {of.key}"
         raise Refusal(f"{name}={value:g}: more than {of.key} can do ({ceiling}: {source}); nearest valid: {most:g}", name)

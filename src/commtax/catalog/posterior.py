@@ -6,12 +6,12 @@ no constant explains, which is smooth in clients and lengths; and scatter,
     ln(measured / predicted) = sum over constants of slope x z  +  d(clients, input, output)  +  noise
 
 with normal z and d. ``posterior.toml`` says how far each of them lies from deployment to deployment, and how much of it two
-deployments share that differ in chip, version or model; both were fitted on published runs (``benchmarks/fit_posterior.py``). So the
-posterior is a formula. Constants of what is asked move by the mean of z, its latencies by that of d, and what is left is the range.
+deployments share that differ in chip, version or model; both were fitted on published runs
+(``benchmarks/fit_posterior.py``). So the posterior is a formula. Constants of what is asked move by the mean of z, its latencies
+by that of d, and what is left is the range.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.catalog.transfer import Setting
 from commtax.files import table
-from commtax.records import dataclass
-from commtax.spec import Chip, Deployment, Engine, Lesson, Model, Number, Plan, Profile
+from commtax.records import dataclass, record_from
+from commtax.spec import Chip, Deployment, Engine, Model, Number, Plan, Profile, RunLesson
 
 METRICS = ("tpot", "ttft")
 LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
@@ -57,21 +57,16 @@ class Beliefs:
 @lru_cache(maxsize=1)
 def beliefs() -> Beliefs:
     """Those of the catalogue."""
-    return beliefs_from(table("catalog/posterior.toml"))
-
-
-def beliefs_from(said: Mapping[str, object]) -> Beliefs:
-    known: dict[str, object] = {name: said[name] for name in (f.name for f in fields(Beliefs))}
-    smooth: Mapping[str, Mapping[str, object]] = known["smooth"]  # type: ignore[assignment]
-    known["smooth"] = {metric: Smooth(**{**one, "doublings": tuple(one["doublings"])}) for metric, one in smooth.items()}  # type: ignore[arg-type]
-    return Beliefs(**known)  # type: ignore[arg-type]
+    said = table("catalog/posterior.toml")
+    smooth = {name: record_from(Smooth, {**one, "doublings": tuple(one["doublings"])}) for name, one in said["smooth"].items()}
+    return record_from(Beliefs, {**said, "smooth": smooth})
 
 
 def deployment_of(engine: Engine, chip: Chip, model: Model, plan: Plan, disaggregated: bool = False) -> Deployment:
     """Of a question; sizes may be arrays there."""
     at = Setting.of(engine, chip, model, plan.weights_dtype)
     sizes = (plan.tp, plan.pp, plan.dp * plan.replicas, plan.ep)
-    return Deployment(at.engine, engine.version, at.chip, at.family, model.key, at.dtype, *sizes, disaggregated)  # type: ignore[arg-type]
+    return Deployment(at.engine, engine.version, at.chip, at.family, model.key, at.dtype, *sizes, disaggregated)
 
 
 class LoadPoint(NamedTuple):
@@ -93,7 +88,7 @@ class Change(NamedTuple):
 class Posterior:
     """Lessons, taken together."""
 
-    def __init__(self, lessons: Sequence[Lesson], known: Beliefs | None = None) -> None:
+    def __init__(self, lessons: Sequence[RunLesson], known: Beliefs | None = None) -> None:
         self.lessons, self.known = tuple(lessons), known or beliefs()
         self.names = tuple(self.known.constants)
         self.spread = np.array([self.known.constants[name] for name in self.names])
@@ -106,10 +101,11 @@ class Posterior:
     @cached_property
     def covariance(self) -> Array:
         """Of what the lessons say, without scatter."""
-        alike = [self.shares(x.deployment) for x in self.lessons]
+        known = {one: self.shares(one) for one in dict.fromkeys(x.deployment for x in self.lessons)}
+        alike = [known[x.deployment] for x in self.lessons]
         of_constants, rest = (np.array([one[i] for one in alike]) for i in (0, 1))
-        shared = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
-        return shared + rest * self._smooth(self._metrics, self._places)
+        shared: Array = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
+        return np.asarray(shared + rest * self._smooth(self._metrics, self._places))
 
     @cached_property
     def _inverse(self) -> Array:
@@ -117,7 +113,7 @@ class Posterior:
 
     @cached_property
     def _pull(self) -> Array:
-        return self._inverse @ self.residuals
+        return np.asarray(self._inverse @ self.residuals)
 
     @cached_property
     def scale(self) -> float:
@@ -126,7 +122,7 @@ class Posterior:
         return float((freedom + self.residuals @ self._pull) / (freedom + len(self.residuals)))
 
     def shares(self, asked: Deployment) -> tuple[Array, Array]:
-        """Correlation of a deployment with that of each lesson: of constants, and of the rest (with a row for each layout asked)."""
+        """Correlation of a deployment with that of each lesson: of constants, and of the rest (a row for each layout asked)."""
         known: dict[Deployment, tuple[float, Number]] = {}
         for one in dict.fromkeys(x.deployment for x in self.lessons):
             differ = [level for level in LEVELS if getattr(one, level) != getattr(asked, level)]

@@ -40,12 +40,32 @@ class TableView:
             raise Refusal(f"{self.named(key)}={physics.short_repr(text)}: a text is needed", self.named(key))
         return text
 
+    def switch(self, key: str) -> bool:
+        value = self.table.get(key, False)
+        if not isinstance(value, bool):
+            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: true or false is needed", self.named(key))
+        return value
+
+    def rows(self, key: str) -> list[object]:
+        """A list; one that is not there is empty."""
+        value = self.table.get(key, [])
+        if not isinstance(value, list):
+            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: a list is needed", self.named(key))
+        return value
+
     def texts(self) -> dict[str, str]:
         return {key: self.text(key) for key in self.table}
 
     def some(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
         """The numbers of these names that are given."""
         return {key: rule.read(self.table[key], self.named(key)) for key, rule in ranges.items() if key in self.table}
+
+    def all_of(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+        """The numbers of these names, each of which is needed."""
+        missing = [key for key in ranges if key not in self.table]
+        if missing:
+            raise Refusal(f"{self.where} lacks {', '.join(missing)}", self.named(missing[0]))
+        return self.some(ranges)
 
     def numbers(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
         """All that is in it, as numbers of these names."""

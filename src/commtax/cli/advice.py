@@ -4,17 +4,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypedDict
 
 import click
 from click.core import ParameterSource
 
-from commtax import catalog
+from commtax.calibrate import read_runs
 from commtax.calibrate.advising import advise
 from commtax.calibrate.drift import check_drift
 from commtax.calibrate.learning import learn
-from commtax.calibrate.measurements import MeasuredMachine
-from commtax.calibrate.new_runs import read_runs
 from commtax.cli.options import GivenOptions, VerbSubject
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.order import read as read_order
@@ -25,7 +23,6 @@ from commtax.planner import best_serving
 from commtax.planner.columns import ServingPlans
 from commtax.planner.deciding import settle_decision
 from commtax.planner.money import with_prices
-from commtax.question import PHASES
 from commtax.report import advising
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
@@ -34,7 +31,7 @@ from commtax.verbs.settling import resolve_question
 
 EXIT_CODES = {"same": 0, "drifted": 1, "unknown": 3}
 LOADS = ("concurrency", "input_len", "output_len")
-ADVISED = ("next_runs", "decision", "check", "profile", "pp", "dp", "ep", "dtype", "concurrency", "pasted")
+ADVISED = ("next_runs", "decision", "check", "profile", "pp", "dp", "ep", "dtype")
 """Options that belong to advice and checks alone."""
 WRITES = ("out", "name", "library", "batch")
 """… and that belong to a profile that is written."""
@@ -111,7 +108,7 @@ def _check(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRetu
     if not own.lessons:
         raise Refusal(f"check: profile {own.name} holds no runs of an engine; calibrate it on some", "profile")
     place = output.read(cluster_of(given, "say where this was measured"))
-    found = check_drift(read_runs(files, _machine(place, given)), own)
+    found = check_drift(read_runs(files, place, **_said(given)), own)
     output.answer(advising.drift_document, advising.show_drift, found, own, code=EXIT_CODES[found.verdict])
 
 
@@ -119,15 +116,24 @@ def _taught(files: Sequence[Path], given: GivenOptions, place: Cluster, own: Pro
     """What is known after the files."""
     if not files:
         return own
-    learnt = learn(read_runs(files, _machine(place, given, model)), own or Profile("these files", chip={"key": place.chip.key}))
+    learnt = learn(read_runs(files, place, **_said(given, model)), own or Profile("these files", chip={"key": place.chip.key}))
     held = (*(own.lessons if own else ()), *learnt.profile.lessons)
     return replace(learnt.profile, lessons=held)
 
 
-def _machine(place: Cluster, given: GivenOptions, model: str = "") -> MeasuredMachine:
-    """Where the files were measured, and what they do not say themselves."""
-    engine = catalog.engine(str(given.engine or PHASES["decode"].engine))
-    return MeasuredMachine(place, engine, str(given.model or model), int(given.tp or 0), catalog.library("nccl").key, "")
+class SaidOfFiles(TypedDict):
+    """What files do not say themselves."""
+
+    launch: str
+    model: str
+    tp: int
+    engine: str
+
+
+def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
+    """As the command line says it."""
+    name, size = str(given.model or model), int(given.tp or 0)
+    return SaidOfFiles(launch=str(given.pasted or ""), model=name, tp=size, engine=str(given.engine or ""))
 
 
 def refuse_advice(given: GivenOptions) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commtax import catalog
-from commtax.catalog.profile import load as load_profile
+from commtax.catalog.profile import load_profile, measured_chip
 from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
 from commtax.cli.pasting import apply_topology, fill_from_command
@@ -157,13 +157,10 @@ def _requests_question(model: Model, place: Cluster, options: GivenOptions, give
 
 
 def profile_of(given: GivenOptions) -> Profile | None:
-    """A profile; it also says which chip, where no cluster is named."""
-    name = given.pop("profile", "")
-    if not name:
-        return None
-    own = load_profile(name)
-    if not given.cluster and "key" in own.chip:
-        given.cluster = f"{max(2, given.tp or 1)}x{own.chip['key']}"
+    """A profile, or several as one; it also says which chip, where no cluster is named."""
+    own = load_profile(given.pop("profile", ()))
+    if own and not given.cluster and (chip := measured_chip(own)):
+        given.cluster = f"{max(2, given.tp or 1)}x{chip}"
     return own
 
 

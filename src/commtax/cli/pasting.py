@@ -10,14 +10,12 @@ import click
 from click.core import ParameterSource
 
 from commtax import catalog
-from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled_model, origin, variant
-from commtax.catalog.programs import program
 from commtax.cli.options import GivenOptions, VerbSubject
 from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.options import options as known_options
-from commtax.spec import SIZES, Cluster, Model, Plan
+from commtax.spec import SIZES, Cluster, Plan
 from commtax.statement import Refusal
 from commtax.verbs.settling import AUTO_EP
 
@@ -28,14 +26,16 @@ if TYPE_CHECKING:
 
 def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
-    launch = _launch(text, model)
-    options = _options(launch, about)
-    model = _agree_on_model(model, launch, remarks) if model else _model(launch, remarks)
+    from commtax.launch.launch_options import model_of, options_of, read_pasted  # not for those who paste nothing
+
+    launch = read_pasted(text, model)
+    options = GivenOptions(options_of(launch, about.several))
+    model = _agree_on_model(model, launch, remarks) if model else model_of(launch, remarks)
     _shares(launch, model, options, remarks, about)
     if given.plans:
         _join_plans(options, given, remarks)
     unused = _fill(options, launch, given, about)
-    _hosts(launch, given, remarks)
+    expand_cluster(launch, given, remarks)
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in GivenOptions(launch.axes, replicas=servers.count).items() if size > 1)
     beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
@@ -46,21 +46,6 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
     if unused and about is not VerbSubject.SEARCH:  # which has a use for the pasted plan itself
         remarks.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     return launch, model
-
-
-def _launch(text: str, model: str) -> Launch:
-    """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
-    from commtax.launch.read_command import parse
-
-    name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
-    file = name if "\n" not in text and name and os.path.exists(name) else ""
-    if not file:
-        return parse(text)
-
-    def is_same(theirs: str) -> bool:
-        return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
-
-    return parse(read_text(file, "from"), file, is_same if model else None, choice)
 
 
 def prompt_sizes(servers: Servers) -> str:
@@ -90,33 +75,16 @@ def _fill(options: GivenOptions, launch: Launch, given: GivenOptions, about: Ver
 
 def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str], about: VerbSubject) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
+    from commtax.launch.launch_options import implied_options
+
     known, servers = bundled_model(model) or variant(model), launch.servers
-    if launch.stage_layers and known:
-        options.chunks = launch.chunks_of(known.num_layers)
-    if launch.slots:
-        options |= _copies(launch.slots, known, remarks)
+    options |= implied_options(launch, known, remarks)
     if servers.count > 1 and launch.options.concurrency and not about.several:
         options.concurrency = max(1, round(int(launch.options.concurrency) / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
-    over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
-    if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and known and known.experts:
-        options.ep = AUTO_EP
-        how = "priced as experts spread over them (the same bytes and weights)"
-        remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {how}")
     if servers.prefill_workers and not about.several:
         beside = f"{servers.prefill_workers} for prompts ({prompt_sizes(servers)})"
         remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
-
-
-def _copies(slots: int, model: Model | None, remarks: list[str]) -> GivenOptions:
-    """Copies of popular experts, told by the experts of all ranks."""
-    if model is None or model.experts is None:
-        remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
-        return GivenOptions()
-    if slots < model.experts.num_experts:
-        rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
-        raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
-    return GivenOptions(redundant_experts=slots - model.experts.num_experts)
 
 
 def _join_plans(options: GivenOptions, given: GivenOptions, remarks: list[str]) -> None:
@@ -128,47 +96,15 @@ def _join_plans(options: GivenOptions, given: GivenOptions, remarks: list[str]) 
         remarks.append(f"{own} is the command's own plan")
 
 
-def _options(launch: Launch, about: VerbSubject) -> GivenOptions:
-    """Options by name, those that the command says something about. Servers for prompts are none of one server's."""
-    options = GivenOptions({name: value for name, value in launch.options.items() if name != "dp"})
-    servers = launch.servers
-    if servers.prefill_workers and about.several:
-        options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
-        options.prefill_tp, options.prefill_dp = servers.prefill_tp, servers.prefill_dp
-    elif servers.count > 1 and not servers.prefill_workers:
-        options.replicas = servers.count
-    if int(launch.options.dp or 1) > 1:
-        options.dp = int(launch.options.dp)
-    if launch.phase == "train":
-        options.phase = "train"
-    options.engine = f"{launch.engine}@{launch.version}" if launch.version else launch.engine
-    return options
-
-
-def _model(launch: Launch, remarks: list[str]) -> str:
-    """The command's model: by its name, by the last part of its path, or by its sizes."""
-    if launch.model:
-        name = _usual_model_name(launch.model, remarks)
-        return _usual_model_name(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
-    if not launch.shape:
-        return ""
-
-    from commtax.launch.model_sizes import model_with
-
-    if key := model_with(launch.shape):
-        remarks.append(f"the command's sizes are those of {key}")
-        return key
-    listed = ", ".join(f"{name} {size}" for name, size in launch.shape)
-    raise Refusal(f"from: no model of the catalogue has {listed}; name one (a folder with config.json will do)", "from")
-
-
 def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
     """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
+    from commtax.launch.launch_options import usual_model_name
+
     known = bundled_model(model)
     if known is None and os.path.exists(expand_home(model)):
         return model
     if launch.model:
-        name = _usual_model_name(launch.model, remarks)
+        name = usual_model_name(launch.model, remarks)
         theirs = bundled_model(name)
         if not theirs and name.startswith(ELSEWHERE):
             remarks.append(f"{launch.model} is taken for {model}")
@@ -187,20 +123,7 @@ def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
     return model
 
 
-def _usual_model_name(name: str, remarks: list[str]) -> str:
-    """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
-    if bundled_model(name) or os.path.exists(expand_home(name)):
-        return name
-    last = name.rstrip("/").rsplit("/", 1)[-1]
-    if key := base_key(normal(last)):
-        remarks.append(f"{name} is taken for {key}")
-        return key
-    if not variant(last):
-        return name
-    return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name
-
-
-def _hosts(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
+def expand_cluster(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
     """A chip's name alone becomes as many hosts of it as the command needs."""
     text = str(given.cluster)
     if not text or launch.num_gpus == 1:

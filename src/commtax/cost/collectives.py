@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 
 from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
+from commtax.cost.measured_curves import factor_over
 from commtax.cost.placement import Span
 from commtax.records import dataclass
 from commtax.spec import Algorithm, Cluster, Condition, Fabric, Link, Network, Number, Path, Protocol
@@ -347,7 +348,15 @@ def price(
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
     domains = np.maximum(1, where.domains)
     crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
-    return _choice_where(where.crosses, cross_domains(crossing, inside, paths, fabric.network), here)
+    across = cross_domains(crossing, inside, paths, fabric.network)
+    if fabric.network.curves:
+        across = _as_measured(across, factor_over(fabric.network, op, nbytes, ranks))
+    return _choice_where(where.crosses, across, here)
+
+
+def _as_measured(priced: PathChoice, factor: Number) -> PathChoice:
+    """A price as much longer or shorter as this machine's own times were."""
+    return replace(priced, latency_s=priced.latency_s * factor, wire_s=priced.wire_s * factor, inside=priced.inside / factor)
 
 
 def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:

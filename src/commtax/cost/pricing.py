@@ -18,6 +18,7 @@ from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
+from commtax.cost.measured_curves import curve_of, sigma_over
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
@@ -235,7 +236,9 @@ def spread_of(
 
 
 def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster) -> Number:
-    """Between hosts: no surer than the stage inside them, by its share of the time."""
+    """Between hosts: as sure as this machine's own curve; else no surer than the stage inside them, by its share of the time."""
+    if fabric.network.curves and (curve := curve_of(fabric.network, op)):
+        return np.expm1(Z80 * sigma_over(curve, nbytes, ranks, cluster.domain))
     timed = fabric.label.kind in MEASURED
     width = _residual(fabric, op, nbytes, "across", timed)
     if fabric.spreads:

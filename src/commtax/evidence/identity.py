@@ -77,8 +77,13 @@ def _shape(key: str) -> Model | None:
 
 
 def other_chip(name: str, claim: Claim) -> str:
-    """Why a name cannot be that of the claimed chip; forms and memories of one chip are not told apart by a name alone."""
-    chip, own = find_chip_name(name[: COUNT.most_signs]) if name else "", claim.question.cluster.chip.key
+    """Why a name cannot be that of the claimed chip."""
+    return another_chip(name, claim.question.cluster.chip.key)
+
+
+def another_chip(name: str, own: str) -> str:
+    """Why a name cannot be that of a chip; forms and memories of one chip are not told apart by a name alone."""
+    chip = find_chip_name(name[: COUNT.most_signs]) if name else ""
     return f"the file names {chip}, not {own}" if chip and chip.partition("-")[0] != own.partition("-")[0] else ""
 
 

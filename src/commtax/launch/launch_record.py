@@ -62,6 +62,7 @@ class Launch:
     slots: int = 0  # experts of all ranks, copies of popular ones among them, where that is told instead of the copies
     notes: tuple[Note, ...] = ()
     unread: tuple[str, ...] = ()
+    client: bool = False  # it sends requests to a server that something else started
 
     @property
     def axes(self) -> dict[str, int]:

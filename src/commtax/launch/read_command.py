@@ -28,6 +28,10 @@ Wanted = Callable[[str], bool]
 """Whether a model of this name is the one that was asked for."""
 
 
+class NothingLaunchedError(Refusal):
+    """That a text starts no server or job that is known."""
+
+
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
     """Read a command, a script that contains one, or YAML that describes servers; ``source`` is the file that it came from.
 
@@ -50,7 +54,9 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
     exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:  # what a file holds is not told: it may be one that was named by mistake
-        raise Refusal(f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from")
+        raise NothingLaunchedError(
+            f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from"
+        )
     return _join_launches(launches)
 
 
@@ -67,7 +73,7 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
     found = [(s.name, launch) for s, launch in read if launch]
     if not found:
         seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
-        raise Refusal(f"from{source}: this YAML starts no known server; {seen} (known: {_program_names()})", "from")
+        raise NothingLaunchedError(f"from{source}: this YAML starts no known server; {seen} (known: {_program_names()})", "from")
     names = [name for name, _ in found]
     if choice and choice not in names:
         raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
@@ -126,7 +132,8 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
         if not skip and official and word == image and at > last:
             engine, skip = next(e for i, e in images.items() if i in image), 1  # the image's entry point is the server
         if skip:
-            return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
+            launch = _read(engine, args[at + skip :], args[:at], version[1] if version else "", written, served)
+            return replace(launch, client=any(client in " ".join(args[at : at + skip]) for client in COMMON["clients"]))
     # Words may be arguments of the entry point of its image: flags, or a model and flags.
     are_flags = not args or args[0] == "serve" or re.match(r"-|[\w.-]{1,99}/[\w.-]{1,99}$", args[0])
     if served and served.engine and not served.script and are_flags:
@@ -174,6 +181,17 @@ def _read(
     devices = env.get("CUDA_VISIBLE_DEVICES")
     place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
     return replace(launch, version=version, place=place)
+
+
+def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -> Launch:
+    """The launch that a server's own settings describe, as its log or its answer to ``/get_server_info`` has them.
+
+    >>> from_settings("vllm", {"model": "m", "tensor_parallel_size": "4", "enforce_eager": "False", "seed": "0"}).options
+    {'tp': 4}
+    """
+    own = flags_of(engine).flags
+    known = {flag: value for name, value in settings.items() if (flag := flag_name(name)) in own and value not in ("", "None")}
+    return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
 
 
 def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
@@ -271,7 +289,7 @@ def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
 
 def _is_bench(launch: Launch) -> bool:
     """Whether a command sends requests."""
-    return bool(launch.options.concurrency or launch.options.request_rate)
+    return launch.client or bool(launch.options.concurrency or launch.options.request_rate)
 
 
 def _count_equal_servers(launches: list[Launch]) -> Launch:

@@ -21,7 +21,7 @@ from commtax.planner.columns import ServingColumns, ServingPlans
 from commtax.planner.money import paid
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Lesson
+from commtax.spec import RunLesson
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.foresight import Foresight, imagined, lessons_of
 from commtax.verbs.settling import settle
@@ -42,7 +42,7 @@ class WeighedPlan:
     copies: int  # that share the clients: one of them is measured
     gpus: float  # by what they cost
     loads: tuple[int, ...]  # clients of all copies
-    latencies: tuple[Lesson, ...]  # TPOT and TTFT of each load, on one copy
+    latencies: tuple[RunLesson, ...]  # TPOT and TTFT of each load, on one copy
 
     def worth(self, goal: Question, tpot_s: Array, ttft_s: Array) -> Array:
         """In each world (rows) at its best load (columns): what the objective counts, 0 where no load keeps the limits."""

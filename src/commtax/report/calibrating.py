@@ -1,6 +1,9 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
+import numpy as np
+
 from commtax.calibrate.measurements import Calibration, ConstantChange, ProfilePart
+from commtax.ledger import Z80
 from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
@@ -15,21 +18,30 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     columns = ("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
     show_table(console, columns, map(_part_row, calibration.parts))
     every = [(p.name, c, c.after / c.before - 1 if c.before else None) for p in calibration.parts for c in p.changes]
-    changes = [(c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}") for of, c, x in every]
-    show_table(console, ("constant", "of", ">catalogue", ">measured", ">change"), changes)
+    changes = [
+        (c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}", _sure(c)) for of, c, x in every
+    ]
+    if changes:
+        show_table(console, ("constant", "of", ">catalogue", ">learnt", ">change", ">how sure"), changes)
     for p in calibration.parts:
         rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
         more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
         notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
-    notes(console, calibration.refused)
+    notes(console, (*calibration.notes, *calibration.refused))
     if calibration.wish:
         say(console, f"measure next: {calibration.wish.what}", "bold yellow")
-    notes(console, [f"commtax bill MODEL --profile {path} (also compare, expect, simulate, audit) uses it"])
+    notes(console, [f"every command takes it: commtax simulate MODEL --profile {path}"])
 
 
 def _part_row(p: ProfilePart) -> tuple[str, ...]:
     errors = (f"{error:.1%}" for error in (p.before.median, p.after.median, p.before.p90, p.after.p90))
     return (p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
+
+
+def _sure(c: ConstantChange) -> str:
+    """The 80 % range of a constant before and after."""
+    before, after = (f"±{np.expm1(Z80 * sigma):.0%}" for sigma in (c.sigma_before, c.sigma_after))
+    return f"{before} → {after}" if c.sigma_before else ""
 
 
 def _value(c: ConstantChange, value: float | None) -> str:

@@ -185,8 +185,16 @@ def _serve(d: JsonObject) -> BenchmarkRun:
     answers = [need_number(n) for n in lengths if n] if isinstance(lengths, list) else []
     peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
     facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
-    tool = "sglang" if sglang else "vllm"
-    return result(tool, "serve", d, stats, spread=spread_among(answers), facts=facts)
+    said = next((value for key in TABLE["engine_version"] if isinstance(value := d.get(key), str)), "")
+    facts |= {"version": said[: COUNT.most_version]} if said else {}
+    tool, drawn = ("sglang", _drawn_spread(d)) if sglang else ("vllm", None)
+    return result(tool, "serve", d, stats, spread=spread_among(answers) if answers else drawn, facts=facts)
+
+
+def _drawn_spread(d: JsonObject) -> float | None:
+    """SGLang draws random lengths evenly from a share of the longest up to all of it."""
+    ratio = number(d.get("random_range_ratio")) if str(d.get("dataset_name", "")).startswith("random") else None
+    return (1 - ratio) / (1 + ratio) if ratio is not None and 0 <= ratio <= 1 else None
 
 
 def _is_sweep(text: str) -> bool:

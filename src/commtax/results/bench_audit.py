@@ -346,7 +346,7 @@ def _offer(results: Sequence[BenchmarkRun], claim: Claim, name: str) -> Iterator
         if isinstance(load, BenchmarkLoad):
             sizes = {"--batch": load.batch, "--input-len": load.prompt, "--output-len": load.answer}
             words += [word for option, size in sizes.items() for word in (option, str(size))]
-    yield Note("calibrate", f"constants from this result, for --profile my-box.json: {shlex.join(words)}")
+    yield Note("calibrate", f"constants from this result, for --profile my-box.toml: {shlex.join(words)}")
 
 
 def _fits(result: BenchmarkRun, claim: Claim) -> bool:

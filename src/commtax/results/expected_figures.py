@@ -105,7 +105,7 @@ class ExpectedFigures:
         return Figure(*(end * scale for end in like.ends))
 
 
-def _come_at_once(result: BenchmarkRun) -> bool:
+def come_at_once(result: BenchmarkRun) -> bool:
     """Whether requests do not come at a rate: none is told, or all clients are there before the first answer is a part done."""
     rate, whole = result.request_rate, result.seconds("e2el", "mean") or 0.0
     if not rate or not LEVEL.least_rate < rate < math.inf:
@@ -117,7 +117,7 @@ def load_of(result: BenchmarkRun, claim: Claim) -> BenchmarkLoad | str:
     """The load, as the result has it, else as was said; or what is missing, and the option that says it."""
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
-    rate = None if _come_at_once(result) else result.request_rate
+    rate = None if come_at_once(result) else result.request_rate
     clients, asked = result.concurrency, result.requests if (result.requests or 0) < COUNT.most_requests else None
     if rate is None and not clients:
         clients = (asked if result.request_rate else None) or claim.batch

@@ -9,6 +9,8 @@ from commtax.statement import Note
 
 KEYS = ("tput_per_gpu", "output_tput_per_gpu")
 MEAN_LENGTH, SPREAD = 0.9, 1 / 9  # of the lengths it names, and to either side of that mean
+APART = ("workers for prompts", "tp for prompts", "dp for prompts", "workers that decode")
+"""Facts of a run whose prompts have workers of their own."""
 UNDRAFTED = ("", "none", "false", "off", "0")
 _ENGINES = {"trt": "trtllm", "tensorrt": "trtllm", "sglang": "sglang", "vllm": "vllm"}
 
@@ -27,7 +29,7 @@ def from_document(d: JsonObject) -> BenchmarkRun:
     rates = {"total_token_throughput": ("tput_per_gpu", gpus), "output_throughput": ("output_tput_per_gpu", decoding)}
     whole = {name: each * count for name, (key, count) in rates.items() if count and (each := number(d.get(key)))}
     lengths = tuple(n * MEAN_LENGTH if (n := number(d.get(key))) else None for key in ("isl", "osl"))
-    said = {"tp": number(d.get("tp")), "model": d.get("model"), **whole}
+    said = {"tp": _sizes(d).get("tp"), "model": d.get("model"), **whole}
     drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
     accepted = _chunk(stats) if drafted else 1.0
     told = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
@@ -55,6 +57,28 @@ def _gpus(d: JsonObject) -> tuple[float, float]:
     return (number(d.get("tp")) or decode,) * 2
 
 
+def _sizes(d: JsonObject, part: str = "") -> dict[str, int]:
+    """Sizes of a server, or of a worker that decodes: with data-parallel attention ``tp`` counts the GPUs that share experts."""
+    part = part or ("decode_" if _is_apart(d) and number(d.get("decode_tp")) else "")
+    told = {axis: int(n) for axis in ("tp", "ep", "dp") if (n := number(d.get(f"{part}{axis}")))}
+    groups = str(d.get(f"{part}dp_attention", "")).lower() == "true"
+    return {"tp": 1, "dp": told["tp"], "ep": told["tp"]} if groups and "tp" in told else told
+
+
+def _is_apart(d: JsonObject) -> bool:
+    """Whether prompts were computed by workers of their own."""
+    return str(d.get("disagg", "")).lower() == "true"
+
+
+def _workers(d: JsonObject) -> dict[str, str]:
+    """How many workers compute prompts and how many decode, and the sizes of the first, where they are apart."""
+    count, decode = (int(number(d.get(f"{part}_num_workers")) or 0) for part in ("prefill", "decode"))
+    if not (_is_apart(d) and count and decode):
+        return {}
+    ahead = {"tp": 1, "dp": 1, **_sizes(d, "prefill_")}
+    return dict(zip(APART, map(str, (count, ahead["tp"], ahead["dp"], decode)), strict=True))
+
+
 def _chunk(stats: dict[str, dict[str, float]]) -> float:
     """Tokens of a step: a step sends one chunk, and gaps between chunks are as many times the time of a token."""
     gap, token = (stats.get(metric, {}).get("mean", 0.0) for metric in ("itl", "tpot"))
@@ -68,5 +92,7 @@ def _facts(d: JsonObject) -> dict[str, str]:
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
     named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
-    sizes = {axis: str(int(n)) for axis in ("ep", "dp") if (n := number(d.get(axis)))}
+    image = str(d.get("image") or "").rpartition(":")[2]
+    named |= {"version": image.lstrip("v")} if image[:2].lstrip("v")[:1].isdigit() else {}
+    sizes = {axis: str(size) for axis, size in _sizes(d).items() if axis != "tp"} | _workers(d)
     return {name: str(value)[:80] for name, value in (*named.items(), *sizes.items()) if value}

@@ -73,11 +73,13 @@ def _statistic(word: str, ranked: bool) -> str:
 
     >>> _statistic("p99.9", False), _statistic("50%", False), _statistic("95", True), _statistic("95", False)
     ('p99.9', 'median', 'p95', '')
+    >>> _statistic("p99d", True)
+    ''
     """
     if word in _STATISTICS:
         return str(_STATISTICS[word])
     share = word.rstrip("%th") if word[0].isdigit() and (ranked or not word[-1].isdigit()) else word[1:] if word[0] == "p" else ""
-    if not share or not share[0].isdigit() or float(share) > 100:
+    if not share.replace(".", "", 1).isdecimal() or float(share) > 100:
         return ""
     return "median" if float(share) == 50 else f"p{float(share):g}"
 

@@ -21,11 +21,12 @@ from commtax.spec.constants import (
     Deployment,
     Fabric,
     KernelConstants,
-    Lesson,
     Network,
+    NetworkCurve,
     Path,
     Profile,
     Protocol,
+    RunLesson,
     Spread,
 )
 from commtax.spec.engine import ENGINE_PARTS, Engine, KernelHabits, Program, Sending, StateHabits, TrainingHabits

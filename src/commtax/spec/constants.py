@@ -79,6 +79,21 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkCurve:
+    """What one collective took across hosts, over what the constants say: by ranks and by size, with how sure that is."""
+
+    op: str
+    ranks: tuple[int, ...]  # that were measured, rising
+    nbytes: tuple[float, ...]  # rising
+    factor: tuple[tuple[float, ...], ...]  # a row for each number of ranks
+    sigma: tuple[tuple[float, ...], ...]  # deviations of the logarithm
+    drift: float = 0.0  # … which a doubling of the size adds, between those of the curve
+    grown: float = 0.0  # … which a doubling of the ranks adds, away from those measured
+    reshaped: float = 0.0  # … which a doubling of the domain adds: other hosts share their NICs otherwise
+    domain: int = 0  # GPUs of a fast domain where it was measured; 0: it does not say
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """How a library crosses hosts: by ``protocols`` where those were measured, else as one pipeline."""
 
@@ -90,6 +105,7 @@ class Network:
     direct: bool = False  # every rank writes straight to every other: one level, however many hosts
     protocols: tuple[Protocol, ...] = ()
     links: tuple[str, ...] = ()  # that it was measured on; (): it does not say
+    curves: tuple[NetworkCurve, ...] = ()  # as measured on one machine, over these constants
     eager_s: float = 0.0  # more that a collective across hosts takes when it is launched from Python, alone
     label: Source = DATASHEET
     ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
@@ -152,15 +168,15 @@ class Deployment:
     family: str  # the architecture that a config names
     model: str
     dtype: str  # of weights
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
+    tp: Number = 1
+    pp: Number = 1
+    dp: Number = 1
+    ep: Number = 1
     disaggregated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class RunLesson:
     """What one measured latency teaches: how far the catalogue was off, and by which constants it could be mended."""
 
     deployment: Deployment
@@ -187,12 +203,13 @@ class Profile:
     tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # kernel constants, as in KernelConstants
     libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # measured paths by library, the usual one first
     network: Mapping[str, float] = field(default_factory=dict)  # across hosts: efficiency, hops, pipelining, norm, spread
+    curves: tuple[NetworkCurve, ...] = ()  # … and what those constants leave, by collective
     host: Mapping[str, float] = field(default_factory=dict)  # fields of Engine: host and request times and their sigmas
     links: Mapping[str, str] = field(default_factory=dict)  # "intra" and "inter" that the collectives were measured on
     engine: str = ""  # the engine that was measured
     dtype: str = ""  # … and the type it ran in
     sources: Mapping[str, str] = field(default_factory=dict)  # what each part was fitted on
-    lessons: tuple[Lesson, ...] = ()  # of runs of engines: constants are moved by these as far as they tell of what is asked
+    lessons: tuple[RunLesson, ...] = ()  # of runs of engines: constants are moved by these as far as they tell of what is asked
     written: str = ""  # the day
 
     def __hash__(self) -> int:

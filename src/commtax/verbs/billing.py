@@ -203,6 +203,10 @@ def _price_question(q: Settled) -> StepBill:
         plain = training_bill(terms, q.step, q.tokens)
     else:
         plain = inference_bill(terms, q.work, q.tokens)
+        if q.phase == "decode" and q.profile and q.profile.lessons:
+            from commtax.verbs.learnt import learnt_step_sigma  # not for those who have no profile
+
+            plain = replace(plain, known_sigma=learnt_step_sigma(q, plain), measured=True)
     rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))

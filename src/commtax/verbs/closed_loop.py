@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
+from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
@@ -31,6 +31,9 @@ from commtax.verbs.settling import Settled, context_notes, resolve_question, set
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
+if TYPE_CHECKING:
+    from commtax.verbs.learnt import LearntRest
+
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
@@ -38,13 +41,6 @@ QUEUES = (
 )
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
-
-
-class LearntRest(NamedTuple):
-    """What a profile's runs tell of a latency beside its constants: a logarithm, and the standard deviation of the whole."""
-
-    log: Number
-    sigma: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +213,22 @@ def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> 
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
     if asked.profile and asked.profile.lessons:
-        answer = _as_learnt(answer, asked.profile)
+        answer = _as_learnt(answer)
     return replace(answer, notes=tuple(_notes(answer)))
 
 
-def _as_learnt(answer: ClosedLoop, own: Profile) -> ClosedLoop:
+def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
     """With what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
-    from commtax.catalog.posterior import METRICS, LoadPoint, deployment_of, posterior_of  # not for those who have no profile
+    from commtax.catalog.posterior import LoadPoint  # not for those who have no profile
+    from commtax.verbs.learnt import learnt_rest
 
-    q, wanted, slopes, known = answer.question, answer.requests, answer.slopes, posterior_of(own)
-    asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, answer.apart is not None)
+    q, wanted = answer.question, answer.requests
     at = LoadPoint(wanted.concurrency, wanted.input_len, wanted.output_len)
-    rest = {metric: LearntRest(*known.rest(asked, metric, at, slopes[metric])) for metric in METRICS}
-    least = np.minimum(1.0, answer.bills[0].least_s(q.cluster.chip.memory_Bps) / answer.served.tpot_s)  # no step beats physics
+    rest = {metric: learnt_rest(q, metric, at, slopes, answer.apart is not None) for metric, slopes in answer.slopes.items()}
+    least = np.minimum(1.0, answer.bills[0].least_s(q.cluster.chip.memory_Bps) / answer.tpot_s)  # no step beats physics
     rest["tpot"] = rest["tpot"]._replace(log=np.maximum(rest["tpot"].log, np.log(least)))
-    return replace(answer, served=loop.scaled(answer.served, *(np.exp(rest[m].log) for m in METRICS)), learnt=rest)
+    factors = (np.exp(rest[metric].log) for metric in ("tpot", "ttft"))
+    return replace(answer, served=loop.scaled(answer.served, *factors), learnt=rest)
 
 
 def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:

@@ -4,6 +4,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.catalog import profile as overlay
+from commtax.catalog.profile_files import GivenProfiles
 from commtax.cost.collectives import price, ring_factor
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, source_of, spread_of
@@ -82,7 +83,7 @@ def expect(
     ranks: int = 0,
     library: str = "",
     eager: bool = False,
-    profile: str | Profile | None = None,
+    profile: GivenProfiles | None = None,
 ) -> Expectation:
     """Price one collective over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL's paths.
 

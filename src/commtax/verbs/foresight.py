@@ -12,11 +12,11 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
 from commtax.ledger import Z80
-from commtax.spec import Lesson, Profile
+from commtax.spec import Profile, RunLesson
 from commtax.verbs.closed_loop import ClosedLoop
 
 
-def imagined(answer: ClosedLoop) -> list[Lesson]:
+def imagined(answer: ClosedLoop) -> list[RunLesson]:
     """The latencies of an answer as lessons that nobody has measured: those of its loads one after the other, TPOT then TTFT."""
     q, wanted, slopes = answer.question, answer.requests, answer.slopes
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, answer.apart is not None)
@@ -32,14 +32,14 @@ def imagined(answer: ClosedLoop) -> list[Lesson]:
         for metric in METRICS:
             seconds = at(getattr(answer, f"{metric}_s"), i)
             own = {name: at(slope, i) for name, slope in slopes[metric].items()}
-            made.append(Lesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, own))
+            made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, own))
     return made
 
 
 class Foresight:
     """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance."""
 
-    def __init__(self, latencies: Sequence[Lesson], learnt: Sequence[Lesson] = (), known: Beliefs | None = None) -> None:
+    def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
         every, told = Posterior([*learnt, *latencies], known), len(learnt)
         whole, noise = every.covariance, every.noise
         self.latencies, self.noise = tuple(latencies), noise[told:]
@@ -96,5 +96,5 @@ class Foresight:
         return np.asarray(np.expm1(Z80 * self.sigma))
 
 
-def lessons_of(own: Profile | None) -> tuple[Lesson, ...]:
+def lessons_of(own: Profile | None) -> tuple[RunLesson, ...]:
     return own.lessons if own else ()

@@ -10,106 +10,104 @@ from commtax.spec import Cluster, Engine, Number, Profile
 from commtax.spec.stream import Lengths, RequestStream
 
 Numbers = Number | Sequence[int]
+Profiles = str | PathLike[str] | Profile | Sequence[str | PathLike[str] | Profile]
 
 BillOptions = TypedDict("BillOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
-    "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float,
-    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "zero": int | None, "recompute": str, "schedule": str,
-    "chunks": int, "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
+    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
+    "overlap": float, "library": str, "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number,
+    "shard": Number, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 TrainBillOptions = TypedDict("TrainBillOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "batch": Numbers, "context": Numbers, "tower": str, "eager": bool,
-    "ep_backend": str, "imbalance": float, "slow_rank": float, "library": str, "micro_batch": Numbers, "zero": int | None,
-    "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str,
-    "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "batch": Numbers, "context": Numbers, "tower": str, "eager": bool, "ep_backend": str, "imbalance": float,
+    "slow_rank": float, "library": str, "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str,
+    "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
+    "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)
 
 TrafficOptions = TypedDict("TrafficOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
-    "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "sampling": str,
-    "micro_batch": Numbers, "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number,
-    "shard": Number}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
+    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "sampling": str, "micro_batch": Numbers, "zero": int | None,
+    "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number}, total=False)
 
 FitOptions = TypedDict("FitOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "tower": str, "eager": bool, "max_model_len": int | None,
-    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
-    "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "tower": str, "eager": bool, "max_model_len": int | None, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
+    "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None}, total=False)
 
 TrainFitOptions = TypedDict("TrainFitOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "batch": Numbers, "context": Numbers, "tower": str, "micro_batch": Numbers,
-    "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "batch": Numbers, "context": Numbers, "tower": str, "micro_batch": Numbers, "zero": int | None,
+    "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number}, total=False)
 
 SimulateOptions = TypedDict("SimulateOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "eager": bool,
-    "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
-    "concurrency": Numbers, "prefix_cache": float, "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers,
-    "num_prompts": Number | None, "spread": Number, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None,
-    "prefill_dp": int | None, "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "concurrency": Numbers, "prefix_cache": float,
+    "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None, "spread": Number,
+    "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
+    "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
     "bandwidth_scale": Number}, total=False)
 
 ServeOptions = TypedDict("ServeOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "tower": str, "eager": bool, "ep_backend": str, "imbalance": float,
-    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
-    "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None, "concurrency": int, "request_rate": float,
-    "trace": str | PathLike[str] | RequestStream, "duration": float | str | None, "burstiness": float, "unique_prompts": int | None,
-    "shared_prefix": int, "prefix_cache": float | None, "ramp_up": float | str, "warmup": int, "router": str, "seed": int,
-    "kv_tokens": int | None, "input_len": int | str | Lengths, "output_len": int | str | Lengths, "num_prompts": int | None,
-    "spread": float, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "tower": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
+    "overlap": float, "library": str, "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "gpu_memory_utilization": float | None, "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str,
+    "state_slots": int | None, "concurrency": int, "request_rate": float, "trace": str | PathLike[str] | RequestStream,
+    "duration": float | str | None, "burstiness": float, "unique_prompts": int | None, "shared_prefix": int,
+    "prefix_cache": float | None, "ramp_up": float | str, "warmup": int, "router": str, "seed": int, "kv_tokens": int | None,
+    "input_len": int | str | Lengths, "output_len": int | str | Lengths, "num_prompts": int | None, "spread": float,
+    "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
     "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "max_concurrency": int | None, "latency_scale": float,
     "bandwidth_scale": Number}, total=False)
 
 PlanOptions = TypedDict("PlanOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "kv_dtype": str, "redundant_experts": int, "eager": bool,
-    "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "input_len": int,
-    "output_len": int, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "input_len": int, "output_len": int,
+    "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
     "bandwidth_scale": Number}, total=False)
 
 PlanFleetOptions = TypedDict("PlanFleetOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "kv_dtype": str, "redundant_experts": int, "eager": bool,
-    "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float,
-    "unique_prompts": int | None, "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str,
-    "output_len": int | str, "num_prompts": int | None, "spread": float, "disaggregated": bool,
-    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float, "unique_prompts": int | None,
+    "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str, "output_len": int | str,
+    "num_prompts": int | None, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None,
+    "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanTrainingOptions = TypedDict("PlanTrainingOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "dtype": str, "eager": bool, "ep_backend": str, "imbalance": float,
+    "engine": str | Engine, "profile": Profiles | None, "dtype": str, "eager": bool, "ep_backend": str, "imbalance": float,
     "slow_rank": float, "library": str, "async_axes": tuple[str, ...] | None, "latency_scale": float, "bandwidth_scale": Number,
     "slow_axis": str, "slow_links": float}, total=False)
 
 CompareOptions = TypedDict("CompareOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
-    "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float,
-    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "micro_batch": Numbers, "global_batch": int,
-    "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None,
-    "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float, "local_tokens": int}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
+    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
+    "overlap": float, "library": str, "micro_batch": Numbers, "global_batch": int, "zero": int | None, "hsdp": Number,
+    "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number,
+    "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float,
+    "local_tokens": int}, total=False)
 
 ComparePlansOptions = TypedDict("ComparePlansOptions", {
-    "engine": str | Engine, "profile": str | Profile | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers,
-    "cp": Numbers, "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int,
-    "redundant_experts": int, "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int,
-    "image_size": str | tuple[int, int], "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float,
-    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "micro_batch": Numbers, "zero": int | None,
-    "hsdp": Number, "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str,
-    "microbatches": Number, "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str,
-    "slow_links": float}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
+    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
+    "overlap": float, "library": str, "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str,
+    "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
+    "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)

@@ -257,11 +257,12 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     notes = (*asked.notes, *stream.notes)
-    return (
-        _answered_part(RequestsInTime(asked, stream, fleet, ran, notes))
-        if ran.stopped
-        else RequestsInTime(asked, stream, fleet, ran, notes)
-    )
+    answer = RequestsInTime(asked, stream, fleet, ran, notes)
+    if ran.stopped:
+        return _answered_part(answer)
+    # What a profile's runs tell of the time per token at this load beside constants: steps are so much longer.
+    learnt = answer.alike.learnt if asked.profile and asked.profile.lessons else {}
+    return answer._again(stream, float(np.exp(learnt["tpot"].log))) if learnt else answer
 
 
 def _check_steps(stream: RequestStream, fleet: Fleet) -> None:

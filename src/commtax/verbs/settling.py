@@ -26,6 +26,7 @@ from commtax.spec import ARITHMETIC, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engin
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import check_number
+from commtax.verbs.keywords import Profiles
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
@@ -47,11 +48,7 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     phase = phase or str(given.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal.of(f"one of {', '.join(PHASES)}", tuple(PHASES), phase=phase)
-    own = cast(Profile | None, given.pop("profile", None))
-    if own is not None:
-        from commtax.catalog.profile import load_profile as given_profile  # not for those who have none
-
-        own = given_profile(own)
+    own = _own_profile(given.pop("profile", None))
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
@@ -74,6 +71,15 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     if asked.trains and "microbatches" in given:
         return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
     return asked
+
+
+def _own_profile(profiles: object) -> Profile | None:
+    """A machine's own constants, from however many files."""
+    if profiles is None or isinstance(profiles, Profile):
+        return profiles
+    from commtax.catalog.profile import load_profile  # not for those who have none
+
+    return load_profile(cast("Profiles", profiles))
 
 
 def _field(name: str, value: object) -> tuple[str, object]:
@@ -114,7 +120,7 @@ def settle(put: Question) -> Settled:
     if own:
         from commtax.catalog import profile as overlay  # not for those who have none
 
-        cluster, engine = overlay.measured_cluster(own, cluster), overlay.measured_engine(own, engine)
+        cluster, engine = overlay.measured_cluster(own, cluster), overlay.measured_engine(own, engine, cluster.chip)
     engine = on_chip(engine, cluster.chip)
     if q.model.experts and not q.trains:
         engine = engine.serving_mixtures()
@@ -137,7 +143,8 @@ def settle(put: Question) -> Settled:
         legality.check(model, cluster, plan, engine)
         checking.check_run(q)
         remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
-        q = replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
+        told = overlay.remarks(own, cluster, engine, q.model.key, int(plan.tp)) if own else ()
+        q = replace(q, notes=(*remarks, *told), codes=0)
     return Settled(**{f.name: getattr(q, f.name) for f in fields(q)})
 
 

@@ -10,6 +10,7 @@ from commtax.catalog.fabric import source_title
 from commtax.cost.collectives import ALGORITHMS, PathChoice, cross_domains
 from commtax.cost.forms.form import equation_of
 from commtax.cost.kernels import Factor
+from commtax.cost.measured_curves import factor_over
 from commtax.cost.pricing import Pricer, all_reduce_share, scaled_s
 from commtax.cost.training import scales
 from commtax.ledger import Z80, Line
@@ -35,7 +36,8 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     where = pricer.span(x.item.axis)
     crosses = bool(where.crosses)
     path = (fabric.network_paths if crosses else fabric.paths)[op][int(chosen.path)]
-    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)),)
+    paces = ((name, getattr(q.engine.paces, name)) for name in ("pace_latency", "pace_wire"))
+    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces)
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
     return Explanation(
@@ -70,6 +72,9 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     own |= {f"contention on {world}": slower for world, slower in path.contention}
     network, crossed = fabric.network, crosses and not fabric.flat
     between = {f"network {name}": float(getattr(network, name)) for name in ACROSS} if crossed else {}
+    if crossed and network.curves:
+        nbytes, ranks = float(x.item.nbytes), float(x.item.ranks)
+        between["network measured"] = float(factor_over(network, x.item.op, nbytes, ranks))
     words = equation_of(ALGORITHMS[path.algorithm])
     words = f"{equation_of(cross_domains)}; inside: {words}" if crossed else words
     names = (str(path.source), network.source if crossed else "")

@@ -53,14 +53,16 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
 
 def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors) -> Iterator[TimePart]:
     """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
-    chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank
+    chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1]
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
         own = term.fixed_s * left * slower, term.moving_s * slower
         fixed, moving = fixed + own[0], moving + own[1]
         yield TimePart(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
-    if (lacking := a.launch_s * a.slow_rank - fixed - moving) > 0:
+    if (lacking := a.launch_s * slower - fixed - moving) > 0:
         yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
+    elif a.pace[1] < 1 and (lacking := float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
+        yield TimePart("floor", "no kernel beats bandwidth and peak", lacking)
 
 
 def _shape(k: Kernel) -> dict[str, float | str]:
@@ -93,7 +95,7 @@ def _priced_by(k: Kernel, charged: Kernel, t: PricingTerms) -> PricedBy:
 def _effects(k: Kernel, q: Question, a: kernels.KernelFactors) -> tuple[Effect, ...]:
     fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
     rates = a.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
-    return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank)))
+    return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank), a.pace))
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:

@@ -124,4 +124,6 @@ def _source(q: Question, name: str) -> str:
         return f"{q.engine.key} {q.engine.version}: {known}"
     if "." in name:
         return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
-    return "as asked for" if mechanism(name).kind == "what-if" else ""
+    if (kind := mechanism(name).kind) == "profile" and q.profile:
+        return str(q.profile.label)
+    return "as asked for" if kind == "what-if" else ""

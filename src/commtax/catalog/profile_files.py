@@ -1,0 +1,313 @@
+"""Files of profiles: what was measured on one machine, as TOML that a person reads, or as JSON.
+
+``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
+…), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and ``deployment`` (see
+``profile_lessons``): every part may be left out. Version 1, which is JSON and has no deployments, is still read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path as File
+from typing import cast, get_args
+
+from commtax import catalog
+from commtax.catalog import network_curves, physics
+from commtax.catalog.fabric import OPS
+from commtax.catalog.loader import suggest
+from commtax.catalog.posterior import Change
+from commtax.catalog.profile_joining import join
+from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
+from commtax.catalog.profile_moves import move_words, moves_of
+from commtax.catalog.table_view import TableView
+from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
+from commtax.records import record_from
+from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, Path, Profile
+from commtax.spec.constants import Algorithm
+from commtax.statement import Refusal, Source
+from commtax.toml_text import shorten_all, write_toml
+from commtax.units import plural
+
+VERSION = 2
+"""Which is written."""
+OLDER = 1
+"""… and which is read too."""
+PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
+MOST_TOML = 4 * MiB
+"""Signs of a file that is TOML."""
+LATER_PARTS = ("written", "network_curves", "deployment")
+"""What version 1 had not."""
+_NAMES = ("op", "algorithm", "name")
+"""Facts of a path that are words."""
+_WHOLE = tuple(key for key, rule in physics.PATH.items() if rule.whole)
+GivenProfile = str | os.PathLike[str] | Profile
+GivenProfiles = GivenProfile | Sequence[GivenProfile]
+"""As Python callers name them."""
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile; what is not one is refused by file, key and rule."""
+    file = expand_home(path)
+    if not os.path.exists(file):
+        raise Refusal(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)", "profile")
+    table = _read_document(file, path)
+    try:
+        return parse(table, File(path).stem)
+    except ValueError as error:
+        raise Refusal(f"{path}: {error}", "profile") from None
+
+
+def load_profile(profile: GivenProfiles | None) -> Profile | None:
+    """A profile as Python callers name it: a file, one that is read already, or several that are laid over each other in order."""
+    if profile is None or isinstance(profile, Profile):
+        return profile
+    if isinstance(profile, (str, os.PathLike)):
+        return load(profile)
+    if isinstance(profile, (list, tuple)):
+        read = [one for one in map(load_profile, profile) if one is not None]
+        return join(read) if read else None
+    raise Refusal(
+        f"profile={physics.short_repr(profile)}: the name of a file is needed, or a Profile, or a list of them", "profile"
+    )
+
+
+def _read_document(file: File, path: str | os.PathLike[str]) -> object:
+    """JSON where the name or the first sign says so, else TOML."""
+    text = decode_text(read_bytes(file, "profile"))
+    if file.suffix == ".json" or text.lstrip()[:1] == "{":
+        return parse_json(text, f"profile '{path}'")
+    _check_length(text, f"profile '{path}'")
+    import tomllib  # not for those who have none
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise Refusal(f"profile '{path}': not valid TOML (lists or tables too deep in each other)", "profile") from None
+    except ValueError as error:  # also a whole number with more digits than Python reads
+        raise Refusal(f"profile '{path}': not valid TOML ({str(error)[:120]})", "profile") from None
+
+
+def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | None = None, what: str = "out") -> None:
+    """Write TOML, or JSON where the file's name ends so; ``comments`` stand above TOML in the place of the usual ones."""
+    write_text(path, profile_text(profile, comments, as_json=File(path).suffix == ".json"), what)
+
+
+def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_json: bool = False) -> str:
+    """The profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
+    made = document(profile)
+    again = parse(made)
+    if as_json:
+        return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    text = write_toml(made, profile_comment(again) if comments is None else comments)
+    _check_length(text, f"profile '{profile.name}'")
+    return text
+
+
+def _check_length(text: str, name: str) -> None:
+    """TOML is read slowly: what would take seconds is neither written nor read."""
+    if len(text) > MOST_TOML:
+        raise Refusal(f"{name}: longer than {MOST_TOML // MiB} Mi signs of TOML, thousands of runs; make several of it", "profile")
+
+
+def profile_comment(profile: Profile) -> list[str]:
+    """What stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
+    return [
+        "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
+        "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
+        *(line for deployment, changes in moves_of(profile) for line in _moved_lines(profile, deployment, changes)),
+    ]
+
+
+def _moved_lines(profile: Profile, d: Deployment, changes: Mapping[str, Change]) -> Iterator[str]:
+    """Constants of a deployment with how far they moved, their standard deviation, and what that was before any run."""
+    runs = sum(run.deployment == d for run in runs_of(profile.lessons))
+    served = f"{d.engine} {d.version}".strip()
+    yield ""
+    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (standard deviation; before any run)"
+    for name, change in changes.items():
+        moved, after, before = move_words(change)
+        yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
+
+
+def document(profile: Profile) -> dict[str, object]:
+    """The profile as it is written, without its empty parts and with no more digits than were measured."""
+    parts: dict[str, object] = {
+        "written": profile.written,
+        "engine": profile.engine,
+        "dtype": profile.dtype,
+        **_in_order(profile.host, physics.HOST),
+        "chip": _in_order(profile.chip, ("key", "name", *physics.CHIP)),
+        "network": dict(profile.network),
+        "network_curves": network_curves.document(profile.curves),
+        "links": dict(profile.links),
+        "sources": dict(profile.sources),
+        "kernels": {"tables": {name: dict(table) for name, table in profile.tables.items()}} if profile.tables else {},
+        "libraries": [{"name": name, "paths": path_rows(paths)} for name, paths in profile.libraries.items()],
+        "deployment": deployment_rows(profile.lessons),
+    }
+    held = {key: value for key, value in parts.items() if value not in ({}, [], "")}
+    return cast(dict[str, object], shorten_all({"commtax_profile": VERSION, "name": profile.name, **held}))
+
+
+def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
+    """The table with these names first, so that what is read and written again is as it was."""
+    return {name: table[name] for name in (*names, *table) if name in table}
+
+
+def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
+    """Paths as they are written: only what differs from a plain one, and not whose they are."""
+    plain = asdict(Path("", "ring", 1.0))
+    needed = ("op", "algorithm", "bandwidth_Bps")
+    return [{k: v for k, v in asdict(p).items() if k in needed or (v != plain[k] and k != "own")} for p in paths]
+
+
+def parse(document: object, name: str = "") -> Profile:
+    """A profile from its document; what cannot be is refused by key and rule."""
+    whole = TableView(_checked_version(document))
+    older = whole.table["commtax_profile"] == OLDER
+    whole.check_known({"commtax_profile", *PARTS, *physics.HOST, *(() if older else LATER_PARTS)})
+    network = whole.part("network").numbers(physics.NETWORK)
+    if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
+        raise Refusal(f"network.least_ranks={network['least_ranks']:g}: at most most_ranks, {network['most_ranks']:g}")
+    whole.part("kernels").check_known({"tables"})
+    profile = Profile(
+        name=whole.text("name", name),
+        chip=_chip(whole.part("chip")),
+        tables=dict(_tables(whole.part("kernels").part("tables"))),
+        libraries=dict(_libraries(whole)),
+        network=network,
+        curves=network_curves.parse(whole.table.get("network_curves", [])),
+        host=whole.some(physics.HOST),
+        links=whole.part("links").texts(),
+        engine=whole.text("engine"),
+        dtype=whole.text("dtype"),
+        sources=whole.part("sources").texts(),
+        lessons=read_lessons(whole.rows("deployment")),
+        written=_day(whole),
+    )
+    whole.part("links").check_known({"intra", "inter"})
+    # Ceilings of the chip and the link that it names; what names none is held against the cluster that it is used on.
+    if (key := profile.chip.get("key", "")) in catalog.keys("chips"):
+        physics.check_chip(profile.chip, catalog.chip(key))
+    if (key := profile.links.get("intra", "")) in catalog.keys("links"):
+        check_paths(profile, catalog.link(key))
+    return profile
+
+
+def _checked_version(document: object) -> Mapping[str, object]:
+    """The document, where it is one of a version that is read."""
+    version = document.get("commtax_profile") if isinstance(document, dict) else None
+    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        raise Refusal(
+            f"commtax_profile={str(version)[:12]}: a newer commtax wrote it; this one reads versions {OLDER} and {VERSION}"
+        )
+    if not isinstance(document, dict) or version not in (OLDER, VERSION) or isinstance(version, bool):
+        raise Refusal(f"not a commtax profile of version {OLDER} or {VERSION}")
+    return document
+
+
+def _day(whole: TableView) -> str:
+    """The day it was written, as text or as TOML's own kind."""
+    from datetime import date
+
+    given = whole.table.get("written", "")
+    text = given.isoformat()[:10] if isinstance(given, date) else whole.text("written")
+    try:
+        if text and date.fromisoformat(text).isoformat() != text:
+            raise ValueError
+    except ValueError:
+        raise Refusal(f"written={physics.short_repr(text)}: a day is needed, such as 2026-11-17", "written") from None
+    return text
+
+
+def check_paths(profile: Profile, link: Link) -> None:
+    for name, paths in profile.libraries.items():
+        for path in paths:
+            physics.check_path(path, link, f"{name} {path.op}")
+
+
+def _chip(part: TableView) -> ChipFacts:
+    part.check_known({"key", "name", "flops_per_s", *physics.CHIP})
+    facts: dict[str, object] = {key: part.text(key) for key in ("key", "name") if key in part.table}
+    facts |= part.some(physics.CHIP)
+    rates = part.part("flops_per_s")
+    if unknown := next((rates.named(dtype) for dtype in rates.table if dtype not in DTYPE_BYTES), ""):
+        raise Refusal(f"{unknown}: a type of arithmetic is one of {', '.join(DTYPE_BYTES)}", unknown)
+    if rates.table:
+        facts["flops_per_s"] = rates.numbers(dict.fromkeys(rates.table, physics.FLOPS))
+    return cast(ChipFacts, facts)
+
+
+def _tables(part: TableView) -> Iterator[tuple[str, dict[str, float]]]:
+    """Kernel constants: of known forms, complete, because each table stands in for a whole one."""
+    for name in part.table:
+        form, constants = name.partition(".")[0], part.part(name)
+        if form not in physics.NEEDED:
+            raise Refusal(f"unknown kernel table {name!r}{suggest(form, physics.NEEDED)}")
+        missing = [key for key in physics.NEEDED[form] if key not in constants.table]
+        if missing:
+            raise Refusal(f"kernel table {name!r} lacks {', '.join(missing)}")
+        yield name, constants.numbers(physics.KERNEL)
+
+
+def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    one = whole.part("library").table
+    entries = whole.rows("libraries")
+    if one and entries:
+        raise Refusal("library: libraries lists them all; give one of the two", "library")
+    seen = set[str]()
+    for index, entry in enumerate(entries or ([one] if one else [])):
+        part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
+        part.check_known({"name", "paths"})
+        rows = _list(part.table.get("paths"), part.named("paths"))
+        name = part.text("name", "nccl")
+        if name in seen:
+            raise Refusal(f"{part.named('name')}={physics.short_repr(name)}: was given before; one list of paths is needed", "name")
+        seen.add(name)
+        yield name, tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
+
+
+def _list(value: object, name: str) -> list[object]:
+    if not isinstance(value, list):
+        raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
+    return value
+
+
+def _path(row: object, where: str) -> Path:
+    part = TableView.of(row, where, "a table of a path's constants")
+    part.check_known({*_NAMES, "source", *physics.PATH, *physics.GROUPS, *physics.BY_SIZE})
+    given = part.table
+    facts: dict[str, object] = {key: part.text(key) for key in _NAMES if key in given}
+    if "source" in given:
+        facts["source"] = Source("calibrated", part.text("source"))
+    for key, known in (("op", OPS), ("algorithm", get_args(Algorithm))):
+        if facts.get(key) not in known:
+            raise Refusal(f"{where}.{key}={physics.short_repr(facts.get(key))}: one of {', '.join(known)}", key, known)
+    physics.PATH["bandwidth_Bps"].read(given.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
+    numbers = part.some(physics.PATH)
+    facts |= numbers | {key: int(numbers[key]) for key in _WHOLE if key in numbers}
+    facts |= {key: _sizes(given[key], f"{where}.{key}") for key in physics.GROUPS if key in given}
+    facts |= {key: _by_size(given[key], rule, f"{where}.{key}") for key, rule in physics.BY_SIZE.items() if key in given}
+    least, most = numbers.get("min_ranks", 1), numbers.get("max_ranks", 2**31)
+    if least > most:
+        raise Refusal(f"{where}.min_ranks={int(least)}: at most max_ranks, {int(most)}")
+    return record_from(Path, facts)
+
+
+def _sizes(value: object, name: str) -> tuple[int, ...]:
+    return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
+
+
+def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
+    """Pairs of a group size and its value, smaller groups first."""
+    rows = _list(value, name)
+    pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) < len(rows):
+        raise Refusal(f"{name}={physics.short_repr(value)}: pairs of a group size and its value are needed", name)
+    sizes = _sizes([size for size, _ in pairs], name)
+    if list(sizes) != sorted(set(sizes)):
+        raise Refusal(f"{name}={physics.short_repr(value)}: group sizes rise from pair to pair", name)
+    return tuple(zip(sizes, (rule.read(v, name) for _, v in pairs), strict=True))

@@ -1,0 +1,92 @@
+"""``commtax profile``: what a profile holds, what changed, and what it tells of a question."""
+
+from pathlib import Path
+
+import click
+
+from commtax import catalog
+from commtax.catalog.profile_files import load, load_profile
+from commtax.cli.options import GivenOptions, add_verb_options
+from commtax.cli.order import cluster_of
+from commtax.cli.output import Output
+from commtax.report import profiles
+from commtax.spec import Profile
+from commtax.statement import Refusal
+from commtax.verbs.checking import dtype as dtype_of
+from commtax.verbs.profiles import AskedOfProfile, coverage, difference
+
+TELLS_NOTHING = 1
+"""The exit code of a profile that tells nothing of what is asked."""
+
+
+@click.group("profile")
+def profile_command() -> None:
+    """What a profile holds, what changed between two, what one tells of a question: show, diff, check.
+
+    commtax calibrate and commtax measure calibrate write profiles; --profile FILE lays them over the catalogue.
+    """
+
+
+def _files(command: click.decorators.FC) -> click.decorators.FC:
+    return click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))(command)
+
+
+@profile_command.command("show")
+@_files
+@add_verb_options("profile-show")
+def show_command(files: tuple[Path, ...], as_json: bool) -> None:
+    """What a profile holds: when and where it was measured, its runs, collectives, kernels and sources.
+
+    Several files are shown as the one that they are laid over each other.
+
+    commtax profile show my-box.toml
+    """
+    Output(as_json).answer(profiles.profile_document, profiles.show_profile, _joined(files))
+
+
+@profile_command.command("diff")
+@click.argument("first", metavar="A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="B", type=click.Path(path_type=Path))
+@add_verb_options("profile-diff")
+def diff_command(first: Path, second: Path, as_json: bool) -> None:
+    """What changed from A to B: constants and runs in per cent, and what only one of them holds.
+
+    commtax profile diff before.toml after.toml
+    """
+    found = difference(load(first), load(second))
+    Output(as_json).answer(profiles.difference_document, profiles.show_difference, found)
+
+
+@profile_command.command("check")
+@_files
+@add_verb_options("profile-check")
+def check_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
+    """Can it be read, does it hold physics, and what does it tell of a question? Exit 1: nothing of it, 2: not readable.
+
+    commtax profile check my-box.toml -c 8xh100-sxm -m llama-3.1-70b -tp 8
+    """
+    output, own = Output(as_json), _joined(files)
+    found = coverage(own, _asked(GivenOptions(options), output))
+    code = 0 if found.used else TELLS_NOTHING
+    output.answer(profiles.coverage_document, profiles.show_coverage, found, code=code)
+
+
+def _joined(files: tuple[Path, ...]) -> Profile:
+    own = load_profile(files)
+    if own is None:
+        raise Refusal("file: at least one profile is needed")
+    return own
+
+
+def _asked(given: GivenOptions, output: Output) -> AskedOfProfile:
+    """What is asked of it: what was given, and nothing else."""
+    named = given.engine
+    version = named.partition("@")[2]
+    return AskedOfProfile(
+        cluster=output.read(cluster_of(given)) if given.cluster else None,
+        engine=catalog.engine(named) if named else None,
+        version=version,
+        model=catalog.model(given.model) if given.model else None,
+        dtype=dtype_of(given.dtype),
+        sizes={axis: given[axis] for axis in ("tp", "pp", "dp", "ep") if given[axis] is not None},
+    )

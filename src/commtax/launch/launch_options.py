@@ -1,0 +1,99 @@
+"""What a launch means in our options: the model by a name that the catalogue may know, the plan, servers beside each other."""
+
+import os
+
+from commtax import catalog
+from commtax.catalog.checkpoints import base_key
+from commtax.catalog.loader import normal
+from commtax.catalog.models import bundled_model, origin, variant
+from commtax.catalog.programs import program
+from commtax.files import ELSEWHERE, expand_home, read_text
+from commtax.launch.flags import SaidValues
+from commtax.launch.launch_record import AUTO_EP, Launch
+from commtax.launch.model_sizes import model_with
+from commtax.launch.read_command import parse
+from commtax.spec import Model
+from commtax.statement import Refusal
+
+
+def read_pasted(text: str, model: str = "") -> Launch:
+    """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
+    name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
+    file = name if "\n" not in text and name and os.path.exists(name) else ""
+    if not file:
+        return parse(text)
+
+    def is_same(theirs: str) -> bool:
+        return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
+
+    return parse(read_text(file, "from"), file, is_same if model else None, choice)
+
+
+def options_of(launch: Launch, several: bool) -> SaidValues:
+    """Options by name, those that the command says something about. Servers for prompts are none of one server's."""
+    options = SaidValues({name: value for name, value in launch.options.items() if name != "dp"})
+    servers = launch.servers
+    if servers.prefill_workers and several:
+        options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
+        options.prefill_tp, options.prefill_dp = servers.prefill_tp or 1, servers.prefill_dp or 1
+    elif servers.count > 1 and not servers.prefill_workers:
+        options.replicas = servers.count
+    if int(launch.options.dp or 1) > 1:
+        options.dp = int(launch.options.dp)
+    if launch.phase == "train":
+        options.phase = "train"
+    options.engine = f"{launch.engine}@{launch.version}" if launch.version else launch.engine
+    return options
+
+
+def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> SaidValues:
+    """What a command says only together with the model's sizes."""
+    options = SaidValues()
+    if launch.stage_layers and known:
+        options.chunks = launch.chunks_of(known.num_layers)
+    if launch.slots:
+        options |= _copies(launch.slots, known, remarks)
+    over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
+    if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and known and known.experts:
+        options.ep = AUTO_EP
+        how = "priced as experts spread over them (the same bytes and weights)"
+        remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {how}")
+    return options
+
+
+def _copies(slots: int, model: Model | None, remarks: list[str]) -> SaidValues:
+    """Copies of popular experts, told by the experts of all ranks."""
+    if model is None or model.experts is None:
+        remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
+        return SaidValues()
+    if slots < model.experts.num_experts:
+        rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
+        raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
+    return SaidValues(redundant_experts=slots - model.experts.num_experts)
+
+
+def model_of(launch: Launch, remarks: list[str]) -> str:
+    """The command's model: by its name, by the last part of its path, or by its sizes."""
+    if launch.model:
+        name = usual_model_name(launch.model, remarks)
+        return usual_model_name(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
+    if not launch.shape:
+        return ""
+    if key := model_with(launch.shape):
+        remarks.append(f"the command's sizes are those of {key}")
+        return key
+    listed = ", ".join(f"{name} {size}" for name, size in launch.shape)
+    raise Refusal(f"from: no model of the catalogue has {listed}; name one (a folder with config.json will do)", "from")
+
+
+def usual_model_name(name: str, remarks: list[str]) -> str:
+    """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
+    if bundled_model(name) or os.path.exists(expand_home(name)):
+        return name
+    last = name.rstrip("/").rsplit("/", 1)[-1]
+    if key := base_key(normal(last)):
+        remarks.append(f"{name} is taken for {key}")
+        return key
+    if not variant(last):
+        return name
+    return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name

@@ -1,0 +1,212 @@
+"""Profiles for a terminal and as documents: what one holds, what changed between two, what one tells of a question."""
+
+import math
+from collections.abc import Iterator
+from itertools import groupby
+
+from commtax.catalog.profile import parts_of
+from commtax.catalog.profile_files import document
+from commtax.catalog.profile_lessons import METRICS, TaughtRun, runs_of
+from commtax.catalog.profile_moves import move_words, moves_of
+from commtax.report.documents import Record, record
+from commtax.report.drawing import Console
+from commtax.report.tables import drop_empty_columns, notes, say, show_table
+from commtax.spec import Deployment, Path, Profile, RunLesson
+from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
+from commtax.verbs.profiles import ConstantDifference, LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
+
+UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}
+"""How a constant is told, by how its name ends."""
+
+
+def show_profile(console: Console, own: Profile) -> None:
+    """When and where, then each part."""
+    day = f", written {own.written}" if own.written else ""
+    say(console, f"profile {own.name}{day}: {', '.join(parts_of(own))}", "bold")
+    where = [("chip", own.chip.get("key", "")), ("engine", own.engine), ("type", own.dtype)]
+    where += [(f"link {which}", link) for which, link in own.links.items()]
+    if told := [(name, text) for name, text in where if text]:
+        show_table(console, ("measured on", ""), told)
+    _show_runs(console, own)
+    paths = [_path_row(name, path) for name, some in own.libraries.items() for path in some]
+    if paths:
+        show_table(console, *drop_empty_columns(PATH_COLUMNS, paths))
+    plain = {name: x for name, x in constants_of(own).items() if name.startswith(("chip ", "network ")) or name in own.host}
+    if plain:
+        show_table(console, ("constant", ">measured"), [(name, _value(name, x)) for name, x in plain.items()])
+    if own.tables:
+        rows = [(name, "  ".join(f"{key} {x:.3g}" for key, x in table.items())) for name, table in own.tables.items()]
+        show_table(console, ("kernels", "constants"), rows)
+    notes(console, [f"{part}: {source}" for part, source in own.sources.items()])
+
+
+PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", ">per hop", ">bandwidth", ">80 % range")
+
+
+def _path_row(library: str, path: Path) -> tuple[str, ...]:
+    ranks = " to ".join(dict.fromkeys(map(str, path.ranks)))
+    times = [format_seconds(x) if x else "-" for x in (path.launch_s, path.hop_s)]
+    return (
+        library,
+        path.op,
+        path.algorithm,
+        ranks,
+        *times,
+        format_rate(path.bandwidth_Bps),
+        f"±{path.spread:.0%}" if path.spread else "",
+    )
+
+
+def _show_runs(console: Console, own: Profile) -> None:
+    """A table of runs for each deployment: what was measured beside what the catalogue alone predicts."""
+    moves = dict(moves_of(own))
+    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
+    for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
+        say(console, deployment_words(deployment), "bold")
+        rows = [(run.first.label, *_load(run.first), *(cell for m in METRICS for cell in _latency(run, m))) for run in runs]
+        show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
+        if taught := moves.get(deployment):
+            show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
+
+
+MOVE_COLUMNS = ("its runs moved", ">by", ">deviation", ">before any run")
+RUN_COLUMNS = (
+    *("run", ">clients", ">prompt", ">answer"),
+    *(column for metric in METRICS for column in (f">{metric.upper()}", ">catalogue", ">off")),
+)
+
+
+def deployment_words(d: Deployment) -> str:
+    """A deployment in words: ``llama-3.1-8b in bf16 on h100-sxm, TP 2: vllm 0.12``."""
+    sizes = " x ".join(f"{axis.upper()} {n}" for axis in ("tp", "pp", "dp", "ep") if (n := getattr(d, axis)) > 1 or axis == "tp")
+    kind = f" in {d.dtype}" if d.dtype else ""
+    pools = ", prompts and answers apart" if d.disaggregated else ""
+    served = f": {d.engine} {d.version}".rstrip() if d.engine else ""
+    return f"{d.model or d.family or 'a model'}{kind} on {d.chip or 'a chip'}, {sizes}{pools}{served}"
+
+
+def _load(lesson: RunLesson) -> tuple[str, ...]:
+    return tuple(f"{x:,.6g}" for x in (lesson.clients, lesson.input_len, lesson.output_len))
+
+
+def _latency(run: TaughtRun, metric: str) -> tuple[str, str, str]:
+    if not (lesson := run.lessons.get(metric)):
+        return "", "", ""
+    return _ms(lesson.measured_s), _ms(lesson.catalogue_s), f"{lesson.measured_s / lesson.catalogue_s - 1:+.1%}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.4g} ms"
+
+
+def _value(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if "flops_per_s" in name:
+        return format_si(value, "FLOP/s")
+    told = next((tell for ending, tell in UNITS.items() if name.partition(" of ")[0].endswith(ending)), None)
+    return told(value) if told else f"{value:.4g}"
+
+
+def profile_document(own: Profile) -> Record:
+    """``profile show --json``."""
+    runs = [_run_record(run) for run in runs_of(own.lessons)]
+    moved = [
+        record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
+        for deployment, changes in moves_of(own)
+        for name, change in changes.items()
+    ]
+    return record("profile-show", profile=own, parts=parts_of(own), document=document(own), runs=runs, moved=moved)
+
+
+def _run_record(run: TaughtRun) -> Record:
+    latencies = {metric: record("profile-latency", lesson=lesson, off=_off(lesson)) for metric, lesson in run.lessons.items()}
+    return record("profile-run", lesson=run.first, deployment=run.deployment, **{m: latencies.get(m) for m in METRICS})
+
+
+def _off(lesson: RunLesson) -> float:
+    return lesson.measured_s / lesson.catalogue_s - 1
+
+
+def show_difference(console: Console, found: ProfileDifference) -> None:
+    """Words, constants, runs; what is in one only has a dash in the other's place."""
+    first, second = (own.name or "-" for own in (found.first, found.second))
+    if not (found.words or found.constants or found.latencies):
+        say(console, f"{first} and {second} hold the same", "bold")
+        return
+    say(console, f"{first} -> {second}: {_counted(found)}", "bold")
+    columns = (f">{first}", f">{second}", ">change")
+    if found.words:
+        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in found.words])
+    if found.constants:
+        show_table(console, ("constant", *columns), map(_constant_row, found.constants))
+    for deployment, rows in groupby(found.latencies, key=lambda x: x.lesson.deployment):
+        say(console, deployment_words(deployment), "bold")
+        show_table(console, ("latency", ">clients", ">prompt", ">answer", *columns), map(_latency_row, rows))
+
+
+def _counted(found: ProfileDifference) -> str:
+    alone = [sum(getattr(x, side) is None for x in found.constants) for side in ("before", "after")]
+    runs = [sum(getattr(x, side) is None for x in found.latencies) for side in ("before_s", "after_s")]
+    both = len(found.constants) - sum(alone)
+    kinds = (
+        (both, "constant", "changed"),
+        (alone[1], "constant", "in the first only"),
+        (alone[0], "constant", "in the second only"),
+        (len(found.latencies) - sum(runs), "latency", "measured in both"),
+        (runs[1], "latency", "in the first only"),
+        (runs[0], "latency", "in the second only"),
+    )
+    return ", ".join(f"{_some(count, noun)} {what}" for count, noun, what in kinds if count) or "told otherwise"
+
+
+def _some(count: int, noun: str) -> str:
+    return plural(count, noun) if noun != "latency" or count == 1 else f"{count:,} latencies"
+
+
+def _constant_row(x: ConstantDifference) -> tuple[str, ...]:
+    return x.name, _value(x.name, x.before), _value(x.name, x.after), _change(x.change)
+
+
+def _latency_row(x: LatencyDifference) -> tuple[str, ...]:
+    return x.lesson.metric.upper(), *_load(x.lesson), _ms(x.before_s), _ms(x.after_s), _change(x.change)
+
+
+def _change(change: float | None) -> str:
+    return "" if change is None else f"{change:+.1%}"
+
+
+def difference_document(found: ProfileDifference) -> Record:
+    """``profile diff --json``."""
+    words = [record("profile-word", name=name, before=before or None, after=after or None) for name, before, after in found.words]
+    constants = [record("profile-change", of=x, change=x.change) for x in found.constants]
+    latencies = [record("profile-run-change", of=x, change=x.change) for x in found.latencies]
+    return record("profile-diff", of=found, words=words, constants=constants, latencies=latencies)
+
+
+def show_coverage(console: Console, found: ProfileCoverage) -> None:
+    """That it holds, then what of the question it tells of and what not."""
+    own = found.profile
+    say(console, f"profile {own.name}: can be read, and holds physics ({', '.join(parts_of(own))})", "bold")
+    for line in _verdicts(found):
+        say(console, line)
+
+
+def _verdicts(found: ProfileCoverage) -> Iterator[str]:
+    if found.used:
+        yield f"used: {', '.join(found.used)}"
+    else:
+        yield "it tells nothing of what is asked" if found.topics or found.unused else "it tells nothing"
+    if found.unused:
+        yield f"not used: {', '.join(found.unused)}"
+    if seen := [f"{topic.name} {topic.asked}" for topic in found.topics if topic.told]:
+        yield f"seen: {', '.join(seen)}"
+    for topic in found.topics:
+        if not topic.told:
+            yield f"not seen: {topic.unseen}"
+
+
+def coverage_document(found: ProfileCoverage) -> Record:
+    """``profile check --json``."""
+    topics = [record("profile-topic", topic=topic) for topic in found.topics]
+    return record("profile-check", of=found, parts=parts_of(found.profile), topics=topics, tells=bool(found.used))

@@ -1,0 +1,200 @@
+"""Profiles beside each other and beside a question: what changed from one to the next, and what one tells of what is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+
+from commtax.catalog import physics
+from commtax.catalog.profile import measured_cluster, other_chip, same_link, tells_of
+from commtax.catalog.profile_files import check_paths, path_rows
+from commtax.catalog.profile_joining import tells_chip
+from commtax.catalog.profile_lessons import Topic, run_topics
+from commtax.records import dataclass
+from commtax.spec import Cluster, Engine, Model, Path, Profile, RunLesson
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantDifference:
+    """A constant of two profiles; None: that one does not hold it."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+    @property
+    def change(self) -> float | None:
+        """As a share of what it was."""
+        return None if self.before in (None, 0.0) or self.after is None else self.after / self.before - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyDifference:
+    """A latency that was measured in the same run of a deployment, whatever the engine's version; None: not in that profile."""
+
+    lesson: RunLesson
+    before_s: float | None
+    after_s: float | None
+
+    @property
+    def change(self) -> float | None:
+        return None if self.before_s is None or self.after_s is None else self.after_s / self.before_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDifference:
+    """What changed from one profile to another: words, constants, latencies."""
+
+    first: Profile
+    second: Profile
+    words: tuple[tuple[str, str, str], ...]  # name, before, after
+    constants: tuple[ConstantDifference, ...]
+    latencies: tuple[LatencyDifference, ...]
+
+
+def difference(first: Profile, second: Profile) -> ProfileDifference:
+    """What is otherwise in the second; constants that are the same are left out, latencies are all there."""
+    before, after = constants_of(first), constants_of(second)
+    constants = (ConstantDifference(name, before.get(name), after.get(name)) for name in {**before, **after})
+    told, tells = _words(first), _words(second)
+    words = ((name, told.get(name, ""), tells.get(name, "")) for name in {**told, **tells})
+    return ProfileDifference(
+        first,
+        second,
+        tuple(row for row in words if row[1] != row[2]),
+        tuple(x for x in constants if x.before != x.after),
+        tuple(_latencies(first.lessons, second.lessons)),
+    )
+
+
+def constants_of(own: Profile) -> dict[str, float]:
+    """Every number that it holds beside its runs, by a name for people."""
+    found = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
+    found |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
+    found |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
+    for library, paths in own.libraries.items():
+        found |= dict(_path_constants(library, paths))
+    return found | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
+
+
+def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
+    """Of a library's paths; those of one collective and algorithm are numbered."""
+    seen = Counter[str]()
+    for path, row in zip(paths, path_rows(paths), strict=True):
+        name = f"{library} {path.op} {path.algorithm}"
+        seen[name] += 1
+        name += f" {seen[name]}" if seen[name] > 1 else ""
+        yield from ((f"{name} {key}", float(getattr(path, key))) for key in physics.PATH if key in row)
+        yield from ((f"{name} {key} of {n}", x) for key in physics.BY_SIZE for n, x in getattr(path, key))
+
+
+def _words(own: Profile) -> dict[str, str]:
+    versions = dict.fromkeys(f"{lesson.deployment.engine} {lesson.deployment.version}".strip() for lesson in own.lessons)
+    links = {f"link {which}": link for which, link in own.links.items()}
+    served = {"served by": ", ".join(versions)} if versions else {}
+    told = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
+    return {**{name: text for name, text in told.items() if text}, **links, **served}
+
+
+def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Iterator[LatencyDifference]:
+    before, after = _by_run(first), _by_run(second)
+    for key in {**before, **after}:
+        pair = (before.get(key), after.get(key))
+        shown = pair[1] or pair[0]
+        if shown is not None:
+            yield LatencyDifference(shown, *(one.measured_s if one else None for one in pair))
+
+
+def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
+    """Lessons by deployment (whatever its version), metric and load; runs that were repeated are numbered."""
+    found: dict[tuple[object, ...], RunLesson] = {}
+    seen = Counter[tuple[object, ...]]()
+    for lesson in lessons:
+        d = lesson.deployment
+        sizes = (d.tp, d.pp, d.dp, d.ep, d.disaggregated)
+        load = tuple(getattr(lesson, key) for key in physics.RUN)
+        key = (d.engine, d.chip, d.model, d.dtype, sizes, lesson.metric, load)
+        found[(*key, seen[key])] = lesson
+        seen[key] += 1
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOfProfile:
+    """What a profile is to tell of; what is None or empty is not asked."""
+
+    cluster: Cluster | None = None
+    engine: Engine | None = None
+    version: str = ""
+    model: Model | None = None
+    dtype: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)  # tp, pp, dp, ep
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCoverage:
+    """What a profile tells of a question: its topics, and the parts of it that are used there."""
+
+    profile: Profile
+    topics: tuple[Topic, ...]
+    used: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
+    """What of it is used for what is asked, and what is not; impossible physics is refused."""
+    if asked.cluster and not other_chip(own, asked.cluster.chip):
+        measured_cluster(own, asked.cluster)
+        if same_link(own, "intra", asked.cluster):
+            check_paths(own, asked.cluster.intra)
+    uses = dict(_uses(own, asked))
+    used, unused = (tuple(part for part, is_used in uses.items() if is_used is wanted) for wanted in (True, False))
+    return ProfileCoverage(own, tuple(_topics(own, asked)), used, unused)
+
+
+def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
+    """Its parts, and whether each is used there."""
+    place, engine = asked.cluster, asked.engine
+    elsewhere = bool(place and other_chip(own, place.chip))
+    refused = elsewhere and tells_chip(own)
+    if tells_chip(own):
+        yield "chip", not elsewhere
+    if own.tables:
+        yield "kernels", not refused
+    for name, which, part in (("collectives", "intra", own.libraries), ("network", "inter", own.network)):
+        if part:
+            yield name, not refused and (place is None or same_link(own, which, place))
+    if own.host:
+        yield "host times", not elsewhere and (engine is None or tells_of(own, engine))
+    if own.lessons:
+        yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in own.lessons))
+
+
+def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
+    """What is asked, beside what was seen."""
+    yield from _machine_topics(own, asked)
+    if asked.engine and own.engine and not own.lessons:
+        yield Topic("engine", asked.engine.key, (own.engine.partition("@")[0],))
+    wanted = {
+        "engine": asked.engine.key if asked.engine else "",
+        "version": asked.version,
+        "chip": asked.cluster.chip.key if asked.cluster else "",
+        "model": asked.model.key if asked.model else "",
+        "dtype": asked.dtype,
+        **{axis: str(size) for axis, size in asked.sizes.items()},
+    }
+    yield from (topic for topic in run_topics(own.lessons, wanted) if topic.name != "chip")
+
+
+def _machine_topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
+    """Its chip and links."""
+    if asked.cluster is None:
+        return
+    chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
+    if chips:
+        yield Topic("chip", asked.cluster.chip.key, tuple(chips))
+    if own.libraries and "intra" in own.links:
+        yield Topic("link inside", asked.cluster.intra.key, (own.links["intra"],))
+    if own.network and "inter" in own.links and not asked.cluster.is_one_domain:
+        yield Topic("link between", asked.cluster.inter.key, (own.links["inter"],))

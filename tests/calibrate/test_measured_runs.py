@@ -1,0 +1,430 @@
+"""What benchmarks are read as: the question that each answers, by its own file, what stands beside it and the command line."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+import commtax
+from cli_run import run_here
+from commtax import catalog
+from commtax.calibrate import calibrate
+from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, refuse_missing
+from commtax.calibrate.measurement_files import read_all
+from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
+from commtax.launch.launch_options import read_pasted
+from commtax.results import bench
+from commtax.statement import Refusal
+from made_nccl import TRUE, noisy, output
+from paths import FIXTURES
+
+REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
+NO_LOAD = KnownLoad()
+TINY = str(FIXTURES / "tiny-llama")
+SERVE = {
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "request_rate": "inf",
+    "max_concurrency": 16,
+    "duration": 60.0,
+    "completed": 160,
+    "failed": 0,
+    "total_input_tokens": 160 * 1024,
+    "total_output_tokens": 160 * 128,
+    "request_throughput": 2.7,
+    "mean_ttft_ms": 80.0,
+    "median_ttft_ms": 70.0,
+    "mean_tpot_ms": 9.0,
+    "median_tpot_ms": 8.8,
+}
+
+
+def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
+    """The runs of files and folders, as ``calibrate`` reads them."""
+    given_here = SaidDeployment("the command line", options.pop("model", ""), options, load)
+    pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
+    read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
+    refuse_missing(read.results)
+    return read.rows + measured_runs(read.results, catalog.cluster(cluster))
+
+
+def only(*paths, **options):
+    (run,) = found(*paths, **options).runs
+    return run
+
+
+def file(folder, name, content):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def asked(run, *names):
+    return tuple(run.options.get(name) for name in names)
+
+
+TRTLLM = """trtllm-bench --model meta-llama/Llama-3.1-8B throughput --dataset d.json --tp 2 --concurrency 64 --streaming
+===========================================================
+= PYTORCH BACKEND
+===========================================================
+Model:   meta-llama/Llama-3.1-8B
+TensorRT-LLM Version: 1.1.0rc1
+Dtype:   bfloat16
+KV Cache Dtype:  FP8
+Quantization:  FP8
+
+Number of requests:             640
+Number of concurrent requests:  63.1
+Average Input Length (tokens):  1024.0000
+Average Output Length (tokens): 128.0000
+TP Size:                2
+PP Size:                1
+EP Size:                1
+Issue Rate (req/sec):   1.1684E+17
+= PERFORMANCE OVERVIEW
+Request Throughput (req/sec):                     41.0
+Total Output Throughput (tokens/sec):             5248.0
+Total Latency (ms):                               15600.0
+Average time-to-first-token [TTFT] (ms):          210.0
+Average time-per-output-token [TPOT] (ms):        10.5
+"""
+
+INFERENCEX = {
+    "hw": "h200",
+    "framework": "sglang",
+    "precision": "fp8",
+    "image": "lmsysorg/sglang:v0.5.5",
+    "model": "deepseek-ai/DeepSeek-R1-0528",
+    "isl": 1024,
+    "osl": 1024,
+    "conc": 64,
+    "tp": 8,
+    "ep": 8,
+    "dp_attention": "true",
+    "tput_per_gpu": 500.0,
+    "spec_decoding": "none",
+    "mean_ttft": 0.4,
+    "mean_tpot": 0.021,
+    "mean_e2el": 20.0,
+}
+
+FORMATS = {
+    "vllm bench serve": (SERVE, {}, ("vllm", 16, 1024, 128, 160), {"tpot": 0.009, "ttft": 0.08}),
+    "sglang.bench_serving": (
+        *(REAL["sglang-serving-jsonl"], {"model": "llama-3.1-8b"}),
+        *(("sglang", 32, 4000, 1000, 300), {"tpot": 0.0496295, "ttft": 15.50769}),
+    ),
+    "bench_one_batch": (REAL["sglang-one-batch-printed"], {"model": "llama-3.1-8b"}, ("sglang", 1, 60, 10, 1), {"e2e": 0.062}),
+    "trtllm-bench": (TRTLLM, {}, ("trtllm@1.1.0rc1", 64, 1024, 128, 640), {"tpot": 0.0105, "ttft": 0.21}),
+    "GuideLLM": (REAL["guidellm"], {}, ("vllm", 1, 93, 1024, 25), {"tpot": 0.02990631, "ttft": 0.04884365}),
+    "AIPerf": (
+        *(REAL["aiperf-json"].replace("qwen3.6-nvfp4", "qwen3-8b"), {}),
+        *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01184734, "ttft": 0.23013715}),
+    ),
+    "AIPerf's table": (
+        *(REAL["aiperf-csv"], {"model": "qwen3-8b", "load": KnownLoad(concurrency=16)}),
+        *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01185, "ttft": 0.23014}),
+    ),
+    "vllm bench latency": (
+        *(
+            {"avg_latency": 0.9, "latencies": [0.9]},
+            {"model": "llama-3.1-8b", "load": KnownLoad(input_len=32, output_len=128, batch=8)},
+        ),
+        *(("vllm", 8, 32, 128, 8), {"e2e": 0.9}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_results_of_each_tool(tmp_path, name):
+    content, options, load, measured = FORMATS[name]
+    run = only(file(tmp_path, "result", content), cluster="8xh200-sxm", **options)
+    assert asked(run, "engine", "concurrency", "input_len", "output_len", "num_prompts") == load
+    assert run.measured == pytest.approx(measured, rel=1e-5)
+    assert set(run.noise.values()) == {1.0}
+    assert commtax.simulate(run.model, run.cluster, **run.options).tpot_s > 0
+
+
+def test_genai_perf_says_its_load_in_its_configuration(tmp_path):
+    blocks = {"time_to_first_token": 40.0, "inter_token_latency": 9.5, "request_latency": 1250.0}
+    lengths = {"output_sequence_length": 128.0, "input_sequence_length": 550.0}
+    content = {name: {"unit": "ms", "avg": value, "std": 0.0} for name, value in (blocks | lengths).items()}
+    content |= {"request_count": {"unit": "count", "avg": 80.0}}
+    content |= {"input_config": {"model_names": ["meta-llama/Llama-3.1-8B"], "perf_analyzer": {"stimulus": {"concurrency": 8}}}}
+    run = only(file(tmp_path, "profile_export_genai_perf.json", content))
+    assert asked(run, "concurrency", "input_len", "output_len") == (8, 550, 128)
+    assert run.measured == pytest.approx({"tpot": 0.0095, "ttft": 0.04})
+
+
+def test_a_result_that_says_its_deployment(tmp_path):
+    run = only(file(tmp_path, "x.json", INFERENCEX), cluster="8xh200-sxm")
+    assert asked(run, "engine", "tp", "dp", "ep", "dtype") == ("sglang@0.5.5", 1, 8, 8, None), "R1 has fp8 by itself"
+    assert run.options["spread"] == pytest.approx(1 / 9)
+    with pytest.raises(Refusal, match=r"'x\.json': the file names h200-sxm, not b200-sxm"):
+        found(tmp_path / "x.json", cluster="8xb200-sxm")
+    apart = {
+        "disagg": "true",
+        "decode_tp": 8,
+        "decode_num_workers": 1,
+        "prefill_tp": 4,
+        "prefill_num_workers": 2,
+        "num_decode_gpu": 8,
+    }
+    run = only(file(tmp_path, "y.json", {**INFERENCEX, "dp_attention": "false", "ep": 1, **apart}), cluster="2x8xh200-sxm")
+    names = ("disaggregated", "tp", "decode_workers", "prefill_tp", "prefill_workers")
+    assert asked(run, *names) == (True, 8, 1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("vllm serve M -tp 4 --max-num-seqs 64 --kv-cache-dtype fp8", {"tp": 4, "max_num_seqs": 64, "kv_dtype": "fp8"}),
+        ("docker run vllm/vllm-openai:v0.11.2 --model M -tp 2 -pp 2", {"engine": "vllm@0.11.2", "tp": 2, "pp": 2}),
+        ("vllm serve M --enable-lora --max-lora-rank 32 --max-loras 4", {"lora_rank": 32, "max_loras": 4, "tp": 1}),
+        ("python -m sglang.launch_server --model-path M --tp 2 --dp 2", {"engine": "sglang", "tp": 2, "dp": 2}),
+        (
+            """vllm serve M -tp 4 --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
+            vllm serve M -tp 2 --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}'""",
+            {"disaggregated": True, "tp": 2, "prefill_tp": 4, "prefill_workers": 1, "decode_workers": 1},
+        ),
+    ],
+)
+def test_a_pasted_command_is_what_was_served(tmp_path, command, options):
+    run = only(file(tmp_path, "r.json", SERVE), launch=command.replace(" M ", " meta-llama/Llama-3.1-8B "))
+    assert options.items() <= run.options.items()
+    assert commtax.simulate(run.model, run.cluster, **run.options).ttft_s > 0
+
+
+def test_experts_over_replicas(tmp_path):
+    content = {**SERVE, "model_id": "Qwen/Qwen3-30B-A3B"}
+    run = only(file(tmp_path, "r.json", content), launch="vllm serve Qwen/Qwen3-30B-A3B -dp 4 -ep")
+    answer = commtax.simulate(run.model, run.cluster, **run.options)
+    assert (answer.question.plan.dp, answer.question.plan.ep) == (4, 4)
+
+
+def test_a_folder_is_a_deployment_and_its_log_tells_it(tmp_path):
+    """The logs are those of real servers; each result takes the one that it lies beside."""
+    for name in ("tp1", "tp2"):
+        file(tmp_path / name, "server.log", (FIXTURES / f"vllm-cpu-{name}.log").read_text())
+        file(tmp_path / name / "results", "c.json", {**SERVE, "model_id": "tiny-llama", "total_input_tokens": 160 * 64})
+    file(tmp_path, "README.md", "what these are\n")
+    runs = found(tmp_path, cluster="2xcpu", model=TINY)
+    assert [run.label for run in runs.runs] == [f"{tmp_path.name}/{name}/results/c.json" for name in ("tp1", "tp2")]
+    assert [asked(run, "tp", "max_num_batched_tokens", "eager") for run in runs.runs] == [(1, 4096, True), (2, 8192, True)]
+    assert {run.options["engine"] for run in runs.runs} == {"vllm@0.32.0"}
+    assert any("not recognised" in note and "README.md" in note for note in runs.notes)
+
+
+def test_a_script_beside_the_results_tells_what_was_served(tmp_path):
+    file(tmp_path, "start.sh", "#!/bin/bash\nexport TP=4\nvllm serve meta-llama/Llama-3.1-8B-Instruct -tp $TP --max-num-seqs 96\n")
+    file(tmp_path, "c16.json", SERVE)
+    assert asked(only(tmp_path), "tp", "max_num_seqs") == (4, 96)
+    assert asked(only(tmp_path / "start.sh", tmp_path / "c16.json"), "tp", "max_num_seqs") == (4, 96), "or named one by one"
+
+
+def test_a_client_s_command_says_its_load_and_nothing_of_the_server(tmp_path):
+    client = "vllm bench serve --model meta-llama/Llama-3.1-8B --max-concurrency 24 --random-input-len 512 --random-output-len 64"
+    file(tmp_path, "bench.sh", client)
+    file(tmp_path, "start.sh", "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --tp 2")
+    file(tmp_path, "README.md", "First run `vllm serve meta-llama/Llama-3.1-8B -tp 8`.")
+    silent = {key: value for key, value in SERVE.items() if "total" not in key and key not in ("max_concurrency", "request_rate")}
+    file(tmp_path, "r.json", silent | {"total_output_tokens": 160 * 64})
+    assert asked(only(tmp_path), "engine", "tp", "concurrency", "input_len", "output_len") == ("sglang", 2, 24, 512, 64)
+
+
+def test_files_that_are_named_one_by_one_are_told_apart_by_what_they_say(tmp_path):
+    paths = [file(tmp_path, f"{tp}.sh", f"vllm serve meta-llama/Llama-3.1-8B -tp {tp} --max-num-seqs {32 * tp}") for tp in (2, 4)]
+    paths += [file(tmp_path, f"{tp}.json", {**SERVE, "tensor_parallel_size": str(tp)}) for tp in (2, 4)]
+    assert [asked(run, "tp", "max_num_seqs") for run in found(*paths).runs] == [(2, 64), (4, 128)]
+    silent = file(tmp_path, "silent.json", SERVE)
+    with pytest.raises(Refusal, match=r"'silent\.json' does not say which it is of; a folder for each deployment"):
+        found(*paths, silent)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        ({"tensor_parallel_size": "2"}, {"launch": "vllm serve m -tp 4"}, r"tp: --from says 4, and 'r\.json' says 2"),
+        ({"tp": 2}, {"tp": 4}, r"tp: the command line says 4, and 'r\.json' says 2"),
+        ({}, {"launch": "vllm serve meta-llama/Llama-3.1-70B"}, r"model: --from says meta-llama/Llama-3\.1-70B, and 'r\.json'"),
+        ({}, {"launch": "vllm serve m", "engine": "sglang"}, "engine: the command line says sglang, and --from says vllm"),
+        ({"gpu_type": "A100"}, {}, r"'r\.json': the file names a100\S*, not h100-sxm"),
+        (
+            {"version": "0.9.1"},
+            {"engine": "vllm@0.11"},
+            r"engine: the command line says vllm 0\.11, and 'r\.json' says vllm 0\.9\.1",
+        ),
+    ],
+)
+def test_what_does_not_agree_is_refused_by_name(tmp_path, content, options, says):
+    with pytest.raises(Refusal, match=says):
+        found(file(tmp_path, "r.json", {**SERVE, **content}), **options)
+
+
+def test_versions_agree_where_one_is_the_beginning_of_the_other(tmp_path):
+    run = only(file(tmp_path, "r.json", {**SERVE, "version": "0.11.2"}), engine="vllm@0.11")
+    assert run.options["engine"] == "vllm@0.11.2"
+
+
+def test_an_open_loop_is_as_many_clients_as_were_in_flight(tmp_path):
+    """Little's law: 4 requests/s of 80 + 127 x 9 ms are 4.9 in flight."""
+    paced = {**SERVE, "request_rate": 4.0, "max_concurrency": None, "request_throughput": 4.0}
+    rows = found(file(tmp_path, "r.json", paced))
+    (run,) = rows.runs
+    assert asked(run, "concurrency", "num_prompts") == (5, None)
+    assert run.measured == {"tpot": pytest.approx(0.009)}, "first tokens wait as requests come"
+    assert run.noise["tpot"] > 1
+    assert any(note.startswith("open loop") for note in rows.notes)
+    whole = only(file(tmp_path, "w.json", {**paced, "mean_e2el_ms": 3000.0}))
+    assert whole.options["concurrency"] == 12
+    late = found(file(tmp_path, "l.json", {**paced, "request_throughput": 2.0}))
+    assert not late.runs
+    assert "overloaded: 2 of 4 requests/s" in late.refused[0]
+    capped = only(file(tmp_path, "c.json", {**paced, "request_throughput": 2.0, "max_concurrency": 6}))
+    assert capped.options["concurrency"] == 6, "clients that fall behind their rate are a closed loop"
+    assert "ttft" in capped.measured
+
+
+def test_medians_stand_in_for_means_and_are_less_sure(tmp_path):
+    plain = {key: value for key, value in SERVE.items() if not key.startswith("mean")}
+    run = only(file(tmp_path, "r.json", plain))
+    assert run.measured == pytest.approx({"tpot": 0.0088, "ttft": 0.07})
+    assert 1 < run.noise["tpot"] < run.noise["ttft"]
+    renamed = {key.replace("median", "p50"): value for key, value in plain.items()}
+    assert only(file(tmp_path, "p.json", renamed)).noise == run.noise
+    both = only(file(tmp_path, "b.json", SERVE))
+    assert (both.measured["tpot"], both.noise["tpot"]) == (pytest.approx(0.009), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"failed": 3}, "3 requests failed"),
+        ({"accept_length": 2.5}, "2.5 tokens a step under speculative decoding"),
+        ({"max_concurrency": None}, "all requests at once, and no limit of concurrency"),
+        ({"max_concurrency": None, "request_rate": None}, "neither a limit of concurrency nor a request rate"),
+        ({"mean_ttft_ms": 0.0, "median_ttft_ms": 0.0}, "answers were not streamed"),
+    ],
+)
+def test_what_tells_nothing_of_a_step_is_left_out_with_its_reason(tmp_path, changes, says):
+    rows = found(file(tmp_path, "r.json", {**SERVE, **changes}))
+    assert not rows.runs
+    assert rows.refused[0].startswith("r.json: ")
+    assert says in rows.refused[0]
+
+
+def test_a_server_that_tells_its_client_what_it_is(tmp_path):
+    """Each line of SGLang's results may be of another server."""
+    servers = [
+        {"model_path": "meta-llama/Llama-3.1-8B", "tp_size": tp, "version": "0.5.4", "max_running_requests": 128} for tp in (2, 4)
+    ]
+    lines = [json.dumps({**SERVE, "backend": "sglang", "server_info": server}) for server in servers]
+    runs = found(file(tmp_path, "r.jsonl", "\n".join(lines))).runs
+    assert [asked(run, "engine", "tp", "max_num_seqs") for run in runs] == [("sglang@0.5.4", tp, 128) for tp in (2, 4)]
+
+
+def test_drafts_of_a_launch_hide_the_steps_of_its_results(tmp_path):
+    draft = """vllm serve m --speculative-config '{"method":"eagle3","num_speculative_tokens":3}'"""
+    assert "drafted" in found(file(tmp_path, "r.json", SERVE), launch=draft).refused[0]
+
+
+def test_an_illegal_plan_is_refused_by_file_with_the_rule(tmp_path):
+    rows = found(file(tmp_path, "r.json", SERVE), launch="vllm serve m -tp 3")
+    assert not rows.runs
+    assert rows.refused[0].startswith("r.json: heads-divisible: ")
+    with pytest.raises(Refusal, match=r"r\.json: heads-divisible"):
+        calibrate([tmp_path / "r.json"], "8xh100-sxm", launch="vllm serve m -tp 3")
+
+
+def test_cached_prefixes_are_part_of_the_question():
+    (result,) = bench.parse(json.dumps(SERVE))
+    cached = replace(result, hit_rate=0.5)
+    one = LabelledResult("r", cached, joined([from_result(cached, "r")]))
+    (run,) = measured_runs([one], catalog.cluster("8xh100-sxm")).runs
+    assert run.options["prefix_cache"] == 0.5
+
+
+def test_all_that_is_missing_is_asked_for_in_one_line(tmp_path):
+    files = [file(tmp_path, f"{n}.json", {"avg_latency": 0.9, "latencies": [0.9]}) for n in range(2)]
+    done = run_here("calibrate", *files, "-o", tmp_path / "out.json")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "'0.json', '1.json' do not say cluster, model, input_len, output_len, batch" in done.stderr
+    assert "--cluster --model --input-len --output-len --batch" in done.stderr
+    assert not (tmp_path / "out.json").exists()
+    words = ["-m", "llama-3.1-8b", "--input-len", "32", "--output-len", "128", "--batch", "8", "-c", "1xh100-sxm"]
+    assert run_here("calibrate", *files, *words, "-o", tmp_path / "out.json").returncode == 0
+
+
+def test_an_unknown_load_is_asked_for_by_name(tmp_path):
+    path = file(tmp_path, "a.csv", REAL["aiperf-csv"])
+    with pytest.raises(Refusal, match=r"'a\.csv' does not say concurrency; add --concurrency"):
+        found(path, model="qwen3-8b")
+
+
+def test_one_folder_of_everything(tmp_path):
+    """Collectives and benchmarks beside each other, from the command line, with what was served pasted."""
+    rng = np.random.default_rng(0)
+    for n in (2, 8):
+        file(tmp_path / "box", f"{n}.txt", output("all_reduce", n, noisy(TRUE, n, rng)))
+    for clients in (4, 16):
+        file(tmp_path / "box", f"c{clients}.json", {**SERVE, "max_concurrency": clients, "mean_tpot_ms": 7 + clients / 8})
+    out = tmp_path / "box.json"
+    command = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 64"
+    done = run_here("calibrate", tmp_path / "box", "-c", "8xh100-sxm", "--from", command, "-o", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert {"libraries", "deployment"} <= json.loads(done.stdout)["profile"].keys()
+    assert commtax.bill("llama-3.1-8b", "8xh100-sxm", profile=str(out)).step_s > 0
+
+
+@pytest.mark.parametrize("text", ['{"model_id": "m", "dur', "[[[[", '{"completed": 1, "duration": "x"'])
+def test_damaged_json_in_a_folder_is_refused_and_nothing_is_written(tmp_path, text):
+    file(tmp_path / "box", "good.json", SERVE)
+    file(tmp_path / "box", "bad.json", text)
+    done = run_here("calibrate", tmp_path / "box", "-c", "8xh100-sxm", "-o", tmp_path / "out.json")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "bad.json" in done.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_foreign_files_of_a_folder_are_left_out_and_said(tmp_path):
+    file(tmp_path, "good.json", SERVE)
+    file(tmp_path, "config.json", {"architectures": ["LlamaForCausalLM"]})
+    (tmp_path / "plot.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\xff")
+    rows = found(tmp_path)
+    assert len(rows.runs) == 1
+    assert any("config.json" in note and "plot.png" in note for note in rows.notes)
+
+
+CHANGES = some.lists(
+    some.tuples(
+        some.integers(0, 10_000), some.integers(0, 4), some.sampled_from(["9", "-", '"', "\n", "{", "NaN", "1e400", "%", "é"])
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(name=some.sampled_from(sorted(REAL)), changes=CHANGES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_damaged_result_is_read_or_refused(tmp_path, name, changes):
+    text = REAL[name]
+    for at, cut, put in changes:
+        text = text[: at % len(text)] + put + text[at % len(text) + cut :]
+    path = file(tmp_path, "damaged", text)
+    with suppress(Refusal):
+        for run in found(path, model="llama-3.1-8b", load=KnownLoad(2, 0.0, 8, 8, batch=2)).runs:
+            assert all(0 < seconds < 1e6 for seconds in run.measured.values())
+
+
+@given(order=some.permutations(range(4)), clients=some.lists(some.integers(1, 64), min_size=4, max_size=4, unique=True))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_the_order_of_files_does_not_matter(tmp_path, order, clients):
+    paths = [file(tmp_path, f"{n}.json", {**SERVE, "max_concurrency": n, "completed": 10 * n}) for n in clients]
+    plain, turned = (found(*(paths[i] for i in way)).runs for way in (range(4), order))
+    assert sorted(plain, key=lambda run: run.label) == sorted(turned, key=lambda run: run.label)
+    assert [run.options["concurrency"] for run in plain] == clients
