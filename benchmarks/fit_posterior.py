@@ -37,6 +37,7 @@ MOST = {
     "pace_small": 0.3,
     "pace_latency": 0.4,
     "pace_wire": 0.3,
+    "pace_prompt_steps": 0.5,
 }
 """How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
 FREEDOM, TAILS = 4.0, 5.0  # of a deployment's own scale, and of single latencies

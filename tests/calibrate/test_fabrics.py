@@ -208,7 +208,7 @@ CURVE = asdict(NetworkCurve("all-reduce", (16,), (1024.0, 4096.0), ((1.0, 2.0),)
 )
 def test_a_curve_that_cannot_be_is_refused_by_key(change, says):
     with pytest.raises(Refusal) as refused:
-        overlay.parse({"commtax_profile": 1, "network_curves": [{**CURVE, **change}]})
+        overlay.parse({"commtax_profile": 2, "network_curves": [{**CURVE, **change}]})
     assert says in str(refused.value)
 
 

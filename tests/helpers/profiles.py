@@ -72,14 +72,11 @@ def lessons(draw):
 @st.composite
 def curves(draw):
     """One curve across hosts: a grid of ranks and sizes."""
-    ranks, sizes = (
-        tuple(sorted(draw(st.sets(st.sampled_from(some), min_size=1, max_size=3))))
-        for some in ((16, 32, 64), (1024.0, 65536.0, 1e9))
-    )
+    grids = ((16, 32, 64), (1024.0, 65536.0, 1e9))
+    ranks, sizes = (tuple(sorted(draw(st.sets(st.sampled_from(grid), min_size=1, max_size=3)))) for grid in grids)
     factor, sigma = (tuple(tuple(draw(numbers(physics.CURVE[key])) for _ in sizes) for _ in ranks) for key in ("factor", "sigma"))
-    return NetworkCurve(
-        "all-reduce", ranks, sizes, factor, sigma, *(draw(numbers(physics.CURVE[key])) for key in ("drift", "grown"))
-    )
+    drift, grown = (draw(numbers(physics.CURVE[key])) for key in ("drift", "grown"))
+    return NetworkCurve("all-reduce", ranks, sizes, factor, sigma, drift, grown)
 
 
 @st.composite

@@ -1,8 +1,9 @@
 """Files of profiles: what was measured on one machine, as TOML that a person reads, or as JSON.
 
 ``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
-…), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and ``deployment`` (see
-``profile_lessons``): every part may be left out. Version 1, which is JSON and has no deployments, is still read.
+…), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and
+``deployment`` (see ``profile_lessons``): every part may be left out. Version 1, which is JSON and has neither curves nor
+deployments, is still read.
 """
 
 from __future__ import annotations

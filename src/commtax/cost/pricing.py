@@ -308,7 +308,17 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
     kernels = served_lines(made, t)
     comm = comm_lines(items, Pricer(t), repeat(ran))
-    return [*kernels, host_line([*kernels, *comm], work, t), *comm]
+    lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
+    pace = t.engine.paces.pace_prompt_steps
+    return lines if pace == 1 else _paced_prompts(lines, pace, np.asarray(work.prefill_tokens) > 0, t.cluster.chip.memory_Bps)
+
+
+def _paced_prompts(lines: list[Line], pace: float, prompts: Condition, memory_Bps: float) -> list[Line]:
+    """Lines of steps with prompts at the pace that runs taught, though none below what bytes and FLOPs allow the step."""
+    whole = Bill(tuple(lines), 1)
+    least = np.minimum(1.0, whole.least_s(memory_Bps) / whole.step_s)
+    factor = pick(prompts, np.maximum(pace, least), 1.0)
+    return [replace(x, fixed_s=x.fixed_s * factor, moving_s=x.moving_s * factor) for x in lines]
 
 
 def num_launches(lines: Iterable[Line], engine: Engine) -> Number:

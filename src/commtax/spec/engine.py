@@ -113,6 +113,7 @@ class Paces:
     pace_small: float = 1.0  # all other kernels
     pace_latency: float = 1.0  # of collectives, whatever their size
     pace_wire: float = 1.0  # bytes of collectives
+    pace_prompt_steps: float = 1.0  # whole steps with prompts, beside all of these
     learnt: tuple[tuple[str, float], ...] = ()  # constants that a profile moved, and by what logarithm
 
 

@@ -41,7 +41,7 @@ def latency_slopes(loop: PricedLoop) -> dict[str, Slopes]:
             name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
             for name in dict.fromkeys([*decode, *prompt])
         }
-        | {"request_s": part["request"] / whole}
+        | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
         for metric, (part, whole) in parts.items()
     }
 
