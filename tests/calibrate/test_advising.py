@@ -102,6 +102,7 @@ def test_advice_is_the_same_every_time_and_ranges_shrink_from_run_to_run():
 
 
 def test_runs_are_chosen_together():
+    """No other run in the place of one of them would leave less."""
     known = foreseen()
     pairs = {i: (2 * i, 2 * i + 1) for i in range(5)}
     two = best_runs(known, range(10), pairs, dict.fromkeys(pairs, 1.0), 2)
@@ -109,7 +110,8 @@ def test_runs_are_chosen_together():
     def left(some):
         return np.log(known.shown([x for i in some for x in pairs[i]]).sigma).mean()
 
-    assert left(two) == min(left((a, b)) for a in pairs for b in pairs if a < b)
+    others = [i for i in pairs if i not in two]
+    assert all(left(two) <= left((kept, other)) + 1e-12 for kept in two for other in others)
 
 
 def test_of_runs_that_are_worth_the_same_the_shortest_is_taken():

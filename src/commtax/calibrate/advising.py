@@ -145,7 +145,7 @@ def _best_beside(
     most = max(worth.values(), default=0.0)
     if most < LEVEL.least_worth:
         return None
-    return min((run for run in worth if worth[run] >= LEVEL.as_good * most), key=lambda run: seconds[run])
+    return min((run for run in worth if worth[run] >= LEVEL.as_good * most), key=lambda run: (seconds[run], -worth[run]))
 
 
 def _width(known: Foresight, which: Sequence[int]) -> float:

@@ -71,7 +71,8 @@ def show_settlement(console: Console, found: Settlement) -> None:
     say(console, f"recommended: {found.recommended}", "bold")
     within = f"no other of the best is more than {found.margin:.0%} better"
     say(console, f"right with a probability of {percent(found.right)} ({within}); expected loss {found.loss:.1%} of the best")
-    show_table(console, ("may be better", ">probability"), [(name, percent(share)) for name, share in found.rivals])
+    if found.rivals:
+        show_table(console, ("may be better", ">probability"), [(name, percent(share)) for name, share in found.rivals])
     if found.settled:
         why = "it is sure enough" if found.sure else "no run tells these plans apart"
         say(console, f"nothing you measure will change it: {why}", "bold")
