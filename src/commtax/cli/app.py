@@ -30,7 +30,8 @@ def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
 
     Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (audit or
-    calibrate --check has nothing measured to judge by, a live rank died, or expect has only an assumed range), 70 a fault of commtax itself.
+    calibrate --check has nothing measured to judge by, a live rank died, or expect has only an assumed
+    range), 70 a fault of commtax itself.
     """
 
 
