@@ -14,6 +14,9 @@ WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host'
 """What a shift of each part means."""
 VERDICTS = {"same": "still the machine that was calibrated", "drifted": "drifted", "unknown": "cannot be told"}
 
+FARTHEST = 5.0
+"""Changes of a part that these runs would not show even where it took so many times longer are not counted out."""
+
 
 def show_advice(console: Console, advice: Advice) -> None:
     """The question, then each run with what it is worth."""
@@ -102,10 +105,15 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
         say(console, part_words(named) if named else "none of its parts stands out", "bold")
     columns = ("run", "time", ">today", ">expected", ">80 % range", ">off")
     show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)))
-    rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", f"{p.visible:.0%}") for p in found.parts]
+    rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", _seen_from(p.visible)) for p in found.parts]
     show_table(console, ("if this alone moved", ">by", ">80 % range", ">seen from"), rows)
     alarms = f"{found.level:.0%} of unchanged machines are called drifted, by chance"
     notes(console, [f"{alarms}; runs as odd as these come from {percent(found.probability)} of them", *found.notes])
+
+
+def _seen_from(visible: float) -> str:
+    """The least change that would have been seen."""
+    return f"{visible:.0%}" if visible < FARTHEST else "not here"
 
 
 def part_words(part: PartShift) -> str:
