@@ -32,9 +32,10 @@ COMMANDS = [(page, line) for page, block in blocks("sh") for line in block.split
 
 @each(("page", "line"), COMMANDS)
 def test_commands_run(page, line, tmp_path, monkeypatch):
-    """In a folder with the examples, which keeps what commands write."""
-    if not (tmp_path / "examples").exists():
-        (tmp_path / "examples").symlink_to(ROOT / "examples")
+    """In a folder with the files that documents name, which keeps what commands write."""
+    for folder in ("examples", "tests"):
+        if not (tmp_path / folder).exists():
+            (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(line, comments=True)[1:]
     done = run_here(*words)
