@@ -28,7 +28,8 @@ def test_tails_are_those_of_tables(square, directions, freedom, wanted):
 
 @given(st.floats(0, 100), st.floats(0.01, 10), st.integers(1, 12), st.floats(3, 40))
 def test_larger_squares_are_rarer(square, more, directions, freedom):
-    assert 0 <= tail(square + more, directions, freedom) <= tail(square, directions, freedom) <= 1
+    rarer, usual = tail(square + more, directions, freedom), tail(square, directions, freedom)
+    assert 0 <= rarer <= usual + 1e-6 <= 1 + 1e-6  # what the quadrature keeps
 
 
 def test_the_same_machine_is_the_same():
