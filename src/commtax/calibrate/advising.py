@@ -22,11 +22,16 @@ from commtax.statement import Refusal
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.foresight import Foresight, imagined, lessons_of
+from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.settling import Settled, settle
 
 COUNT, LEVEL = thresholds(__name__)
 Run = TypeVar("Run", bound=Hashable)
 REQUESTS_PER_CLIENT = 10  # as benchmark commands are written
+
+
+LOAD = tuple(SimulateOptions(concurrency=1, input_len=1, output_len=1))
+"""Options that say a load: clients, input and output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +162,10 @@ def asked_loads(base: Settled, asked: Sequence[str]) -> list[tuple[int, int, int
     """Every load that is asked for: what nobody named takes all of its usual values."""
     wanted, usual = base.requests, table("calibrate/usual_loads.toml")
     lengths = [(int(wanted.input_len), int(wanted.output_len))]
-    if "input_len" not in asked and "output_len" not in asked:
+    named, prompts, outputs = (name in asked for name in LOAD)
+    if not (prompts or outputs):
         lengths = [(int(prompt), int(output)) for prompt, output in usual["lengths"]]
-    clients = [int(wanted.concurrency)] if "concurrency" in asked else usual["clients"]
+    clients = [int(wanted.concurrency)] if named else usual["clients"]
     return _allowed(base, [(int(c), *pair) for pair in lengths for c in clients])
 
 

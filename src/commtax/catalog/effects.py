@@ -10,7 +10,7 @@ from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ENGINE_PARTS, Engine
 
-KINDS = ("kernel", "effect", "host", "queue", "overlap", "memory", "range", "what-if")
+KINDS = ("kernel", "effect", "host", "queue", "overlap", "memory", "range", "what-if", "profile")
 
 
 @dataclass(frozen=True, slots=True)

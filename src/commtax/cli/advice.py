@@ -10,11 +10,11 @@ import click
 from click.core import ParameterSource
 
 from commtax.calibrate import read_runs
-from commtax.calibrate.advising import advise
+from commtax.calibrate.advising import LOAD, advise
 from commtax.calibrate.drift import check_drift
 from commtax.calibrate.learning import learn
 from commtax.cli.options import GivenOptions, VerbSubject
-from commtax.cli.order import cluster_of, profile_of, refuse
+from commtax.cli.order import PLACE, cluster_of, profile_of, refuse
 from commtax.cli.order import read as read_order
 from commtax.cli.output import Output
 from commtax.cli.pasting import fill_from_command
@@ -27,10 +27,10 @@ from commtax.report import advising
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
 from commtax.statement import Refusal
+from commtax.verbs.keywords import BillOptions
 from commtax.verbs.settling import resolve_question
 
 EXIT_CODES = {"same": 0, "drifted": 1, "unknown": 3}
-LOADS = ("concurrency", "input_len", "output_len")
 ADVISED = ("next_runs", "decision", "check", "profile", "pp", "dp", "ep", "dtype")
 """Options that belong to advice and checks alone."""
 WRITES = ("out", "name", "library", "batch")
@@ -50,7 +50,7 @@ def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) ->
         refuse(given, ("next_runs", "decision"), "is asked beside --check; ask for one of them")
         _check(files, output, given)
     if given.decision:
-        refuse(given, ("model", "cluster", "tp", *LOADS, "pasted"), "is said by the plan command of --for")
+        refuse(given, ("model", PLACE[0], "tp", *LOAD, "pasted"), "is said by the plan command of --for")
         _decide(files, output, given)
     _next(files, output, given)
 
@@ -64,9 +64,10 @@ def _next(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRetur
     own, place = profile_of(given), output.read(cluster_of(given, "say where it will run"))
     own = _taught(files, given, place, own)
     source = click.get_current_context().get_parameter_source
-    asked = [x for x in LOADS if source(x) not in (ParameterSource.DEFAULT, None) or (text and given[x])]
-    words = {key: given[key] for key in ("pp", "dp", "ep", "dtype", "engine", *LOADS) if given[key]}
-    question = resolve_question(name, place, {**words, "tp": given.tp or 1, "profile": own})
+    asked = [x for x in LOAD if source(x) not in (ParameterSource.DEFAULT, None) or (text and given[x])]
+    words = {key: given[key] for key in ("pp", "dp", "ep", "dtype", *LOAD) if given[key]}
+    runs = BillOptions(tp=given.tp or 1, engine=given.engine or "", profile=own)
+    question = resolve_question(name, place, {**words, **runs})
     output.answer(advising.advice_document, advising.show_advice, advise(question, wanted, asked))
 
 

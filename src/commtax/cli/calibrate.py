@@ -8,7 +8,7 @@ from commtax.calibrate import calibrate
 from commtax.catalog.profile_files import write_profile
 from commtax.cli.advice import answer_advice, is_advice, refuse_advice
 from commtax.cli.options import GivenOptions, add_verb_options
-from commtax.cli.order import cluster_of
+from commtax.cli.order import PLACE, cluster_of
 from commtax.cli.output import Output
 from commtax.cli.pasting import expand_cluster
 from commtax.files import refuse_overwriting
@@ -48,7 +48,7 @@ def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: boo
     if launch:
         expand_cluster(read_pasted(launch, str(given.model)), given, output.remarks)
     place = output.read(cluster_of(given)) if given.cluster else ""  # asked for with what else is missing
-    loads = {key: value for key, value in given.items() if key not in ("cluster", "intra", "inter", "nics")}
+    loads = {key: value for key, value in given.items() if key not in PLACE}
     refuse_overwriting(out, files)
     fitted = calibrate(files, place, launch=launch, name=name or Path(out).stem, **loads)
     write_profile(out, fitted.profile)

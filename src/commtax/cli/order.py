@@ -164,9 +164,13 @@ def profile_of(given: GivenOptions) -> Profile | None:
     return own
 
 
+PLACE = ("cluster", "intra", "inter", "nics")
+"""Options that say where: hosts, and the links that they have instead of their own."""
+
+
 def cluster_of(given: GivenOptions, wish: str = "name one") -> Cluster:
     """The cluster with the links that were given for it."""
-    name, links = given.pop("cluster"), {key: given.pop(key) for key in ("intra", "inter", "nics")}
+    name, links = given.pop(PLACE[0]), {key: given.pop(key) for key in PLACE[1:]}
     if not name:
         raise Refusal.about(cluster=f"{wish} with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
     return catalog.cluster(name, **links)

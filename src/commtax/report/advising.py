@@ -1,6 +1,6 @@
 """What to measure next, what would settle a decision, and whether a machine is what it was: for a terminal and as documents."""
 
-from commtax.calibrate.advising import Advice, AdvisedRun
+from commtax.calibrate.advising import LOAD, Advice, AdvisedRun
 from commtax.calibrate.drift import EVERYTHING, CheckedLatency, DriftCheck, PartShift
 from commtax.planner.deciding import Settlement, SettlingRun
 from commtax.report.documents import Record, engine_name, record
@@ -64,7 +64,7 @@ def _minutes(seconds: float) -> str:
 
 def advice_document(advice: Advice) -> Record:
     """``calibrate --next --json``."""
-    loads = [dict(zip(("concurrency", "input_len", "output_len"), load, strict=True)) for load in advice.loads]
+    loads = [dict(zip(LOAD, load, strict=True)) for load in advice.loads]
     q = advice.question
     return record("calibrate-next", advice=advice, question=q, engine=engine_name(q), loads=loads, runs=list(advice.runs))
 
