@@ -43,6 +43,7 @@ from commtax.spec import (
     Mixer,
     Model,
     Network,
+    NetworkCurve,
     Number,
     Path,
     Plan,
@@ -113,7 +114,9 @@ SAMPLES = {
     Mamba2: Mamba2(16, 64, 4, 128),
     KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
+CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1)), ((0.1, 0.2), (0.3, 0.1)), 0.1)
 SPECIAL = {  # arguments whose type does not tell their meaning
+    ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
@@ -150,7 +153,17 @@ SCALAR = {
     *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
     "expose_lines",  # tests/verbs/test_two_batches.py
     # Of one kernel or collective that is explained.
-    *("terms", "fused_by", "equation", "equation_of", "all_reduce_share", "charged_as", "selective_attention"),
+    *(
+        "terms",
+        "fused_by",
+        "pace_of",
+        "curve_of",
+        "equation",
+        "equation_of",
+        "all_reduce_share",
+        "charged_as",
+        "selective_attention",
+    ),
     *("comm_lines", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
