@@ -76,7 +76,7 @@ class LoadSeries:
 class ServedLoad(NamedTuple):
     """One load in one round, and how much longer than by its clock it took."""
 
-    index: int
+    load: int  # which
     run: BenchmarkRun
     wall_over_clock: float
 
@@ -103,11 +103,11 @@ class LoadMeasurements:
 def usual_loads(most_clients: int, input_len: float, output_len: float, seed: int = 0) -> tuple[tuple[LiveLoad, ...], int]:
     """Those of ``loads.toml``, and their rounds. The first three have each number of clients and each pair of lengths once."""
     said = lab_table("study/loads.toml")
-    clients = [max(1, round(most_clients**share)) for share in said["clients"]]
+    clients = sorted({max(1, round(most_clients**share)) for share in said["clients"]})
     shapes = [(input_len * i, output_len * o) for i, o in said["lengths"]]
     turned = [(n, shapes[(i + turn) % len(shapes)]) for turn in range(len(shapes)) for i, n in enumerate(clients)]
     loads = (_load(n, shape, n * said["requests_per_client"], said["spread"], seed) for n, shape in turned)
-    return tuple(dict.fromkeys(loads)), int(said["rounds"])
+    return tuple(loads), int(said["rounds"])
 
 
 def _load(clients: int, shape: tuple[float, float], count: int, spread: float, seed: int) -> LiveLoad:
@@ -145,7 +145,7 @@ def measure_loads(where: RankPlace, series: LoadSeries) -> LoadMeasurements:
     for load in series.loads:
         serve(server, requests(server, [(n, 2) for n, _ in load.sizes[: load.clients]], [0.0] * load.clients), clients=load.clients)
     served = [_serve_load(server, series, i, alone) for i in _order(len(series.loads), series.rounds, job.seed)]
-    loads = tuple(_medians(load, [one for one in served if one.index == i]) for i, load in enumerate(series.loads))
+    loads = tuple(_medians(load, [one for one in served if one.load == i]) for i, load in enumerate(series.loads))
     return LoadMeasurements(loads, PROCESSOR if alone else WALL, median(one.wall_over_clock for one in served))
 
 

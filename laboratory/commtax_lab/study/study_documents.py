@@ -277,3 +277,54 @@ class SweepPoint(TypedDict, total=False):
     model: str
     tp: int
     num_layers: int
+
+
+class LoadResult(TypedDict):
+    engine: str
+    model_id: str
+    precision: str
+    tensor_parallel_size: int
+    request_rate: str
+    max_concurrency: int
+    completed: int
+    duration: float
+    total_input_tokens: int
+    total_output_tokens: int
+    output_lens: list[int]
+    request_throughput: float
+    output_throughput: float
+    mean_ttft_ms: float
+    mean_tpot_ms: float
+
+
+class Foresight(TypedDict):
+    measured_ms: float
+    before_ms: float
+    after_ms: float
+    error_before: float
+    error_after: float
+    low_ms: float
+    high_ms: float
+    covered: bool
+
+
+class ForeseenRun(TypedDict):
+    load: str
+    tpot: Foresight
+    ttft: Foresight
+
+
+class LessonsDocument(TypedDict):
+    schema: str
+    model: str
+    dtype: str
+    tp_size: int
+    device: str
+    clock: str
+    wall_over_clock: float
+    scatter: float
+    shown: list[str]
+    results: list[LoadResult]
+    foreseen: list[ForeseenRun]
+    errors: dict[str, dict[str, float]]
+    refused: list[str]

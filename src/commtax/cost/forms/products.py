@@ -47,9 +47,9 @@ def _laid_out(rows: Number, c: Table) -> Number:
     """How often more than once a matrix is moved: CPU libraries go over it for every few rows, or lay it out anew first."""
     told = [(log, c[name]) for name, log in PACKED_LOGS.items() if name in c]
     if not told:
-        return c.get("pack", 0.0) * (np.asarray(rows) > 1)
+        return np.where(np.asarray(rows) > 1, c.get("pack", 0.0), 0.0)
     logs, times = zip((0.0, 0.0), *told, strict=True)
-    return np.interp(np.log(np.maximum(1.0, rows)), logs, times)
+    return np.asarray(np.interp(np.log(np.maximum(1.0, rows)), logs, times))
 
 
 def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
