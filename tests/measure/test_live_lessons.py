@@ -15,7 +15,7 @@ from commtax.catalog.profile_files import write_profile
 from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax_lab.measure.job import LiveJob
-from commtax_lab.study import live_lessons, live_loads
+from commtax_lab.study import foresight, live_lessons, live_loads
 from each import each
 
 MOST, INPUT, OUTPUT, SHOWN = 4, 16, 8, 3
@@ -46,7 +46,7 @@ def own(seen, series):
     """A machine so fast or so slow that a tiny model on it is no stranger to its own predictions."""
     blank = Profile("here", engine="builtin", chip=CHIP)
     runs = live_lessons.runs_of(series, live_lessons.load_results(series, seen))
-    asked = live_lessons.split(runs, SHOWN, blank)[1]
+    asked = foresight.foresee(runs, SHOWN, blank)[1]
     off = sum(run["tpot"]["measured_ms"] / run["tpot"]["before_ms"] for run in asked) / len(asked)
     return replace(blank, chip={**CHIP, "memory_Bps": CHIP["memory_Bps"] / off, "flops_per_s": {"fp32": 1e11 / off}})
 
@@ -75,7 +75,7 @@ def test_every_round_has_all_loads_in_an_order_of_its_own():
 def test_what_was_served_is_what_was_asked_for(series, seen):
     assert [one.load for one in seen.loads] == list(series.loads)
     for one in seen.loads:
-        assert 0 < one.tpot_s
+        assert one.tpot_s > 0
         assert 0 < one.ttft_s < one.duration_s
         waves = len(one.load.sizes) / one.load.clients
         assert one.duration_s >= one.tpot_s * (min(outputs for _, outputs in one.load.sizes) - 1) * waves / 3
@@ -89,7 +89,7 @@ def test_some_teach_and_the_others_are_predicted(series, seen, own):
     assert not {run["load"] for run in document["foreseen"]} & set(document["shown"])
     assert {lesson.label for lesson in learnt.lessons} <= set(document["shown"]), "nothing of the others went in"
     for run in document["foreseen"]:
-        for metric in live_lessons.METRICS:
+        for metric in foresight.METRICS:
             one = run[metric]
             assert one["low_ms"] < one["after_ms"] < one["high_ms"]
             assert one["covered"] == (one["low_ms"] <= one["measured_ms"] <= one["high_ms"])

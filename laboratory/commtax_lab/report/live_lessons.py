@@ -1,12 +1,14 @@
 """Runs that taught, and others that were predicted before and after them."""
 
+from collections.abc import Mapping, Sequence
+
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_seconds, plural
-from commtax_lab.study.study_documents import Foresight, LessonsDocument
+from commtax_lab.study.study_documents import ForeseenRun, Foresight, LessonsDocument
 
 _BUSY = 1.3  # times the ranks' own time from which others took part of the machine
-_NAMES = {"tpot": "TPOT", "ttft": "TTFT"}
+NAMES = {"tpot": "TPOT", "ttft": "TTFT"}
 
 
 def show_lessons(console: Console, d: LessonsDocument, out: str = "") -> None:
@@ -14,14 +16,24 @@ def show_lessons(console: Console, d: LessonsDocument, out: str = "") -> None:
     where = f"{d['model']} ({d['dtype']}, TP {d['tp_size']}) on {d['device']}"
     say(console, f"{where}: {plural(len(d['shown']), 'run')} calibrated, {len(d['foreseen'])} predicted", "bold")
     say(console, f"shown: {'; '.join(d['shown'])} tokens", "dim")
-    for metric, name in _NAMES.items():
-        rows = [(run["load"], *_cells(run[metric])) for run in d["foreseen"]]  # type: ignore[literal-required]
-        head = (f"{name} of others", ">measured", ">before", ">error", ">after", ">error", ">80 % range", "")
-        show_table(console, head, rows)
-        errors = d["errors"][metric]
-        medians = f"median error {errors['median_before']:.1%} before any run, {errors['median_after']:.1%} after"
-        say(console, f"{name}: {medians}; {errors['covered']:.0%} inside the 80 % range")
+    for metric in NAMES:
+        head, rows = foreseen_columns(d["foreseen"], metric)
+        show_table(console, (head[0], *(f">{name}" for name in head[1:-1]), head[-1]), rows)
+        say(console, errors_text(d["errors"], metric))
     notes(console, _remarks(d, out))
+
+
+def foreseen_columns(foreseen: Sequence[ForeseenRun], metric: str) -> tuple[list[str], list[list[str]]]:
+    """One latency of all runs that were predicted: the names of columns, and a row for each run."""
+    head = [f"{NAMES[metric]} of others", "measured", "before", "error", "after", "error", "80 % range", ""]
+    return head, [[run["load"], *_cells(run[metric])] for run in foreseen]  # type: ignore[literal-required]
+
+
+def errors_text(errors: Mapping[str, Mapping[str, float]], metric: str) -> str:
+    """How far its predictions are off, in a sentence."""
+    one = errors[metric]
+    medians = f"median error {one['median_before']:.1%} before any run, {one['median_after']:.1%} after"
+    return f"{NAMES[metric]}: {medians}; {one['covered']:.0%} inside the 80 % range"
 
 
 def _cells(one: Foresight) -> tuple[str, ...]:

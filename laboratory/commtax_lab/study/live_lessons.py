@@ -1,27 +1,22 @@
-"""Some runs of a machine teach, the others are predicted: what was measured, beside what was foreseen before and after."""
+"""Closed loops of the small engine as lessons: the first runs teach, the others are predicted."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import cast
 
-from commtax import catalog
 from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs
-from commtax.calibrate.learning import Learnt, learn
 from commtax.calibrate.measurements import MeasuredRun
 from commtax.calibrate.said_deployments import SaidDeployment
 from commtax.results import bench
 from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs.closed_loop import ClosedLoop, simulate
-from commtax.verbs.keywords import SimulateOptions
 from commtax_lab.measure import machine
+from commtax_lab.study.foresight import foresee, sum_up
 from commtax_lab.study.live_loads import LoadMeasurements, LoadSeries, MeasuredLoad
-from commtax_lab.study.study_documents import ForeseenRun, Foresight, LessonsDocument, LoadResult
+from commtax_lab.study.study_documents import LessonsDocument, LoadResult
 
-METRICS = ("tpot", "ttft")
 ENGINE = "builtin"
 
 
@@ -79,41 +74,10 @@ def load_name(row: LoadResult) -> str:
     return f"{plural(row['max_concurrency'], 'client')}, {lengths}"
 
 
-def split(runs: Sequence[MeasuredRun], shown: int, own: Profile) -> tuple[Learnt, list[ForeseenRun]]:
-    """What the first runs teach over what is known of the machine, and the others as they were foreseen before and after."""
-    learnt = learn(runs[:shown], own)
-    return learnt, [_foreseen(run, own, learnt.profile) for run in runs[shown:]]
-
-
-def _foreseen(run: MeasuredRun, own: Profile, learnt: Profile) -> ForeseenRun:
-    before, after = (_ask(run, profile) for profile in (own, learnt))
-    return {"load": run.label, **{metric: _foresight(run, before, after, metric) for metric in METRICS}}  # type: ignore[typeddict-item]
-
-
-def _ask(run: MeasuredRun, profile: Profile) -> ClosedLoop:
-    return simulate(run.model, run.cluster, **cast(SimulateOptions, {**run.options, "profile": profile}))
-
-
-def _foresight(run: MeasuredRun, before: ClosedLoop, after: ClosedLoop, metric: str) -> Foresight:
-    seconds, name = run.measured[metric], f"{metric}_s"
-    low, high = (float(end) for end in after.range_of(name))
-    first, then = float(getattr(before, name)), float(getattr(after, name))
-    return {
-        "measured_ms": seconds * 1e3,
-        "before_ms": first * 1e3,
-        "after_ms": then * 1e3,
-        "error_before": first / seconds - 1,
-        "error_after": then / seconds - 1,
-        "low_ms": low * 1e3,
-        "high_ms": high * 1e3,
-        "covered": low <= seconds <= high,
-    }
-
-
 def lessons_document(series: LoadSeries, seen: LoadMeasurements, shown: int, own: Profile) -> tuple[LessonsDocument, Profile]:
     """The whole study as one document, and the profile with what the shown runs taught."""
     job, results = series.job, load_results(series, seen)
-    learnt, foreseen = split(runs_of(series, results), shown, own)
+    learnt, foreseen = foresee(runs_of(series, results), shown, own)
     document: LessonsDocument = {
         "schema": "commtax.live-lessons/1",
         "model": job.arch().model.key,
@@ -126,24 +90,10 @@ def lessons_document(series: LoadSeries, seen: LoadMeasurements, shown: int, own
         "shown": [load_name(row) for row in results[:shown]],
         "results": results,
         "foreseen": foreseen,
-        "errors": {metric: _errors(foreseen, metric) for metric in METRICS},
+        "errors": sum_up(foreseen),
         "refused": list(learnt.refused),
     }
     return document, learnt.profile
-
-
-def _errors(foreseen: Sequence[ForeseenRun], metric: str) -> dict[str, float]:
-    """Medians before and after, and the share of runs inside their ranges."""
-    rows = list(_rows(foreseen, metric))
-    return {
-        "median_before": median(abs(row["error_before"]) for row in rows),
-        "median_after": median(abs(row["error_after"]) for row in rows),
-        "covered": sum(row["covered"] for row in rows) / len(rows),
-    }
-
-
-def _rows(foreseen: Sequence[ForeseenRun], metric: str) -> Iterator[Foresight]:
-    return (cast(Foresight, run[metric]) for run in foreseen)  # type: ignore[literal-required]
 
 
 def own_profile(series: LoadSeries, given: str, lost_s: float) -> Profile:

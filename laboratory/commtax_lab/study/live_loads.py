@@ -60,7 +60,7 @@ class LoadSeries:
 
     @property
     def ranks_here(self) -> int:
-        """Ranks that the machine is divided among, as its calibration divides it: the least number that it knows and that suffices."""
+        """Ranks that the machine is divided among, as its calibration divides it: the least number that it knows and suffices."""
         return next((ranks for ranks in RANKS if ranks >= self.job.tp), self.job.tp)
 
     def settle(self) -> LoadSeries:

@@ -191,6 +191,7 @@ class StudyDocument(StudyOrigin):
     failed: list[dict[str, str]]
     flags: list[dict[str, str]]
     answers: list[dict[str, str]]
+    lessons: NotRequired["StudyLessons | None"]
 
 
 class ServedRun(TypedDict):
@@ -312,6 +313,12 @@ class ForeseenRun(TypedDict):
     load: str
     tpot: Foresight
     ttft: Foresight
+
+
+class StudyLessons(TypedDict):
+    shown: list[str]
+    foreseen: list[ForeseenRun]
+    errors: dict[str, dict[str, float]]
 
 
 class LessonsDocument(TypedDict):
