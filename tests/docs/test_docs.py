@@ -13,6 +13,8 @@ import pytest
 
 import commtax
 from cli_run import run_here
+from commtax.calibrate import calibrate
+from commtax.catalog.profile import load
 from each import each
 from paths import ROOT
 
@@ -29,12 +31,25 @@ COMMANDS = [(page, line) for page, block in blocks("sh") for line in block.split
 
 
 @each(("page", "line"), COMMANDS)
-def test_commands_run(page, line):
+def test_commands_run(page, line, tmp_path, monkeypatch):
+    """In a folder with the files that documents name, which keeps what commands write."""
+    for folder in ("examples", "tests"):
+        if not (tmp_path / folder).exists():
+            (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(line, comments=True)[1:]
     done = run_here(*words)
     said = re.search(r"# exit (\d)", line)
     assert done.returncode in ((0, int(said[1])) if said else (0,)), done.stderr
     assert done.stdout
+
+
+def test_the_example_s_profile_is_what_its_runs_teach():
+    """Stale: commtax calibrate examples/three-runs -c 8xh100-sxm --engine vllm@0.12 -o examples/my-box.toml."""
+    made = calibrate([ROOT / "examples" / "three-runs"], "8xh100-sxm", engine="vllm@0.12").profile
+    kept = load(ROOT / "examples" / "my-box.toml")
+    assert len(kept.lessons) == 6
+    assert [x.residual for x in made.lessons] == pytest.approx([x.residual for x in kept.lessons], rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"))

@@ -15,7 +15,7 @@ from commtax.calibrate.collective_fits import fit_inside
 from commtax.calibrate.kernel_fits import fit_tables
 from commtax.calibrate.learning import fit_engine
 from commtax.calibrate.measurement_files import read_all
-from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
+from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasuredRun, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
 from commtax.catalog.profile_files import GivenProfiles, document, load_profile, parse
@@ -61,6 +61,19 @@ def calibrate(
     place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
     own = load_profile(profile) or Profile(name, chip={"key": where.chip.key})
     return _fit(rows, place, sorted({File(f).name for f in files}), replace(own, name=name))
+
+
+def read_runs(
+    files: Sequence[str | File], cluster: str | Cluster, *, launch: str = "", model: str = "", tp: int = 0, engine: str = ""
+) -> tuple[MeasuredRun, ...]:
+    """The runs of engines that files hold, as ``calibrate`` reads them; files without any are refused."""
+    read = read_all([File(file) for file in files], catalog.library("nccl").key, _said(model, tp, engine, launch, KnownLoad()))
+    refuse_missing(read.results, () if cluster else ("cluster",))
+    where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    rows = measured_runs(read.results, where)
+    if not rows.runs:
+        raise Refusal(f"file: {rows.refused[0] if rows.refused else 'none of them holds a run of an engine'}")
+    return rows.runs
 
 
 def _refuse_unused(given: Mapping[str, object]) -> None:

@@ -68,6 +68,15 @@ def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = Non
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons, known)))
 
 
+def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
+    """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
+    blank = replace(own, lessons=())
+    asked = [(run, _ask(run, blank), _ask(run, own)) for run in _distinct(runs)]
+    reasons = [reason_impossible(run, base) for run, base, _ in asked]
+    lessons = [x for (run, base, now), why in zip(asked, reasons, strict=True) if not why for x in _lessons(run, base, now)]
+    return lessons, tuple(why for why in reasons if why)
+
+
 def _distinct(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
     known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}

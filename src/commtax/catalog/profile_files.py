@@ -159,10 +159,11 @@ def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, ob
 
 
 def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
-    """Paths as they are written: only what differs from a plain one, and not whose they are."""
-    plain = asdict(Path("", "ring", 1.0))
+    """Paths as they are written: only what differs from a plain one, as far as it is written, and not whose they are."""
+    plain = cast(dict[str, object], shorten_all(asdict(Path("", "ring", 1.0))))
     needed = ("op", "algorithm", "bandwidth_Bps")
-    return [{k: v for k, v in asdict(p).items() if k in needed or (v != plain[k] and k != "own")} for p in paths]
+    rows = (cast(dict[str, object], shorten_all(asdict(path))) for path in paths)
+    return [{k: v for k, v in row.items() if k in needed or (v != plain[k] and k != "own")} for row in rows]
 
 
 def parse(document: object, name: str = "") -> Profile:

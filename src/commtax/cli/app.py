@@ -29,8 +29,9 @@ LABORATORY = ("claims", "catalog constants", "measure", "validate")
 def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
 
-    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (audit has nothing
-    measured to judge, a live rank died, or expect has only an assumed range), 70 a fault of commtax itself.
+    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (audit or
+    calibrate --check has nothing measured to judge by, a live rank died, or expect has only an assumed
+    range), 70 a fault of commtax itself.
     """
 
 

@@ -83,7 +83,7 @@ def plan_command(order: Order) -> None:
 def _serve(order: Order) -> NoReturn:
     from commtax.report import planning
 
-    given, q = order.given, with_prices([_goal(order)], order.given.price)[0]
+    given, q = order.given, with_prices([goal_of(order)], order.given.price)[0]
     if order.launch:
         _check_launch(order.launch, int(q.requests.tokens))
     searched, speed = _time_search(lambda: best_serving(q))
@@ -106,7 +106,7 @@ def _serve_on_several(order: Order) -> NoReturn:
     refuse(given, ("plot", "html"), "is of one cluster")
     if order.launch:
         raise Refusal("from: a pasted plan is ranked on one cluster; name one", "from")
-    goal = _goal(order)
+    goal = goal_of(order)
     put = with_prices([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given.price)
     found = best_of_several(put, given.objective or "")
     if given.emit:
@@ -116,7 +116,7 @@ def _serve_on_several(order: Order) -> NoReturn:
     )
 
 
-def _goal(order: Order) -> Question:
+def goal_of(order: Order) -> Question:
     """The question with its lengths, limits and objective; prices are not read yet."""
     given, q = order.given, order.question
     lengths, dtypes = _lengths_and_types(order)

@@ -315,8 +315,8 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
 def _paced_prompts(lines: list[Line], pace: float, prompts: Condition, memory_Bps: float) -> list[Line]:
     """Lines of steps with prompts at the pace that runs taught, though none below what bytes and FLOPs allow the step."""
-    whole = Bill(tuple(lines), 1)
-    least = np.minimum(1.0, whole.least_s(memory_Bps) / whole.step_s)
+    kernels = Bill(tuple(x for x in lines if x.kind == "compute"), 1)
+    least = np.minimum(1.0, kernels.least_s(memory_Bps) / kernels.step_s)
     factor = pick(prompts, np.maximum(pace, least), 1.0)
     return [replace(x, fixed_s=x.fixed_s * factor, moving_s=x.moving_s * factor) for x in lines]
 

@@ -17,7 +17,7 @@ from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.confidence import percent
 from commtax.verbs.explain import verdict
-from commtax.verbs.fitting import holds
+from commtax.verbs.fitting import holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
 
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
@@ -45,7 +45,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
-        lack = max(holds(replan(base, **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
+        lack = max(holds(replan(judged_by_memory(base), **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
         name = describe_layout(record_from(Plan, sizes)) + dtype_words(base, index)
         yield Rejected(name, f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}")

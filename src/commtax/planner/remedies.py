@@ -12,7 +12,7 @@ from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.verbs.disaggregation import where_prompts_run
-from commtax.verbs.fitting import Fit, holds
+from commtax.verbs.fitting import Fit, holds, judged_by_memory
 from commtax.verbs.settling import replan
 
 SMALLER = ("fp8", "int4")
@@ -40,7 +40,7 @@ def to_fit(asked: Question) -> Iterator[str]:
 
 
 def _fit(q: Question, dtype: str) -> Fit:
-    return holds(q.but(weights_dtype=dtype), chosen=False)
+    return holds(judged_by_memory(q).but(weights_dtype=dtype), chosen=False)
 
 
 def larger_clusters(here: Cluster) -> Iterator[Cluster]:

@@ -50,7 +50,7 @@ def _ends(s: ClosedLoop, name: str) -> str:
 
 
 def _token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
-    decode, stretch = float(s.steps.decode_s), float(s.served.stretch_s)
+    decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
     frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
     thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
     return [("decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]

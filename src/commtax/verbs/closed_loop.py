@@ -108,6 +108,11 @@ class ClosedLoop:
         return load_share(self.apart.net, self.apart.passed)
 
     @property
+    def decode_part_s(self) -> Number:
+        """Of TPOT, the decode step: as priced, and what a profile's runs tell beside."""
+        return self.steps.decode_s * (np.exp(self.learnt["tpot"].log) if self.learnt else 1.0)
+
+    @property
     def mixed_share(self) -> Number:
         """Share of decoding that goes to other requests' prompts."""
         return self.served.stretch_s / self.tpot_s

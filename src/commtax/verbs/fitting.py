@@ -20,7 +20,7 @@ from commtax.cost.tensors import stage_layers
 from commtax.options import check_taken
 from commtax.question import Limits, Question
 from commtax.records import dataclass
-from commtax.spec import SIZES, Cluster, Condition, Model, Number
+from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import USABLE, StepBill
@@ -187,9 +187,18 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     return may
 
 
+def judged_by_memory(put: Question) -> Question:
+    """A question about seconds, where whether something fits is told beside them: without a profile that says nothing of it."""
+    return put if put.profile and _tells_memory(put.profile) else put.but(profile=None)
+
+
+def _tells_memory(own: Profile) -> bool:
+    return bool({"memory_bytes", "visible_bytes"} & set(own.chip))
+
+
 def check_memory(asked: Question) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
-    if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
+    if asked.profile and not _tells_memory(asked.profile):
         raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=asked.profile.name)
     for name in SIZES:
         if np.ndim(getattr(asked.plan, name)):

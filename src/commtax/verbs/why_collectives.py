@@ -37,11 +37,13 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     crosses = bool(where.crosses)
     path = (fabric.network_paths if crosses else fabric.paths)[op][int(chosen.path)]
     paces = ((name, getattr(q.engine.paces, name)) for name in ("pace_latency", "pace_wire"))
-    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces)
+    alone = float(sum(scaled_s(x.item, chosen, q.engine, settings)))
+    prompts = float(x.each_s) / alone if alone and q.engine.paces.pace_prompt_steps != 1 else 1.0
+    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces, ("pace_prompt_steps", prompts))
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
     return Explanation(
-        parts=tuple(_parts(x, chosen, pricer, settings)),
+        parts=tuple(_parts(x, chosen, pricer, settings, prompts)),
         shape={"ranks": float(x.item.ranks), "ranks_per_domain": float(where.ranks_per_domain)},
         nbytes=float(x.item.nbytes),
         floor=None if crosses else _floor(x, pricer),
@@ -53,8 +55,8 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     )
 
 
-def _parts(x: Line, chosen: PathChoice, pricer: Pricer, settings: WhatIf) -> Iterator[TimePart]:
-    latency, wire = (float(s) for s in scaled_s(x.item, chosen, pricer.terms.engine, settings))
+def _parts(x: Line, chosen: PathChoice, pricer: Pricer, settings: WhatIf, pace: float) -> Iterator[TimePart]:
+    latency, wire = (pace * float(s) for s in scaled_s(x.item, chosen, pricer.terms.engine, settings))
     yield TimePart("latency", "launch, hops and what fills a pipeline: the same for any size", latency, float(chosen.latency_s))
     yield TimePart("wire", "bytes at the rate that the path reaches", wire, float(chosen.wire_s))
 

@@ -38,22 +38,31 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     t = terms_of(q)
     applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
     charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)
+    pace = _prompt_pace(x, t, applied)
     return Explanation(
-        parts=tuple(_parts(k, charged, t, applied)),
+        parts=tuple(_parts(k, charged, t, applied, pace)),
         shape=_shape(k),
         nbytes=float(k.nbytes),
         flops=float(k.flops),
         floor=_floor(k, t),
         priced_by=_priced_by(k, charged, t),
-        effects=(*_effects(k, q, applied), *_size_effects(k, q)),
+        effects=(*_effects(k, q, applied, pace), *_size_effects(k, q)),
         source=x.source,
         doubts=tuple(_doubts(k, t, q.trains)),
     )
 
 
-def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors) -> Iterator[TimePart]:
+def _prompt_pace(x: Line, t: PricingTerms, a: kernels.KernelFactors) -> float:
+    """What a step with prompts does to all of its lines, where runs taught it."""
+    if t.engine.paces.pace_prompt_steps == 1:
+        return 1.0
+    assert isinstance(x.priced_from, Kernel)
+    return float(x.each_s / sum(kernels.applied_s(x.priced_from, t.cluster.chip, t.constants, a)))
+
+
+def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors, pace: float) -> Iterator[TimePart]:
     """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
-    chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1]
+    chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1] * pace
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
         own = term.fixed_s * left * slower, term.moving_s * slower
@@ -61,7 +70,7 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
         yield TimePart(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
     if (lacking := a.launch_s * slower - fixed - moving) > 0:
         yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
-    elif a.pace[1] < 1 and (lacking := float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
+    elif a.pace[1] < 1 and (lacking := pace * float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
         yield TimePart("floor", "no kernel beats bandwidth and peak", lacking)
 
 
@@ -92,10 +101,10 @@ def _priced_by(k: Kernel, charged: Kernel, t: PricingTerms) -> PricedBy:
     return PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home)
 
 
-def _effects(k: Kernel, q: Question, a: kernels.KernelFactors) -> tuple[Effect, ...]:
+def _effects(k: Kernel, q: Question, a: kernels.KernelFactors, pace: float) -> tuple[Effect, ...]:
     fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
     rates = a.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
-    return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank), a.pace))
+    return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank), a.pace, ("pace_prompt_steps", pace)))
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:

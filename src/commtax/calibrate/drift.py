@@ -1,0 +1,183 @@
+"""Is today's run still the machine that was calibrated, and if not, which part of it moved?
+
+New latencies are held against what a profile says of them, all together: how far each may lie, and how much they move as one. A
+shift of a part (links, kernels, host) or of everything moves them along its slopes; the test asks how far they moved along each,
+
+    t = s' S^-1 e / sqrt(s' S^-1 s)
+
+with errors e, their covariance S and slopes s. Student's distribution judges the farthest, with the probability counted for all
+directions that were looked along. Single runs that are odd for no reason have wide tails, and so has the distribution.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, lgamma
+from typing import Literal
+
+import numpy as np
+
+from commtax.arrays import Array
+from commtax.calibrate.learning import observe
+from commtax.calibrate.measurements import MeasuredRun
+from commtax.catalog.posterior import Beliefs
+from commtax.evidence.thresholds import thresholds
+from commtax.files import table
+from commtax.ledger import Z80
+from commtax.records import dataclass
+from commtax.spec import Deployment, Profile, RunLesson
+from commtax.statement import Refusal
+from commtax.verbs.foresight import Foresight
+
+COUNT, LEVEL = thresholds(__name__)
+PARTS: Mapping[str, Sequence[str]] = table("calibrate/parts.toml")["parts"]
+"""Parts of a machine, and the constants that move together when one does."""
+EVERYTHING = "everything"
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
+LEAST = 1e-9  # of the square of a slope, below which nothing is seen of a part
+
+
+@dataclass(frozen=True, slots=True)
+class PartShift:
+    """What a part would take longer by if it alone had moved, with its 80 % range, and the least that could be seen; shares."""
+
+    name: str
+    slower: float
+    low: float
+    high: float
+    visible: float
+    probability: float  # of such a shift without any change
+    weight: float  # logarithm of how much likelier the runs are with such a shift than without
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLatency:
+    """A latency of today beside its 80 % range."""
+
+    label: str
+    metric: str
+    measured_s: float
+    expected_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriftCheck:
+    """Whether a machine is what it was; ``moved`` is the part that stands out, "" where none does."""
+
+    verdict: Literal["same", "drifted", "unknown"]
+    reason: str
+    probability: float  # of runs like these, or odder ones, on an unchanged machine
+    level: float
+    moved: str
+    parts: tuple[PartShift, ...]
+    latencies: tuple[CheckedLatency, ...]
+    notes: tuple[str, ...] = ()
+
+
+def check_drift(runs: Sequence[MeasuredRun], own: Profile) -> DriftCheck:
+    """New runs of a deployment against a profile that knows it."""
+    lessons, refused = observe(runs, own)
+    if not lessons:
+        raise Refusal(f"check: {refused[0] if refused else 'no file holds a run that can be compared'}")
+    renamed, notes = same_versions(lessons, own.lessons)
+    return judge(renamed, own.lessons, notes=(*notes, *refused))
+
+
+def same_versions(lessons: Sequence[RunLesson], learnt: Sequence[RunLesson]) -> tuple[list[RunLesson], tuple[str, ...]]:
+    """Lessons as if of the version that was calibrated, where only that differs: whether an upgrade changed anything is asked."""
+    made, notes = [], dict[str, None]()
+    for lesson in lessons:
+        before = [x.deployment for x in learnt if _but_version(x.deployment) == _but_version(lesson.deployment)]
+        now = lesson.deployment
+        if before and now not in before:
+            notes[f"{now.engine} {now.version} is held against {before[-1].version}, which was calibrated"] = None
+            now = before[-1]
+        made.append(replace(lesson, deployment=now))
+    return made, tuple(notes)
+
+
+def _but_version(deployment: Deployment) -> Deployment:
+    return replace(deployment, version="")
+
+
+def judge(
+    lessons: Sequence[RunLesson], learnt: Sequence[RunLesson], known: Beliefs | None = None, notes: tuple[str, ...] = ()
+) -> DriftCheck:
+    """New lessons against those that a profile holds."""
+    near = [x for x in learnt if x.deployment in {lesson.deployment for lesson in lessons}]
+    foreseen = Foresight(lessons, learnt, known)
+    off = np.array([x.residual for x in lessons]) - foreseen.mean
+    inverse = np.linalg.inv(foreseen.usual**2 * (foreseen.covariance + np.diag(foreseen.noise**2)))
+    slopes = {name: np.array([sum(x.slopes.get(c, 0.0) for c in held) for x in lessons]) for name, held in PARTS.items()}
+    slopes |= {EVERYTHING: np.ones(len(lessons))}
+    seen = {name: s for name, s in slopes.items() if s @ s > LEAST}
+    freedom = min(foreseen.freedom, LEVEL.tails)
+    edge = _edge(LEVEL.level / len(seen), freedom) + _edge(2 * (1 - LEVEL.power), freedom)
+    parts = tuple(_shift(name, s, off, inverse, freedom, edge) for name, s in seen.items())
+    chance = min(1.0, len(parts) * min(part.probability for part in parts))
+    latencies = tuple(_checked(*one) for one in zip(lessons, off.tolist(), foreseen.sigma.tolist(), strict=True))
+    moved = _standing_out([part for part in parts if part.name != EVERYTHING]) if chance <= LEVEL.level else ""
+    verdict, reason = _verdict(chance, near, {part.name: part for part in parts}[EVERYTHING].visible)
+    return DriftCheck(verdict, reason, chance, LEVEL.level, moved, parts, latencies, notes)
+
+
+def _verdict(chance: float, near: Sequence[RunLesson], visible: float) -> tuple[Literal["same", "drifted", "unknown"], str]:
+    if len(near) < COUNT.fewest:
+        wanted = f"at least {COUNT.fewest} are needed (two runs with TPOT and TTFT)"
+        return "unknown", f"the profile holds {len(near)} latencies of this deployment; {wanted}"
+    if chance <= LEVEL.level:
+        return "drifted", ""
+    if visible > LEVEL.widest:
+        return (
+            "unknown",
+            f"everything could be {visible:.0%} slower without being seen; check more runs, or at loads that the profile saw",
+        )
+    return "same", ""
+
+
+def _shift(name: str, slopes: Array, off: Array, inverse: Array, freedom: float, edge: float) -> PartShift:
+    """The shift of a part that fits best, and how sure it is."""
+    held = float(slopes @ inverse @ slopes)
+    log, sigma = float(slopes @ inverse @ off) / held, 1 / np.sqrt(held)
+    usual = LEVEL.usual_drift**2
+    weight = 0.5 * (log / sigma) ** 2 * usual / (usual + sigma**2) - 0.5 * np.log1p(usual / sigma**2)
+    low, high = (float(np.expm1(log + side * Z80 * sigma)) for side in (-1, 1))
+    chance = tail((log / sigma) ** 2, 1, freedom)
+    return PartShift(name, float(np.expm1(log)), low, high, float(np.expm1(edge * sigma)), chance, float(weight))
+
+
+def _standing_out(parts: Sequence[PartShift]) -> str:
+    """The part whose shift makes the runs likelier than that of any other does, by enough."""
+    best, *others = sorted(parts, key=lambda part: -part.weight)
+    clear = not others or best.weight - others[0].weight >= np.log(LEVEL.stands_out)
+    return best.name if clear else ""
+
+
+def _checked(lesson: RunLesson, off: float, sigma: float) -> CheckedLatency:
+    expected, width = lesson.measured_s / exp(off), exp(Z80 * sigma)
+    return CheckedLatency(lesson.label, lesson.metric, lesson.measured_s, expected, expected / width, expected * width)
+
+
+def tail(square: float, directions: int, freedom: float) -> float:
+    """The probability of Fisher's F above a value: of a mean square of so many directions over one of so many degrees of freedom.
+
+    >>> round(tail(10.04, 1, 10), 3), round(tail(4.10, 2, 10), 3)
+    (0.01, 0.05)
+    """
+    a, b = freedom / 2, directions / 2
+    top = (freedom / (freedom + directions * square)) ** a
+    points = top * (NODES + 1) / 2
+    held = top / 2 * float(np.sum(WEIGHTS * (1 - points ** (1 / a)) ** (b - 1))) / a
+    return float(min(1.0, held * exp(lgamma(a + b) - lgamma(a) - lgamma(b))))
+
+
+def _edge(probability: float, freedom: float) -> float:
+    """The |t| of Student's distribution that is exceeded with a probability."""
+    low, high = 0.0, 1.0
+    while tail(high**2, 1, freedom) > probability:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle**2, 1, freedom) > probability else (low, middle)
+    return high

@@ -1,0 +1,205 @@
+"""Would a measurement change which plan to run? Plans beside each other in worlds that what is known allows.
+
+Plans share constants: where kernels are slower than they were priced, they are so for all plans. So worlds are drawn from the joint
+distribution of all plans' latencies. In each, a plan runs at the load that is best for it and keeps the limits there (loads are
+easily changed, layouts are not). The recommended plan is right where no other is better by more than the planner's margin.
+
+A run is worth what it saves in the mean: after it, the plan that looks best then is taken. A fixed seed makes all this repeatable.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from commtax.arrays import Array
+from commtax.catalog.posterior import METRICS
+from commtax.catalog.programs import programs
+from commtax.evidence.thresholds import thresholds
+from commtax.launch.writing import benchmark_command
+from commtax.planner.choosing import margin
+from commtax.planner.columns import ServingColumns, ServingPlans
+from commtax.planner.money import paid
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import RunLesson
+from commtax.verbs.closed_loop import serve
+from commtax.verbs.foresight import Foresight, imagined, lessons_of
+from commtax.verbs.settling import settle
+
+COUNT, LEVEL = thresholds(__name__)
+LOADS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # of the load that a plan is listed at
+EVERY = 2  # of these, every other one is tried as a run
+REQUESTS_PER_CLIENT = 10  # as benchmark commands are written
+SEED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedPlan:
+    """A plan at some loads: its latencies as lessons that nobody has measured, and what it is worth by them."""
+
+    name: str
+    question: Question
+    copies: int  # that share the clients: one of them is measured
+    gpus: float  # by what they cost
+    loads: tuple[int, ...]  # clients of all copies
+    latencies: tuple[RunLesson, ...]  # TPOT and TTFT of each load, on one copy
+
+    def worth(self, goal: Question, tpot_s: Array, ttft_s: Array) -> Array:
+        """In each world (rows) at its best load (columns): what the objective counts, 0 where no load keeps the limits."""
+        request = ttft_s + (goal.requests.output_len - 1) * tpot_s
+        made = np.array(self.loads) * goal.requests.output_len / request
+        value = {"latency": 1 / request, "cost": made / self.gpus, "gpus": 0 * made + 1 / self.gpus}.get(goal.goal.objective, made)
+        kept = (tpot_s <= goal.goal.tpot_s) & (ttft_s <= goal.goal.ttft_s)
+        return np.asarray(np.where(kept, value, 0.0).max(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class SettlingRun:
+    """A run of one copy of a plan, and how likely the right plan is taken after it, and what is lost in the mean."""
+
+    plan: str
+    clients: int
+    input_len: int
+    output_len: int
+    right: float
+    loss: float
+    seconds: float
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How sure a recommendation is, which others it may lose to, and which runs would tell."""
+
+    recommended: str
+    right: float  # probability that none is better by more than the margin
+    loss: float  # of the best plan's worth, in the mean
+    margin: float
+    rivals: tuple[tuple[str, float], ...]  # plans, and how likely each is the best one and better by more than the margin
+    runs: tuple[SettlingRun, ...]
+    sure: bool  # enough that nothing needs to be measured
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that is measured will change it."""
+        return self.sure or not self.runs
+
+
+def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
+    """The recommended plan of a search against the others, and at most so many runs, each best after those before it."""
+    goal = answer.question
+    order = dict.fromkeys([answer.recommended, *range(min(COUNT.plans, len(answer.plans)))])
+    plans = [_weighed(answer, answer.plans, i) for i in order]
+    latencies = [lesson for plan in plans for lesson in plan.latencies]
+    known = Foresight(latencies, lessons_of(goal.profile))
+    within, draw = margin(goal), np.random.default_rng(SEED)
+    normals = draw.standard_normal((COUNT.worlds, len(latencies)))
+    outcomes = draw.standard_normal((COUNT.outcomes, len(METRICS)))
+    values = _values(goal, plans, _worlds(known, normals))
+    right, loss = _judged(values, 0, within)
+    best = np.argmax(values, axis=1)
+    beaten = values.max(axis=1) > values[:, 0] * (1 + within)
+    rivals = [(plan.name, float(np.mean(beaten & (best == i)))) for i, plan in enumerate(plans) if i]
+    sure = right >= LEVEL.sure or loss < LEVEL.least_loss
+    runs = [] if sure else list(_runs(goal, plans, known, (normals, outcomes), loss, wanted))
+    named = tuple(sorted((one for one in rivals if one[1] > 0), key=lambda one: -one[1]))
+    return Settlement(plans[0].name, right, loss, within, named, tuple(runs), sure)
+
+
+def _runs(
+    goal: Question, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
+) -> Iterable[SettlingRun]:
+    """The best run, then the best after it, as long as they save anything."""
+    left, each = loss, len(METRICS)
+    starts = np.cumsum([0, *(len(plan.latencies) for plan in plans)])
+    every = [(p, i) for p, plan in enumerate(plans) for i in range(0, len(plan.loads), EVERY)]
+    open_ = {(p, i) for p, i in every if _seconds(plans[p], i) <= LEVEL.longest_s}
+    taken = list[int]()
+    for _ in range(wanted):
+        found = {}
+        for p, i in sorted(open_):
+            shows = [*taken, *range(starts[p] + each * i, starts[p] + each * (i + 1))]
+            found[p, i] = (*_after(goal, plans, known, draws, shows), shows)
+        best = min(found, key=lambda key: (found[key][1], _seconds(plans[key[0]], key[1])), default=None)
+        if best is None or found[best][1] > left - LEVEL.least_worth * loss:
+            return
+        (right, left, taken), (p, i) = found[best], best
+        open_.discard(best)
+        yield _settling_run(plans[p], i, right, left)
+
+
+def _after(
+    goal: Question, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], shows: list[int]
+) -> tuple[float, float]:
+    """How likely the right plan is taken once these latencies are known, and what is lost then, over all that they may show."""
+    normals, outcomes = draws
+    after, moves = known.shown(shows), known.learnable(shows)
+    shown = (
+        outcomes if len(shows) == outcomes.shape[1] else np.random.default_rng(SEED).standard_normal((len(outcomes), len(shows)))
+    )
+    worlds, judged = _worlds(after, normals), []
+    for one in shown:
+        values = _values(goal, plans, worlds * np.exp(moves @ one))
+        judged.append(_judged(values, int(np.argmax(values.mean(axis=0))), margin(goal)))
+    right, loss = np.mean(judged, axis=0)
+    return float(right), float(loss)
+
+
+def _worlds(known: Foresight, normals: Array) -> Array:
+    """Seconds of every latency (columns) in each world (rows)."""
+    root = _root(known.covariance) * known.usual
+    return np.asarray(np.array([x.measured_s for x in known.latencies]) * np.exp(normals @ root.T))
+
+
+def _values(goal: Question, plans: Sequence[WeighedPlan], seconds: Array) -> Array:
+    """What each plan (columns) is worth in each world (rows)."""
+    each, made, start = len(METRICS), [], 0
+    for plan in plans:
+        own = seconds[:, start : start + len(plan.latencies)]
+        made.append(plan.worth(goal, own[:, 0::each], own[:, 1::each]))
+        start += len(plan.latencies)
+    return np.stack(made, axis=1)
+
+
+def _root(covariance: Array) -> Array:
+    """Of a covariance that may leave nothing in some directions."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(vectors * np.sqrt(np.maximum(0.0, values)))
+
+
+def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
+    """The share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
+    best, own = values.max(axis=1), values[:, chosen]
+    return float(np.mean(best <= own * (1 + within))), float((best - own).mean() / max(best.mean(), 1e-300))
+
+
+def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
+    """Row ``i`` at its own load and at others around it."""
+    copies, listed, asked = int(rows.replicas[i]), int(rows.concurrency[i]), answer.put(rows, i)
+    shared = not int(rows.mode[i])
+    unit = copies if shared else 1
+    loads = sorted({max(1, round(listed * share / unit)) * unit for share in LOADS})
+    if shared:
+        priced = [serve(settle(asked.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
+    else:
+        priced = [answer.simulation(rows, i, clients) for clients in loads]
+    latencies = tuple(lesson for one in priced for lesson in imagined(one))
+    gpus = float(np.asarray(paid(answer.question.goal, rows.gpus, rows.prefill_gpus))[i])
+    return WeighedPlan(answer.layout(rows, i), priced[0].question, unit, gpus, tuple(loads), latencies)
+
+
+def _seconds(plan: WeighedPlan, i: int) -> float:
+    """Of a benchmark at a load."""
+    tpot, ttft = (x.measured_s for x in plan.latencies[len(METRICS) * i : len(METRICS) * (i + 1)])
+    return REQUESTS_PER_CLIENT * (ttft + (plan.latencies[0].output_len - 1) * tpot)
+
+
+def _settling_run(plan: WeighedPlan, i: int, right: float, loss: float) -> SettlingRun:
+    at = plan.latencies[len(METRICS) * i]
+    able = {one.key: one.emitted_as for one in programs() if one.benchmark}
+    engine = plan.question.engine
+    tool = next((able[key] for key in (engine.key, engine.launched_as) if key in able), "")
+    asked = plan.question.but(concurrency=int(at.clients))
+    command = benchmark_command(asked, tool) if tool else ""
+    load = int(at.clients), int(at.input_len), int(at.output_len)
+    return SettlingRun(plan.name, *load, right, loss, _seconds(plan, i), command)

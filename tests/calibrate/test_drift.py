@@ -1,0 +1,119 @@
+"""Is a machine still what it was: false alarms as said, planted slowdowns seen and named."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commtax.calibrate.drift import LEVEL, check_drift, judge, tail
+from commtax.calibrate.learning import observe
+from commtax.report.advising import part_words
+from commtax.spec import Profile
+from commtax.verbs.foresight import Foresight
+from measured import LOADS, measured, profile
+
+OWN = profile(measured(scatter=0.01))
+KERNELS = dict.fromkeys(("pace_products", "pace_decoding", "pace_prompting", "pace_small"), 1.25)
+
+
+@pytest.mark.parametrize(
+    ("square", "directions", "freedom", "wanted"),
+    [(4.96, 1, 10, 0.05), (10.04, 1, 10, 0.01), (4.10, 2, 10, 0.05), (3.33, 5, 10, 0.05), (6.61, 1, 5, 0.05)],
+)
+def test_tails_are_those_of_tables(square, directions, freedom, wanted):
+    assert tail(square, directions, freedom) == pytest.approx(wanted, rel=0.01)
+
+
+@given(st.floats(0, 100), st.floats(0.01, 10), st.integers(1, 12), st.floats(3, 40))
+def test_larger_squares_are_rarer(square, more, directions, freedom):
+    rarer, usual = tail(square + more, directions, freedom), tail(square, directions, freedom)
+    assert 0 <= rarer <= usual + 1e-6 <= 1 + 1e-6  # what the quadrature keeps
+
+
+def test_the_same_machine_is_the_same():
+    found = check_drift(measured(scatter=0.01, seed=7), OWN)
+    assert (found.verdict, found.moved) == ("same", "")
+    assert found.level == LEVEL.level == 0.01
+    assert len(found.latencies) == 2 * len(LOADS)
+
+
+def test_alarms_of_an_unchanged_machine_are_as_rare_as_said():
+    """Runs drawn from what the profile itself foresees."""
+    lessons, _ = observe(measured(), OWN)
+    known = Foresight(lessons, OWN.lessons)
+    root = np.linalg.cholesky(known.usual**2 * (known.covariance + np.diag(known.noise**2)))
+    draw = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(200):
+        logs = known.mean + root @ draw.standard_normal(len(lessons))
+        alarms += (
+            judge([replace(x, residual=float(log)) for x, log in zip(lessons, logs, strict=True)], OWN.lessons).verdict == "drifted"
+        )
+    assert alarms <= 200 * 0.02
+
+
+def test_slower_kernels_are_seen_and_named():
+    found = check_drift(measured(scatter=0.01, seed=5, **KERNELS), OWN)
+    assert (found.verdict, found.moved) == ("drifted", "clock")
+    (clock,) = (part for part in found.parts if part.name == "clock")
+    assert clock.low < 0.25 < clock.high
+    assert part_words(clock).startswith("clock: kernels take ")
+    assert part_words(clock).endswith(" longer")
+
+
+def test_a_part_that_nothing_is_seen_of_is_not_tested():
+    loads = [(1, 1024, 64), (8, 1024, 64), (32, 1024, 64)]
+    runs = measured(loads, model="llama-3.1-8b", tp=1)
+    found = check_drift(runs, profile(runs))
+    assert {part.name for part in found.parts} == {"clock", "host", "everything"}
+
+
+def test_faster_is_a_change_too():
+    found = check_drift(measured(**{name: 1 / x for name, x in KERNELS.items()}), OWN)
+    assert found.verdict == "drifted"
+    assert next(part for part in found.parts if part.name == "everything").slower < 0
+
+
+def test_the_more_it_drifts_the_less_it_is_chance():
+    chances = [check_drift(measured(**dict.fromkeys(KERNELS, size)), OWN).probability for size in (1.0, 1.1, 1.2, 1.4)]
+    assert chances == sorted(chances, reverse=True)
+
+
+def test_another_deployment_cannot_be_told():
+    found = check_drift(measured(model="llama-3.1-8b", tp=1), OWN)
+    assert found.verdict == "unknown"
+    assert "0 latencies" in found.reason
+
+
+def test_one_known_run_is_too_few_even_if_all_is_twice_as_slow():
+    runs = measured(LOADS[:1])
+    twice = [replace(run, measured={m: 2 * s for m, s in run.measured.items()}) for run in runs]
+    assert check_drift(twice, profile(runs)).verdict == "unknown"
+
+
+def test_a_check_that_could_not_see_anything_says_so():
+    far = measured([(256, 512, 32)])
+    found = check_drift(far, profile(measured([(1, 8192, 512), (2, 8192, 512)])))
+    assert found.verdict == "unknown"
+    assert "slower without being seen" in found.reason
+
+
+def test_an_upgrade_is_held_against_what_was_calibrated():
+    lessons = tuple(replace(x, deployment=replace(x.deployment, version="0.1")) for x in OWN.lessons)
+    found = check_drift(measured(scatter=0.01, seed=7), replace(OWN, lessons=lessons))
+    assert found.verdict == "same"
+    assert any("0.1, which was calibrated" in note for note in found.notes)
+
+
+@settings(max_examples=10)
+@given(st.permutations(range(len(LOADS))))
+def test_the_order_of_runs_does_not_matter(order):
+    runs = measured(scatter=0.02, seed=4)
+    assert check_drift([runs[i] for i in order], OWN).probability == pytest.approx(check_drift(runs, OWN).probability)
+
+
+def test_a_profile_without_runs_is_no_machine():
+    found = check_drift(measured(), Profile("empty"))
+    assert found.verdict == "unknown"
