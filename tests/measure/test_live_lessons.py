@@ -16,6 +16,8 @@ from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.study import foresight, live_lessons, live_loads
+from commtax_lab.study.findings import Prices
+from commtax_lab.study.recipe import StudyRun
 from each import each
 
 MOST, INPUT, OUTPUT, SHOWN = 4, 16, 8, 3
@@ -144,3 +146,18 @@ def test_bad_words_are_refused_by_name(words, named):
 def test_all_loads_cannot_be_shown():
     with pytest.raises(Refusal, match="calibrate"):
         live_lessons.check_shown(9, 9)
+
+
+def test_a_study_with_enough_single_requests_teaches(series, own, tmp_path):
+    """Three runs of one request at a time are shown; batches and rates are no such loads."""
+    base = tmp_path / "base.toml"
+    write_profile(base, own)
+    prices = Prices(series.job.arch().model, "2xcpu", "builtin", "fp32", True, str(base), "shm")
+    single = [StudyRun("latency", tp, 1, inputs, 8, 3) for tp in (1, 2) for inputs in (8, 24)]
+    record = {"decode_s": [2e-3] * 3, "prefill_s": [4e-3] * 3, "latency_s": [18e-3] * 3}
+    others = [StudyRun("batch", 1, 4, 8, 8, 3), StudyRun("serve", 1, 0, 8, 8, 3, 4.0)]
+    found = foresight.study_lessons([(run, record) for run in (*others, *single)], prices)
+    assert len(found["shown"]) == foresight.SHOWN
+    assert [run["load"] for run in found["foreseen"]] == ["TP 2, 24/8"]
+    assert foresight.study_lessons([(run, record) for run in (*others, *single[:3])], prices) is None
+    assert foresight.study_lessons([(run, record) for run in single], replace(prices, profile="")) is None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_seconds, plural
-from commtax_lab.study.study_documents import ForeseenRun, Foresight, LessonsDocument
+from commtax_lab.study.study_documents import ForeseenLatency, ForeseenRun, LessonsDocument
 
 _BUSY = 1.3  # times the ranks' own time from which others took part of the machine
 NAMES = {"tpot": "TPOT", "ttft": "TTFT"}
@@ -36,7 +36,7 @@ def errors_text(errors: Mapping[str, Mapping[str, float]], metric: str) -> str:
     return f"{NAMES[metric]}: {medians}; {one['covered']:.0%} inside the 80 % range"
 
 
-def _cells(one: Foresight) -> tuple[str, ...]:
+def _cells(one: ForeseenLatency) -> tuple[str, ...]:
     low, high = (format_seconds(one[end] * 1e-3) for end in ("low_ms", "high_ms"))
     return (
         format_seconds(one["measured_ms"] * 1e-3),

@@ -12,7 +12,7 @@ from commtax.spec import Profile
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions
 from commtax_lab.study.findings import Done, Prices
-from commtax_lab.study.study_documents import ForeseenRun, Foresight, StudyLessons
+from commtax_lab.study.study_documents import ForeseenLatency, ForeseenRun, StudyLessons
 
 METRICS = ("tpot", "ttft")
 SHOWN = 3  # runs of a study that teach
@@ -33,7 +33,7 @@ def _ask(run: MeasuredRun, profile: Profile) -> ClosedLoop:
     return simulate(run.model, run.cluster, **cast(SimulateOptions, {**run.options, "profile": profile}))
 
 
-def _foresight(run: MeasuredRun, before: ClosedLoop, after: ClosedLoop, metric: str) -> Foresight:
+def _foresight(run: MeasuredRun, before: ClosedLoop, after: ClosedLoop, metric: str) -> ForeseenLatency:
     seconds, name = run.measured[metric], f"{metric}_s"
     low, high = (float(end) for end in after.range_of(name))
     first, then = float(getattr(before, name)), float(getattr(after, name))
@@ -64,8 +64,8 @@ def _errors(foreseen: Sequence[ForeseenRun], metric: str) -> dict[str, float]:
     }
 
 
-def _rows(foreseen: Sequence[ForeseenRun], metric: str) -> Iterator[Foresight]:
-    return (cast(Foresight, run[metric]) for run in foreseen)  # type: ignore[literal-required]
+def _rows(foreseen: Sequence[ForeseenRun], metric: str) -> Iterator[ForeseenLatency]:
+    return (cast(ForeseenLatency, run[metric]) for run in foreseen)  # type: ignore[literal-required]
 
 
 def study_lessons(done: Sequence[Done], prices: Prices) -> StudyLessons | None:

@@ -298,7 +298,7 @@ class LoadResult(TypedDict):
     mean_tpot_ms: float
 
 
-class Foresight(TypedDict):
+class ForeseenLatency(TypedDict):
     measured_ms: float
     before_ms: float
     after_ms: float
@@ -311,8 +311,8 @@ class Foresight(TypedDict):
 
 class ForeseenRun(TypedDict):
     load: str
-    tpot: Foresight
-    ttft: Foresight
+    tpot: ForeseenLatency
+    ttft: ForeseenLatency
 
 
 class StudyLessons(TypedDict):
