@@ -50,7 +50,7 @@ def _cells(one: ForeseenLatency) -> tuple[str, ...]:
 
 
 def _remarks(d: LessonsDocument, out: str) -> list[str]:
-    times = f"by the {d['clock']}; rounds of one load differ by {d['scatter']:.0%}"
+    times = f"timed by {d['clock']}; rounds of one load differ by {d['scatter']:.0%}"
     busy = [f"others used this machine: runs took {d['wall_over_clock']:.1f} times their own time, which is not in the figures"]
     written = [f"written to {out}: commtax simulate MODEL --profile {out} predicts other loads of this machine"]
     return [times, *(busy if d["wall_over_clock"] > _BUSY else []), *d["refused"], *(written if out else [])]

@@ -25,7 +25,7 @@ from commtax_lab.measure.worker import RankPlace, report
 from commtax_lab.study.small_engine_serving import BatchingEngine, requests, result, serve
 
 TARGET = "commtax_lab.study.live_loads:measure_loads"
-PROCESSOR, WALL = "processor time of the rank", "wall time"
+PROCESSOR, WALL = "the processor time of the rank", "wall time"
 
 
 class LiveLoad(NamedTuple):
