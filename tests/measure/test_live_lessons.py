@@ -13,6 +13,7 @@ from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import write_profile
 from commtax.spec import Profile
+from commtax.spec.constants import Path
 from commtax.statement import Refusal
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.study import foresight, live_lessons, live_loads
@@ -99,8 +100,10 @@ def test_some_teach_and_the_others_are_predicted(series, seen, own):
 
 
 def test_calibrate_reads_the_results_and_learns_the_same(series, seen, own, tmp_path):
-    document, learnt = live_lessons.lessons_document(series, seen, SHOWN, own)
     base, file = tmp_path / "base.toml", tmp_path / "three.jsonl"
+    wire = Path("all-reduce", "ring", 1e9, name="shm")
+    own = replace(own, tables={"small.bf16": {"t0": 1e-6, "eb": 0.5}}, libraries={"shm": (wire,)})
+    document, learnt = live_lessons.lessons_document(series, seen, SHOWN, own)
     write_profile(base, own)
     file.write_text("".join(json.dumps(row) + "\n" for row in document["results"][:SHOWN]))
     fitted = calibrate([file], series.job.plan(series.job.arch()).cluster, profile=base).profile
@@ -109,6 +112,8 @@ def test_calibrate_reads_the_results_and_learns_the_same(series, seen, own, tmp_
         assert (one.deployment, one.metric, one.clients) == (other.deployment, other.metric, other.clients)
         assert one.measured_s == pytest.approx(other.measured_s, rel=1e-4)
         assert one.residual == pytest.approx(other.residual, abs=1e-3)
+    assert fitted.tables == own.tables
+    assert list(fitted.libraries) == list(own.libraries)
     assert fitted.chip["memory_Bps"] == pytest.approx(own.chip["memory_Bps"], rel=1e-4), "what was known stays"
 
 
