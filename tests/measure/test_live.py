@@ -21,6 +21,7 @@ from commtax.audit import audit
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
+from commtax.cost.forms.products import gemm
 from commtax.question import workload
 from commtax.results.nccl_tests import parse
 from commtax.spec import Plan
@@ -479,9 +480,29 @@ def test_times_that_do_not_grow_with_bytes_still_give_a_profile():
     ]
     kernels = [k for work in works for k in step_kernels(model, Plan(activations_dtype="fp32"), work, work.rows, engine)]
     points = [(k, 1e-3 / (1 + float(k.nbytes))) for k in kernels if k.form == "gemm"]
-    found = own_constants._fit_gemm(points, 1e10, 1e11)
+    flat = {rows: 1e-3 / rows for rows in (1, *own_constants.FEW_ROWS, *own_constants.MANY_ROWS)}  # more rows take less time
+    found = own_constants._fit_gemm(points, [own_constants.RankMeasurements([1e10], 1e11, 2**20, flat, [], 0.0, 1)], 1e10, 1e11)
     for name, value in found.items():
         physics.KERNEL[name].read(value, name)
+
+
+def test_products_with_few_rows_come_back_from_what_was_timed():
+    """A library that goes over the matrix once for every four rows up to sixteen, then lays it out, and multiplies after that."""
+    sweeps, side = {rows: min(4, 1 + rows // 4) for rows in own_constants.FEW_ROWS}, 2048
+    once, row_s = side * side * 4 / 1e10, 2 * side * side / 0.8e11
+    timed = {rows: sweeps.get(rows, 4 if rows > 1 else 1) * once + rows * row_s for rows in (1, *sweeps, *own_constants.MANY_ROWS)}
+    model, plan = replace(own_constants._arch(own_constants.SHAPES[0]).model, dtype="fp32"), Plan(activations_dtype="fp32")
+    work = workload("decode", 1, 32)
+    kernels = [k for k in step_kernels(model, plan, work, work.rows, catalog.engine("builtin")) if k.form == "gemm"]
+    points = [(k, 1e-5 + float(k.nbytes) / 1e10 * (1 + row_s / once)) for k in kernels]
+    seen = [own_constants.RankMeasurements([1e10], 1e11, side * side, timed, [], 0.0, 1)] * 2
+    found = own_constants._fit_gemm(points, seen, 1e10, 1e11)
+    assert {rows: 1 + found[f"pack{rows}"] for rows in sweeps} == pytest.approx(sweeps)
+    assert found["ep"] == pytest.approx(0.8)
+    for rows, seconds in timed.items():
+        product = replace(kernels[0], m=rows, n=side, k=side, nbytes=float(side * side * 4), flops=2.0 * rows * side * side)
+        fixed, moving = gemm(product, found, 1e10, 1e11)
+        assert float(fixed + moving) == pytest.approx(1e-5 + seconds, rel=0.02)
 
 
 def test_sizes_double():

@@ -490,3 +490,12 @@ def test_cached_prompts_shorten_the_steady_state_from_python_too():
     for wrong in (2, -0.1, "half", True):
         with pytest.raises(Refusal, match=r"prefix_cache=.*a share from 0 to 1"):
             commtax.simulate("llama-3.1-8b", "8xh100-sxm", concurrency=8, prefix_cache=wrong)
+
+
+def test_an_engine_that_computes_one_prompt_a_step_shares_no_step():
+    """However many clients send, a request's own prompt takes its own step and no more."""
+    words = {"input_len": 64, "output_len": 16, "num_prompts": 192, "dtype": "fp32"}
+    one, *others = (commtax.simulate("llama-3.2-1b", "2xcpu", engine="builtin", concurrency=c, **words) for c in (1, 2, 8, 64))
+    for more in others:
+        assert float(more.served.prefill_s) == pytest.approx(float(one.served.prefill_s))
+        assert float(more.served.ahead_s) > float(one.served.ahead_s)

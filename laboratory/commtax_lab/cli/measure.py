@@ -9,7 +9,7 @@ from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 from rich.console import Console
@@ -22,7 +22,11 @@ from commtax.files import check_writable, write_text
 from commtax.statement import Refusal
 from commtax_lab.cli.measure_options import JobOptions, ServerOptions, StudyOptions, WeightsChoice
 from commtax_lab.report import measuring
+from commtax_lab.report.live_lessons import show_lessons
 from commtax_lab.report.live_requests import show_serving
+
+if TYPE_CHECKING:
+    from commtax_lab.measure.job import LiveJob
 
 DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
@@ -120,11 +124,19 @@ def serve_command(
     output_len: str,
     lost_after: float,
     as_json: bool,
+    calibrate: int,
+    profile: str,
+    out: str,
+    output: str,
     **options: Unpack[ServerOptions],
 ) -> None:
     """Serve requests that come at random for real, and hold their times against the simulator's.
 
+    With --calibrate 3: serve closed loops of several clients and lengths, learn from three of them, and predict the others.
+
     commtax measure serve --random llama-3.2-1b --layers 1 -tp 1 --request-rate 0.5,1 --num-prompts 20
+
+    commtax measure serve --calibrate 3 --out my-box.toml
     """
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.study import live
@@ -132,10 +144,42 @@ def serve_command(
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
     job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+    if calibrate:
+        if request_rate:
+            raise Refusal("request_rate: --calibrate serves closed loops, whose clients wait for their answers", "request_rate")
+        learn_from_loads(job, (max_num_seqs, inputs.mean, outputs.mean), calibrate, (profile, out, output), lost_after, as_json)
+        return
+    for name, given in (("profile", profile), ("out", out), ("output", output)):
+        if given:
+            raise Refusal(f"{name}: belongs to --calibrate N", name)
     service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settle()
     with report_dead_ranks(), bar("sweeps and runs", live.stages(service), as_json) as advance:
         seen = live.run(service, progress=advance, lost_s=lost_after)
     Output(as_json).answer(dict, show_serving, serving_document(service, seen))
+
+
+def learn_from_loads(
+    job: "LiveJob", load: tuple[int, float, float], shown: int, places: tuple[str, str, str], lost_s: float, as_json: bool
+) -> None:
+    """Serve the usual loads around one, learn from some of them and predict the others; ``places``: a profile and two outputs."""
+    from commtax_lab.study import live_lessons, live_loads
+
+    profile, out, output = places
+    for place, what in ((out, "out"), (output, "output")):
+        if place:
+            check_writable(place, what)
+    loads, rounds = live_loads.usual_loads(*load, seed=job.seed)
+    live_lessons.check_shown(shown, len(loads))
+    series = live_loads.LoadSeries(job, loads, rounds).settle()
+    with report_dead_ranks(), bar("loads", live_loads.stages(series), as_json) as advance:
+        own = live_lessons.own_profile(series, profile, lost_s)
+        seen = live_loads.run(series, progress=advance, lost_s=lost_s)
+    document, learnt = live_lessons.lessons_document(series, seen, shown, own)
+    if out:
+        write_profile(out, replace(learnt, written=date.today().isoformat()))
+    if output:
+        write_text(output, "".join(json.dumps(row) + "\n" for row in document["results"]), "output")
+    Output(as_json).answer(lambda made, _: made, show_lessons, document, out)
 
 
 @measure_command.command("experiment")

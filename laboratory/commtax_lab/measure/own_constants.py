@@ -5,6 +5,7 @@ line of the bill. The constants of ``cost/kernels.py`` are then fitted to those 
 speaks of the same engine on the same machine, for models that were not run here.
 """
 
+import math
 import os
 import platform
 import time
@@ -43,12 +44,15 @@ DTYPES_HERE = ("fp32", "bf16")
 RANKS = (2, 4)  # what the calibration models divide by
 ROUNDS = 3
 OUTPUTS = 9
+PRODUCT_SIDE = 2048  # of the matrices of such products
 STREAM_BYTES = 512 * 2**20  # far more than a cache holds
 SIDES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim", "vocab_size")
 SHAPES = tuple(dict(zip(SIDES, sides, strict=True)) for sides in ((1536, 4608, 4, 16, 128, 24_000), (640, 1920, 6, 8, 64, 6_000)))
 STEPS = ((1, 32), (4, 96))  # batch and prompt length
 ALONE = ""  # the wire of an engine of one rank
 MOST_PACK = 100.0  # as much as a profile may say
+FEW_ROWS = (2, 3, 4, 6, 8, 12, 16, 32)  # of products whose matrices are gone over several times, or laid out anew
+MANY_ROWS = (128, 512)  # between which arithmetic alone grows
 PLAIN_DECODE, PLAIN_PREFILL = {"tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}, {"eb": 1.0, "c0": 0.0, "tl": 0.0, "p": 4.0}
 STAGES = 2 + len(SHAPES) * len(STEPS)
 Point = tuple[Kernel, float]
@@ -82,6 +86,8 @@ class RankMeasurements:
 
     stream_Bps: list[float]
     flops_per_s: float
+    product_size: int  # elements of a matrix …
+    products_s: dict[int, float]  # … and seconds of a product with it, by rows; there are more than a cache holds
     cases: list[ShapeRuns]
     load: float
     threads: int
@@ -116,7 +122,7 @@ def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
     dtype = DTYPES[work.dtype]
     stream = [_stream_rate(dtype, work.stream_bytes) for _ in range(3)]
     report("memory")
-    rate = _gemm_rate(dtype)
+    rate, products = _gemm_rate(dtype), _time_products(dtype, work.stream_bytes)
     report("matrix products")
     wires = {impl: wire(impl, where.rank, where.size) for impl in work.impls}
     cases = []
@@ -124,7 +130,7 @@ def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
         for batch, length in work.steps:
             cases.append(_run_model(shape, batch, length, dtype, where, wires))
             report(f"hidden {shape['hidden_size']}, batch {batch}")
-    return gather(RankMeasurements(stream, rate, cases, os.getloadavg()[0], torch.get_num_threads()))
+    return gather(RankMeasurements(stream, rate, *products, cases, os.getloadavg()[0], torch.get_num_threads()))
 
 
 def _stream_rate(dtype: torch.dtype, nbytes: int) -> float:
@@ -147,6 +153,21 @@ def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
         torch.mm(a, b)
         marks.append(time.thread_time())
     return 2 * size**3 / min(last - first for first, last in pairwise(marks))
+
+
+def _time_products(dtype: torch.dtype, nbytes: int) -> tuple[int, dict[int, float]]:
+    """Seconds on the core of products with few and with many rows: all matrices for one number of rows, then for the next."""
+    side = min(PRODUCT_SIDE, math.isqrt(nbytes // dtype.itemsize))
+    matrices = torch.ones(max(1, nbytes // (side * side * dtype.itemsize)), side, side, dtype=dtype)
+    timed: dict[int, list[float]] = {rows: [] for rows in (1, *FEW_ROWS, *MANY_ROWS)}
+    for _ in range(ROUNDS):
+        for rows, seconds in timed.items():
+            few = torch.ones(rows, side, dtype=dtype)
+            start = time.thread_time()
+            for matrix in matrices:
+                F.linear(few, matrix)
+            seconds.append((time.thread_time() - start) / len(matrices))
+    return side * side, {rows: lower_quartile(seconds) for rows, seconds in timed.items()}
 
 
 def _arch(shape: Mapping[str, int]) -> Arch:
@@ -183,7 +204,7 @@ def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> MachineP
     peak = max(rank.flops_per_s for rank in seen)
     points = _points(seen, dtype)
     kernels = {
-        f"gemm.{dtype}": _fit_gemm(points["gemm"], memory_Bps, peak),
+        f"gemm.{dtype}": _fit_gemm(points["gemm"], seen, memory_Bps, peak),
         "decode.bf16": _fit_attention(points["decode"], "nbytes", memory_Bps, "eb", PLAIN_DECODE),
         "prefill.bf16": _fit_attention(points["prefill"], "flops", peak, "ep", PLAIN_PREFILL),
         "small.bf16": _fit_small(points["small"], memory_Bps),
@@ -232,18 +253,25 @@ def _points(seen: Sequence[RankMeasurements], dtype: str) -> dict[str, list[Poin
     return points
 
 
-def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, float]:
-    """t0 and the attained bandwidth from products with one row, packing from few rows, attained arithmetic from many."""
+def _fit_gemm(points: list[Point], seen: Sequence[RankMeasurements], memory_Bps: float, peak: float) -> dict[str, float]:
+    """t0 and the attained bandwidth from the engine's products with one row; the rest from products with more, over one with one.
+
+    A matrix is gone over or laid out first, and multiplied then: times add up (p = 1). Arithmetic is what grows from many rows to
+    more; what is left of the others, over the time of one row, is how often the matrix moved.
+    """
     one = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) == 1]
-    few = [(kernel, seconds) for kernel, seconds in points if 1 < float(kernel.m) <= 8]
-    many = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) >= 64]
     fixed, slope = _fit_line(one, "nbytes")
     slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
-    pack = min(MOST_PACK, median((seconds - fixed) / (slope * float(kernel.nbytes)) for kernel, seconds in few) - 1)
-    shares = [float(kernel.flops) / (peak * max(seconds - fixed, 1e-9)) for kernel, seconds in many]
-    plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
-    attained = {"eb": _clip_share(1 / (slope * memory_Bps)), "ep": _clip_share(median(shares)), "pack": max(0.0, pack)}
-    return {"t0": fixed, **attained, **plain}
+    products = {rows: median(rank.products_s[rows] for rank in seen) for rows in seen[0].products_s}
+    fewer, more = MANY_ROWS
+    row_s = max(0.0, (products[more] - products[fewer]) / (more - fewer))  # arithmetic of one row
+    once = max(products[1] - row_s, 1e-9)
+    moved = np.maximum.accumulate([max(0.0, (products[rows] - rows * row_s) / once - 1) for rows in FEW_ROWS])
+    pack = {f"pack{rows}": min(MOST_PACK, float(times)) for rows, times in zip(FEW_ROWS, moved, strict=True)}
+    attained = float(np.clip(1 / (slope * memory_Bps) * products[1] / once, 1e-3, 1.0))
+    arithmetic = _clip_share(2 * seen[0].product_size / (max(row_s, 1e-12) * peak))
+    plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 1.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
+    return {"t0": fixed, "eb": attained, "ep": arithmetic, **pack, **plain}
 
 
 def _fit_line(points: Sequence[Point], name: str) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, picture, style
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
+from commtax_lab.report.live_lessons import NAMES, errors_text, foreseen_columns
 from commtax_lab.study.study_documents import Check, Degree, StudyDocument
 
 if TYPE_CHECKING:
@@ -160,6 +161,10 @@ def _box(d: StudyDocument) -> list[str]:
     parts += [_source(d), ""]
     if any(row["batches"] for row in d["degrees"]):
         parts += ["### Batch scaling", "", *_table(*batch_scaling(d)), ""]
+    if lessons := d.get("lessons"):
+        parts += ["### Three runs teach, the others are predicted", "", f"Shown: {'; '.join(lessons['shown'])} tokens.", ""]
+        for metric in NAMES:
+            parts += [*_table(*foreseen_columns(lessons["foreseen"], metric)), "", f"{errors_text(lessons['errors'], metric)}.", ""]
     parts += ["### The four questions", ""]
     for number, a in enumerate(d["answers"], 1):
         parts += [f"**{number}. {a['question']}** {a['answer']}", ""]

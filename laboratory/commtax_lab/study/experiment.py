@@ -22,6 +22,7 @@ from commtax.verbs.settling import ask
 from commtax_lab.measure.machine import tool_output
 from commtax_lab.study.driving import Driver, StudyOrder, check
 from commtax_lab.study.findings import Prices, analyse
+from commtax_lab.study.foresight import study_lessons
 from commtax_lab.study.recipe import StudyRun, dataset_lengths, recipe, runs
 from commtax_lab.study.study_documents import Check, CounterRate, RunRecord, StudyDocument, StudyFacts
 
@@ -73,6 +74,7 @@ def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> St
         "missing": [run.name for run in kept if run not in {r for r, _ in done}],
     }
     study = analyse(facts, done, prices)
+    study["lessons"] = study_lessons([(run, record) for run, record in done if "error" not in record], prices)
     write(asked.out / "experiment.json", study)
     return study
 

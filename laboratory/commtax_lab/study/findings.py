@@ -92,6 +92,7 @@ def analyse(facts: study_documents.StudyFacts, done: Sequence[Done], prices: Pri
         "failed": [{"run": run.name, "why": record["error"]} for run, record in done if "error" in record],
         "flags": [],
         "answers": [],
+        "lessons": None,
     }
     study["flags"] = [{"what": what, "why": why} for what, why in flags(study, good, prices)]
     study["answers"] = answers(study)

@@ -7,7 +7,7 @@ is rank 0's clock to say; everything else follows from it on every rank alike.
 # mypy: disallow-untyped-decorators=False
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median, pstdev
@@ -108,32 +108,46 @@ def requests(server: BatchingEngine, sizes: Sequence[tuple[int, int]], arrivals:
     return [Request(at, prompts(vocab, 1, n, seed + i, server.device), outputs) for i, ((n, outputs), at) in pairs]
 
 
-def serve(server: BatchingEngine, queue: list[Request], made: list[TimedStep] | None = None) -> float:
-    """Answer all requests; returns the seconds from the first arrival to the last token. ``made`` receives every step."""
+def serve(
+    server: BatchingEngine,
+    queue: list[Request],
+    made: list[TimedStep] | None = None,
+    clients: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Answer all requests; returns the seconds from the first arrival to the last token. ``made`` receives every step.
+
+    Requests come at their times; or ``clients`` send the first ones together, and each its next when it has its answer.
+    """
     running: list[Request] = []
-    begin, come, done = time.perf_counter(), 0, 0
+    begin, come, done, known = clock(), 0, 0, clients
     while done < len(queue):
-        due = _count_arrived(server.group, queue, come, bool(running), begin)
+        due = min(known, len(queue)) if clients else _count_arrived(server.group, queue, come, bool(running), begin)
+        known = clients + done  # what is sent on an answer finds the next step begun, as it would over a network
         if come < due and len(running) < server.limit:
             request = queue[come]
             come += 1
-            request.begun_s = time.perf_counter() - begin
+            request.begun_s = clock() - begin
             request.last = server.start(len(running), request.prompt)
             running.append(request)
-            request.times_s.append(time.perf_counter() - begin)
+            request.times_s.append(clock() - begin)
             if made is not None:
                 made.append(TimedStep(0, int(request.prompt.shape[1]), request.times_s[0] - request.begun_s))
         elif running:
-            began, positions = time.perf_counter() - begin, [r.position for r in running]
+            began, positions = clock() - begin, [r.position for r in running]
             chosen = server.step([r.last for r in running], positions)
-            now = time.perf_counter() - begin
+            now = clock() - begin
             for request, token in zip(running, chosen, strict=True):
                 request.last = token
                 request.times_s.append(now)
             if made is not None:
                 made.append(TimedStep(len(running), sum(positions), now - began))
-        done += _leave(server, running)
-    return time.perf_counter() - begin
+        left = _leave(server, running)
+        if clients:
+            for request in queue[clients + done : clients + done + left]:
+                request.arrived_s = clock() - begin
+        done += left
+    return clock() - begin
 
 
 def _count_arrived(group: RankGroup, queue: list[Request], come: int, busy: bool, begin: float) -> int:

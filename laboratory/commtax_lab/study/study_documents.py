@@ -191,6 +191,7 @@ class StudyDocument(StudyOrigin):
     failed: list[dict[str, str]]
     flags: list[dict[str, str]]
     answers: list[dict[str, str]]
+    lessons: NotRequired["StudyLessons | None"]
 
 
 class ServedRun(TypedDict):
@@ -277,3 +278,60 @@ class SweepPoint(TypedDict, total=False):
     model: str
     tp: int
     num_layers: int
+
+
+class LoadResult(TypedDict):
+    engine: str
+    model_id: str
+    precision: str
+    tensor_parallel_size: int
+    request_rate: str
+    max_concurrency: int
+    completed: int
+    duration: float
+    total_input_tokens: int
+    total_output_tokens: int
+    output_lens: list[int]
+    request_throughput: float
+    output_throughput: float
+    mean_ttft_ms: float
+    mean_tpot_ms: float
+
+
+class ForeseenLatency(TypedDict):
+    measured_ms: float
+    before_ms: float
+    after_ms: float
+    error_before: float
+    error_after: float
+    low_ms: float
+    high_ms: float
+    covered: bool
+
+
+class ForeseenRun(TypedDict):
+    load: str
+    tpot: ForeseenLatency
+    ttft: ForeseenLatency
+
+
+class StudyLessons(TypedDict):
+    shown: list[str]
+    foreseen: list[ForeseenRun]
+    errors: dict[str, dict[str, float]]
+
+
+class LessonsDocument(TypedDict):
+    schema: str
+    model: str
+    dtype: str
+    tp_size: int
+    device: str
+    clock: str
+    wall_over_clock: float
+    scatter: float
+    shown: list[str]
+    results: list[LoadResult]
+    foreseen: list[ForeseenRun]
+    errors: dict[str, dict[str, float]]
+    refused: list[str]

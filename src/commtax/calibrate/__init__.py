@@ -18,7 +18,7 @@ from commtax.calibrate.measurement_files import read_all
 from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasuredRun, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
-from commtax.catalog.profile_files import document, parse
+from commtax.catalog.profile_files import GivenProfiles, document, load_profile, parse
 from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
 from commtax.spec import Cluster, Engine, Profile
@@ -40,11 +40,13 @@ def calibrate(
     concurrency: int = 0,
     input_len: int = 0,
     output_len: int = 0,
+    profile: GivenProfiles | None = None,
 ) -> Calibration:
     """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
     ``launch`` is the command that started what was measured, or a file with it, where no log or script beside the results says it.
-    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
+    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them. ``profile`` is what is
+    known of the machine already, laid over the catalogue.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
@@ -57,7 +59,8 @@ def calibrate(
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     rows = read.rows + measured_runs(read.results, where)
     place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
-    return _fit(rows, place, sorted({File(f).name for f in files}))
+    own = load_profile(profile) or Profile(name, chip={"key": where.chip.key})
+    return _fit(rows, place, sorted({File(f).name for f in files}), replace(own, name=name))
 
 
 def read_runs(
@@ -94,8 +97,8 @@ def _own_engine(rows: MeasurementFiles, named: str) -> Engine:
     return catalog.engine(named or (ran.pop() if len(ran) == 1 else PHASES["decode"].engine))
 
 
-def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Calibration:
-    profile = Profile(place.name, chip={"key": place.cluster.chip.key})
+def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str], profile: Profile) -> Calibration:
+    known = profile.sources
     parts: list[ProfilePart] = []
     refused = list(rows.refused)
     for fit in (fit_inside, fit_tables, fit_network, fit_engine):
@@ -111,7 +114,7 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str]) -> Ca
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     errors = {p.name: f"median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts}
     sources = {p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts}
-    profile = replace(profile, sources=sources, written=date.today().isoformat())
+    profile = replace(profile, sources={**known, **sources}, written=date.today().isoformat())
     written = document(profile)
     return Calibration(place, parse(written), written, tuple(parts), tuple(refused), rows.notes)
 

@@ -117,7 +117,8 @@ def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
     links = {"intra": place.cluster.intra.key} if libraries else {}
     named = sorted(libraries, key=lambda name: (name != place.library, name))  # whatever file came first
     by_op = {name: tuple(sorted(libraries[name], key=lambda p: p.op)) for name in named}
-    return replace(own, libraries=by_op, links=links), list(parts.values()), refused
+    kept = {name: paths for name, paths in own.libraries.items() if name not in by_op}
+    return replace(own, libraries={**by_op, **kept}, links={**own.links, **links}), list(parts.values()), refused
 
 
 def _pairs(rows: MeasurementFiles, cluster: Cluster) -> list[str]:

@@ -57,7 +57,7 @@ def fit_tables(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
             parts.append(part)
         else:
             refused.append(f"kernels {name}: the catalogue's constants fit these {len(members)} rows as well; kept")
-    return replace(own, tables=tables), parts, refused
+    return replace(own, tables={**own.tables, **tables}), parts, refused
 
 
 def _slower_backends(rows: Sequence[SweptKernel]) -> list[str]:

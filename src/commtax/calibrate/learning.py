@@ -21,6 +21,7 @@ from commtax.calibrate.measurements import (
     Step,
     TooFewError,
 )
+from commtax.catalog.models import known_model
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
 from commtax.ledger import Z80
 from commtax.records import dataclass
@@ -234,5 +235,6 @@ def _usual(one: Deployment, name: str) -> tuple[float, str]:
     if name.startswith("pace_"):
         return 1.0, ""
     engine = catalog.engine(f"{one.engine}@{one.version}")
-    mixture = catalog.model(one.model).experts is not None
+    model = known_model(one.model)  # None: a folder of the user's, which the key does not find again
+    mixture = model is not None and model.experts is not None
     return float(getattr((engine.serving_mixtures() if mixture else engine).host, name)), "s"

@@ -12,7 +12,7 @@ from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow
 from commtax.catalog.physics import MOST_OF_A_LINK
 from commtax.cost.collectives import ring_factor
-from commtax.spec import Cluster, Engine, Profile
+from commtax.spec import Cluster, Engine, Model, Profile
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.expecting import expect
@@ -47,7 +47,7 @@ class SweptKernel:
 class MeasuredRun:
     """A benchmark of a deployment: the question that it answers, and what was measured."""
 
-    model: str
+    model: str | Model
     cluster: Cluster
     options: SimulateOptions  # of ``commtax.simulate``, which answers them: the deployment and its load
     measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch

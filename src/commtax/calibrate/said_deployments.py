@@ -33,6 +33,7 @@ SIZES = ("pp", "dp", "ep")
 """Beside tp, those that a result may carry."""
 UNRELEASED = re.compile(r"0\.0(\.|$)|0\.1\.dev")  # what a build without tags calls itself
 VERSION = re.compile(r"v?(\d{1,9}(?:\.\w{1,30}){1,9})")
+OWN_ENGINE = "builtin"  # of ``commtax measure serve``, which no command of its own launches
 SWITCHED_OFF_ON_CPUS = "disable_custom_all_reduce"  # CPUs have none, and logs of theirs always say so
 
 
@@ -154,7 +155,7 @@ def released(version: str) -> str:
 def from_result(result: BenchmarkRun, label: str) -> SaidDeployment:
     """What a result says of itself. Sizes of 1 beside tp are left open: tools write them whatever ran."""
     facts, remarks = result.facts, list[str]()
-    known = {one.key for one in programs() if not one.trains}
+    known = {*(one.key for one in programs() if not one.trains), OWN_ENGINE}
     named = facts.get("engine") or (result.tool if result.tool == "trtllm" else "")
     engine, version = named if named in known else "", released(facts.get("version", ""))
     options: dict[str, object] = {"tp": result.tp} if result.tp else {}

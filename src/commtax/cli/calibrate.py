@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from commtax.calibrate import calibrate
-from commtax.catalog.profile_files import write_profile
+from commtax.catalog.profile_files import load_profile, write_profile
 from commtax.cli.advice import answer_advice, is_advice, refuse_advice
 from commtax.cli.options import GivenOptions, add_verb_options
 from commtax.cli.order import PLACE, cluster_of
@@ -50,6 +50,7 @@ def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: boo
     place = output.read(cluster_of(given)) if given.cluster else ""  # asked for with what else is missing
     loads = {key: value for key, value in given.items() if key not in PLACE}
     refuse_overwriting(out, files)
-    fitted = calibrate(files, place, launch=launch, name=name or Path(out).stem, **loads)
+    own = load_profile(loads.pop("profile", ()) or None)
+    fitted = calibrate(files, place, launch=launch, name=name or Path(out).stem, profile=own, **loads)
     write_profile(out, fitted.profile)
     output.answer(calibrating.calibration_document, calibrating.show_calibration, fitted, out)

@@ -159,7 +159,8 @@ def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
 
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
-    wanted = (1 + _arrivals_per_decision(load, seqs, stages, engine)) * load.computed
+    prompts = np.minimum(1 + _arrivals_per_decision(load, seqs, stages, engine), engine.serves.prompts_per_step)
+    wanted = prompts * load.computed
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
@@ -195,7 +196,7 @@ def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     if engine.serves.prefill_first:
         crowd = np.maximum(others / 2 * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
         steady = np.minimum(others, np.maximum(crowd, each - 1))
-    most: Number = np.clip(room / load.computed, 1, seqs)
+    most: Number = np.clip(np.minimum(room / load.computed, engine.serves.prompts_per_step), 1, seqs)
     burst: Number = np.minimum(others, (others + most - 1) / 2)
     share: Number = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)

@@ -187,6 +187,7 @@ def _serve(d: JsonObject) -> BenchmarkRun:
     facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
     said = next((value for key in TABLE["engine_version"] if isinstance(value := d.get(key), str)), "")
     facts |= {"version": said[: COUNT.most_version]} if said else {}
+    facts |= {key: value[: COUNT.most_version] for key in ("engine", "precision") if isinstance(value := d.get(key), str) and value}
     tool, drawn = ("sglang", _drawn_spread(d)) if sglang else ("vllm", None)
     return result(tool, "serve", d, stats, spread=spread_among(answers) if answers else drawn, facts=facts)
 

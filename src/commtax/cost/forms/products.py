@@ -11,6 +11,7 @@ from commtax.spec import Number
 GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
 TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
 FULL_TILE = 256  # the serial loop over k slows with rows up to this many
+PACKED_LOGS = {f"pack{rows}": math.log(rows) for rows in (2, 3, 4, 6, 8, 12, 16, 32)}  # rows that ``pack`` may be given at
 QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
 
 
@@ -22,8 +23,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds, and what the chip's cache
     keeps comes at ``el`` times the memory's rate. Grouped products over experts have smaller tiles.
     """
-    packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
-    memory = moved_bytes(k.nbytes, k.shape.kept if k.shape else 0.0, c) * packed / (c["eb"] * bandwidth_Bps)
+    memory = moved_bytes(k.nbytes, k.shape.kept if k.shape else 0.0, c) * (1 + _laid_out(k.m, c)) / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
     if k.grouped:  # experts have unequal numbers of rows, so the last tile of each is half full on average
@@ -41,6 +41,15 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     if c["q"]:
         moving = moving + c["q"] * k.m * np.maximum(k.k, QUANTISED_COLUMNS)
     return c["t0"], moving
+
+
+def _laid_out(rows: Number, c: Table) -> Number:
+    """How often more than once a matrix is moved: CPU libraries go over it for every few rows, or lay it out anew first."""
+    told = [(log, c[name]) for name, log in PACKED_LOGS.items() if name in c]
+    if not told:
+        return np.where(np.asarray(rows) > 1, c.get("pack", 0.0), 0.0)
+    logs, times = zip((0.0, 0.0), *told, strict=True)
+    return np.asarray(np.interp(np.log(np.maximum(1.0, rows)), logs, times))
 
 
 def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
