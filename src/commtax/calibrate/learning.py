@@ -22,7 +22,8 @@ from commtax.calibrate.measurements import (
     TooFewError,
 )
 from commtax.catalog.models import known_model
-from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
+from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, posterior_of
+from commtax.catalog.profile_moves import moves_of
 from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import Deployment, Profile, RunLesson
@@ -39,7 +40,6 @@ MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard devi
 ODD = 1.75  # … and by how many times less one is named
 FLOOR_SLACK = 0.98
 STRANGE = np.log(20)  # a latency so many times off is of something else
-TAUGHT = 0.97  # a constant whose deviation shrank to less than this share was told something
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +51,22 @@ class Learnt:
     odd: tuple[tuple[str, float], ...]  # a latency, and how many times what the others say it took
 
 
-def learn(runs: Sequence[MeasuredRun], own: Profile, known: Beliefs | None = None) -> Learnt:
+def learn(runs: Sequence[MeasuredRun], own: Profile) -> Learnt:
     """What the runs teach, over what is known of the machine already."""
     blank = replace(own, lessons=())
-    first = [(run, _ask(run, blank)) for run in _distinct(runs)]
-    impossible = [why for run, answer in first if (why := reason_impossible(run, answer))]
-    kept = [(*without_strange(run, answer), answer) for run, answer in first if not reason_impossible(run, answer)]
+    asked = [(run, _ask(run, blank)) for run in _distinct(runs)]
+    first = [(run, answer, reason_impossible(run, answer)) for run, answer in asked]
+    impossible = [why for *_, why in first if why]
+    kept = [(*without_strange(run, answer), answer) for run, answer, why in first if not why]
     possible = [(run, answer) for run, _, answer in kept]
     lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
     for _ in range(ROUNDS):
-        lessons = doubt(lessons, known)
+        lessons = doubt(lessons)
         moved = replace(own, lessons=tuple(lessons))
         lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
-    lessons = doubt(lessons, known)
+    lessons = doubt(lessons)
     refused = (*impossible, *(why for _, strange, _ in kept for why in strange))
-    return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons, known)))
+    return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
 
 
 def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
@@ -156,7 +157,7 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
     return {name: share * every["ttft"].get(name, 0.0) + (1 - share) * slope for name, slope in every["tpot"].items()}
 
 
-def doubt(lessons: Sequence[RunLesson], known: Beliefs | None) -> list[RunLesson]:
+def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[RunLesson]:
     """Lessons with more scatter where the others contradict them."""
     if len(lessons) < FEWEST:
         return list(lessons)
@@ -174,11 +175,11 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None) -> list[RunLesson
     return doubted
 
 
-def _contradicted(lessons: Sequence[RunLesson], known: Beliefs | None) -> Iterable[tuple[str, float]]:
+def _contradicted(lessons: Sequence[RunLesson]) -> Iterable[tuple[str, float]]:
     """Latencies that the others contradict, the farthest first."""
     if len(lessons) < FEWEST:
         return []
-    off = Posterior(lessons, known).left_out()[0]
+    off = Posterior(lessons).left_out()[0]
     odd = [(f"{x.label}: {x.metric.upper()}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
 
@@ -199,9 +200,9 @@ def fit_engine(rows: MeasurementFiles, _place: MeasuredMachine, own: Profile) ->
 def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
     """What was learnt of a deployment's latencies, each judged by the others; constants stand with the first."""
     lessons = found.profile.lessons
-    post = Posterior(lessons)
+    post = posterior_of(found.profile)
     off, sigma = post.left_out()
-    changes = tuple(_changes(one, post))
+    changes = tuple(_changes(one, found.profile))
     for metric in METRICS:
         mine = [i for i, x in enumerate(lessons) if x.deployment == one and x.metric == metric]
         if not mine:
@@ -216,11 +217,11 @@ def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
         changes = ()
 
 
-def _changes(one: Deployment, post: Posterior) -> Iterator[ConstantChange]:
+def _changes(one: Deployment, own: Profile) -> Iterator[ConstantChange]:
     """Constants of a deployment that the runs told something of."""
-    for name, change in post.changes(one).items():
+    for name, change in dict(moves_of(own))[one].items():
         usual, unit = _usual(one, name)
-        if usual and change.after < TAUGHT * change.before:
+        if usual:
             yield ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
 
 

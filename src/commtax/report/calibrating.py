@@ -22,7 +22,7 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
         (c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}", _sure(c)) for of, c, x in every
     ]
     if changes:
-        show_table(console, ("constant", "of", ">catalogue", ">learnt", ">change", ">how sure"), changes)
+        show_table(console, ("constant", "of", ">catalogue", ">learnt", ">change", ">80 % range"), changes)
     for p in calibration.parts:
         rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
         more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
