@@ -40,7 +40,8 @@ MOST = {
     "pace_prompt_steps": 0.5,
 }
 """How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
-FREEDOM, TAILS = 4.0, 5.0  # of a deployment's own scale, and of single latencies
+FREEDOM = 2.0  # of a deployment's own scale of each latency, as the catalogue has it
+COMMON, TAILS = 4.0, 3.0  # here: of a scale of both, so that few odd deployments do not widen what is believed of all; of single latencies
 SHARED = (*LEVELS, "layout")
 SHOWN = (1, 2, 3, 6)
 DRAWN = 48  # deployments of a round
@@ -99,7 +100,7 @@ def surprise(h: Numbers, shown: Rows, asked: Rows) -> torch.Tensor:
     pull = torch.cholesky_solve(shown.errors[:, None], root)[:, 0]
     taken = (torch.linalg.solve_triangular(root, cross.T, upper=False) ** 2).sum(0)
     before = (asked.slopes**2) @ spreads(h) ** 2 + (torch.exp(2 * h["offset"]) + torch.exp(2 * h["local"]) + scatter)[asked.metric]
-    scale = (FREEDOM + shown.errors @ pull) / (FREEDOM + len(pull))
+    scale = (COMMON + shown.errors @ pull) / (COMMON + len(pull))
     variance = (before - taken) * scale
     return ((TAILS + 1) / 2 * torch.log1p((asked.errors - cross @ pull) ** 2 / variance / TAILS) + torch.log(variance) / 2).mean()
 

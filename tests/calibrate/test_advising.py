@@ -80,9 +80,8 @@ def test_what_is_promised_comes_true():
     (run,) = advise(asked(), 1, LOAD).runs
     own = profile(measured([(run.clients, run.input_len, run.output_len)]))
     told = simulate(MODEL, CLUSTER, tp=4, concurrency=64, input_len=8192, output_len=1024, profile=own)
-    scale = np.sqrt(Posterior(own.lessons).scale)
     for metric in ("tpot", "ttft"):
-        said = np.log1p(run.after[metric])
+        said, scale = np.log1p(run.after[metric]), np.sqrt(Posterior(own.lessons).scale(metric))
         assert np.log(told.range_of(f"{metric}_s")[1] / getattr(told, f"{metric}_s")) / scale == pytest.approx(said, rel=0.03)
 
 

@@ -108,7 +108,7 @@ def judge(
     near = [x for x in learnt if x.deployment in {lesson.deployment for lesson in lessons}]
     foreseen = Foresight(lessons, learnt, known)
     off = np.array([x.residual for x in lessons]) - foreseen.mean
-    inverse = np.linalg.inv(foreseen.usual**2 * (foreseen.covariance + np.diag(foreseen.noise**2)))
+    inverse = np.linalg.inv(np.outer(foreseen.usual, foreseen.usual) * (foreseen.covariance + np.diag(foreseen.noise**2)))
     slopes = {name: np.array([sum(x.slopes.get(c, 0.0) for c in held) for x in lessons]) for name, held in PARTS.items()}
     slopes |= {EVERYTHING: np.ones(len(lessons))}
     seen = {name: s for name, s in slopes.items() if s @ s > LEAST}

@@ -35,7 +35,7 @@ from commtax.verbs.keywords import SimulateOptions
 ROUNDS = 3  # of moving constants and predicting again
 DOUBTS = 4  # rounds of asking whom the others contradict
 FEWEST = 5  # latencies that can contradict one
-DOUBTED = 2.0  # standard deviations off by the others from which a latency counts for less
+DOUBTED = 2.0  # standard deviations off by the others at the most: a latency farther off counts for less
 MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard deviation
 ODD = 1.75  # … and by how many times less one is named
 FLOOR_SLACK = 0.98
@@ -158,7 +158,7 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
 
 
 def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[RunLesson]:
-    """Lessons with more scatter where the others contradict them."""
+    """Lessons with more scatter where the others contradict them: with so much that they could be right."""
     if len(lessons) < FEWEST:
         return list(lessons)
     said = np.array([x.noise for x in lessons])
@@ -167,11 +167,10 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
         post = Posterior(doubted, known)
         off, sigma = post.left_out()
         usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
-        far = np.abs(off) / np.hypot(sigma, usual)
-        far = far / max(
-            1.0, float(np.median(far)) / MEDIAN
-        )  # where all are far off, the deployment is unlike others and no run is odd
-        doubted = [replace(x, noise=float(s * max(1.0, f / DOUBTED))) for x, s, f in zip(lessons, said, far, strict=True)]
+        far = float(np.median(np.abs(off) / np.hypot(sigma, usual))) / MEDIAN
+        believed = np.abs(off) / DOUBTED / max(1.0, far)  # where all are far off, the deployment is unlike others and no run is odd
+        times = np.sqrt(np.maximum(usual**2, believed**2 - sigma**2)) / usual
+        doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, said, times, strict=True)]
     return doubted
 
 
@@ -208,7 +207,7 @@ def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
         if not mine:
             continue
         before = np.log([lessons[i].measured_s / lessons[i].catalogue_s for i in mine])
-        sure = post.known.width * np.sqrt(post.scale) * np.hypot(sigma[mine], post.noise[mine])
+        sure = post.known.width * np.sqrt(post.scale(metric)) * np.hypot(sigma[mine], post.noise[mine])
         spread = float(np.median(np.expm1(Z80 * sure)))
         labels = {f"{lessons[i].label}: {metric.upper()}" for i in mine}
         odd = tuple((label, times) for label, times in found.odd if label in labels)

@@ -115,11 +115,11 @@ class Posterior:
     def _pull(self) -> Array:
         return np.asarray(self._inverse @ self.residuals)
 
-    @cached_property
-    def scale(self) -> float:
-        """What this deployment's errors are over the usual ones, as far as its runs tell: of variances."""
-        freedom = self.known.freedom
-        return float((freedom + self.residuals @ self._pull) / (freedom + len(self.residuals)))
+    def scale(self, metric: str) -> float:
+        """What this deployment's errors of a latency are over the usual ones, as far as each run tells by the others: of variances."""
+        mine = self._metrics == METRICS.index(metric)
+        squares = self._pull[mine] ** 2 / np.diag(self._inverse)[mine]
+        return float((self.known.freedom + squares.sum()) / (self.known.freedom + len(squares)))
 
     def shares(self, asked: Deployment) -> tuple[Array, Array]:
         """Correlation of a deployment with that of each lesson: of constants, and of the rest (a row for each layout asked)."""
@@ -161,7 +161,7 @@ class Posterior:
         one = self.known.smooth[metric]
         before = (mine**2) @ self.spread**2 + one.offset**2 + one.local**2
         left = np.maximum(0.0, before - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)) + one.noise**2
-        sigma = self.known.width * np.sqrt(left * self.scale)
+        sigma = self.known.width * np.sqrt(left * self.scale(metric))
         return mean.reshape(shape)[()], sigma.reshape(shape)[()]
 
     def left_out(self) -> tuple[Array, Array]:

@@ -37,18 +37,22 @@ def imagined(answer: ClosedLoop) -> list[RunLesson]:
 
 
 class Foresight:
-    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance."""
+    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance.
+
+    Deviations are wider than the usual ones by ``usual``: as runs that were left out need, and as this deployment's own tell.
+    """
 
     def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
         every, told = Posterior([*learnt, *latencies], known), len(learnt)
         whole, noise = every.covariance, every.noise
         self.latencies, self.noise = tuple(latencies), noise[told:]
         self.mean, self.covariance = np.zeros(len(latencies)), whole[told:, told:]
-        self.width, self.scale, self.freedom = every.known.width, 1.0, every.known.freedom + told
+        self.usual, self.freedom = np.full(len(latencies), every.known.width), every.known.freedom + told
         if told:
             seen = Posterior(learnt, known)
             gain = whole[told:, :told] @ np.linalg.inv(whole[:told, :told] + np.diag(noise[:told] ** 2))
-            self.mean, self.scale = gain @ seen.residuals, seen.scale
+            self.mean = gain @ seen.residuals
+            self.usual = self.usual * np.sqrt([seen.scale(x.metric) for x in latencies])
             self.covariance = self.covariance - gain @ whole[:told, told:]
 
     def after(self, runs: Sequence[int]) -> Array:
@@ -72,18 +76,13 @@ class Foresight:
         cross = self.covariance[np.ix_(asked, seen)]
         told = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
         left = np.diag(self.covariance)[asked] - ((cross @ told) * cross).sum(axis=1)
-        return np.asarray(self.usual * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
+        return np.asarray(self.usual[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
 
     def learnable(self, runs: Sequence[int]) -> Array:
         """A root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
         which = list(runs)
         told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self._gain(runs) @ np.linalg.cholesky(told) * self.usual)
-
-    @property
-    def usual(self) -> float:
-        """What deviations are wider by than the usual ones: as runs that were left out need, and as this deployment's own tell."""
-        return float(self.width * np.sqrt(self.scale))
+        return np.asarray(self.usual[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))
 
     @property
     def sigma(self) -> Array:
