@@ -47,8 +47,12 @@ def changes_of(profile):
 
 
 def test_constants_that_were_moved_come_back_and_others_stay(tmp_path):
-    found = changes_of(taught(tmp_path, billed(pace_decoding=1.3, host_s=2.0)).profile)
-    assert 0.8 * np.log(1.3) < found["pace_decoding"].log < 1.02 * np.log(1.3)
+    """Steps of one sequence and of many: the former's host time is the step's own, the latter's that of sequences."""
+    moved = {"pace_decoding": 1.3, "host_s": 2.0}
+    steps = [(1, "execute_context_0(0)_generation_1(1)"), (64, STEP)]
+    paths = [write(tmp_path / f"{n}.json.gz", trace_of(billed(n, **moved), named)) for n, named in steps]
+    found = changes_of(calibrate(paths, CLUSTER, model=MODEL, engine=ENGINE, tp=1, input_len=2048).profile)
+    assert 0.7 * np.log(1.3) < found["pace_decoding"].log < 1.02 * np.log(1.3)
     assert 0.2 * np.log(2.0) < found["host_s"].log < np.log(2.0)
     for name in ("pace_products", "pace_small", "pace_wire", "pace_latency", "request_s", "prompt_s"):
         assert abs(found[name].log) < 0.01, name
@@ -141,16 +145,16 @@ def test_names_that_tell_what_sequences_see_need_no_options(tmp_path):
 
 
 @each(
-    ("change", "said"),
+    ("times", "tp", "said"),
     [
-        ({"pace_products": 0.2, "pace_decoding": 0.2, "pace_small": 0.2}, "beat the hardware"),
-        ({}, "no collective in its steps, and tp 2"),
+        (0.3, 1, "kernels per step beat the hardware"),
+        (1.0, 2, "no collective in its steps, and tp 2 has some"),
     ],
 )
-def test_what_cannot_be_of_this_deployment_is_refused_by_name(tmp_path, change, said):
-    path = write(tmp_path / "step.json", trace_of(billed(**change), STEP))
+def test_what_cannot_be_of_this_deployment_is_refused_by_name(tmp_path, times, tp, said):
+    path = write(tmp_path / "step.json", trace_of(billed(), STEP, times=times))
     with pytest.raises(Refusal, match=said) as refused:
-        calibrate([path], CLUSTER, model=MODEL, engine=ENGINE, tp=1 if change else 2, input_len=2048)
+        calibrate([path], CLUSTER, model=MODEL, engine=ENGINE, tp=tp, input_len=2048)
     assert str(refused.value).startswith("step.json")
 
 

@@ -1,7 +1,7 @@
 """Profiles for a terminal and as documents: what one holds, what changed between two, what one tells of a question."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 from commtax.catalog.posterior import metric_words
@@ -64,23 +64,15 @@ def _show_runs(console: Console, own: Profile) -> None:
     by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
         say(console, deployment_words(deployment), "bold")
-        served, profiled = _by_kind(runs)
-        if served:
+        held = list(runs)
+        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
             rows = [(run.first.label, *_load(run.first), *(cell for m in LATENCIES for cell in _latency(run, m))) for run in served]
             show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
-        if profiled:
-            parts = [(run, part) for run in profiled for part in run.lessons]
+        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
             cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
             show_table(console, PART_COLUMNS, cells)
         if taught := moves.get(deployment):
             show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
-
-
-def _by_kind(runs: Iterable[TaughtRun]) -> tuple[list[TaughtRun], list[TaughtRun]]:
-    """Runs of benchmarks, and steps that were profiled."""
-    held = list(runs)
-    served = [run for run in held if run.first.metric in LATENCIES]
-    return served, [run for run in held if run not in served]
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
