@@ -14,6 +14,7 @@ from commtax import catalog
 from commtax.calibrate import calibrate
 from commtax.calibrate.learning import learn
 from commtax.calibrate.measurements import MeasuredRun, MeasuredStep
+from commtax.calibrate.step_lessons import price_step
 from commtax.catalog.posterior import Posterior
 from commtax.catalog.profile_files import parse, profile_text
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, Workload
@@ -46,14 +47,18 @@ def changes_of(profile):
     return Posterior(profile.lessons).changes(profile.lessons[0].deployment)
 
 
-def test_constants_that_were_moved_come_back_and_others_stay(tmp_path):
-    """Steps of one sequence and of many: the former's host time is the step's own, the latter's that of sequences."""
-    moved = {"pace_decoding": 1.3, "host_s": 2.0}
+@each(("pace", "host", "least"), [(1.3, 2.0, 0.08), (0.8, 0.5, 0.35)])
+def test_constants_that_were_moved_come_back_and_others_stay(tmp_path, pace, host, least):
+    """Steps of one sequence and of many: the former's host time is the step's own, the latter's that of sequences.
+
+    A host that takes longer is believed less than one that takes less time: a profiler may have slowed it.
+    """
+    moved = {"pace_decoding": pace, "host_s": host}
     steps = [(1, "execute_context_0(0)_generation_1(1)"), (64, STEP)]
     paths = [write(tmp_path / f"{n}.json.gz", trace_of(billed(n, **moved), named)) for n, named in steps]
     found = changes_of(calibrate(paths, CLUSTER, model=MODEL, engine=ENGINE, tp=1, input_len=2048).profile)
-    assert 0.7 * np.log(1.3) < found["pace_decoding"].log < 1.02 * np.log(1.3)
-    assert 0.2 * np.log(2.0) < found["host_s"].log < np.log(2.0)
+    assert 0.65 < found["pace_decoding"].log / np.log(pace) < 1.02
+    assert least < found["host_s"].log / np.log(host) < 1.0
     for name in ("pace_products", "pace_small", "pace_wire", "pace_latency", "request_s", "prompt_s"):
         assert abs(found[name].log) < 0.01, name
     assert found["pace_products"].after < found["pace_products"].before
@@ -76,7 +81,7 @@ def test_a_trace_is_surer_of_kernels_than_a_benchmark(tmp_path):
 def test_each_part_moves_its_own_constants(part, times, batch):
     cluster, work = catalog.cluster(CLUSTER), Workload(decode_seqs=batch, cached_tokens=batch * 1024)
     step = MeasuredStep(MODEL, cluster, {"engine": ENGINE, "tp": 1}, work, {}, {}, "step.json")
-    usual = price(step)
+    usual = price_step(step, Profile("none")).seconds
     parts = {name: usual[name] * (times if name == part else 1.0) for name in ("products", "attention", "small", "host")}
     found = changes_of(learn([replace(step, parts=parts)], Profile("box")).profile)
     for name, change in found.items():
@@ -87,12 +92,6 @@ def test_each_part_moves_its_own_constants(part, times, batch):
     assert abs(moved) <= 1.05 * len(STEP_PARTS[part]) * abs(np.log(times)) + 0.01
 
 
-def price(step):
-    from commtax.calibrate.step_lessons import price_step
-
-    return price_step(step, Profile("none")).seconds
-
-
 def test_a_written_profile_is_read_back_with_its_parts(tmp_path):
     own = taught(tmp_path, billed(pace_products=1.1)).profile
     again = parse(tomllib.loads(profile_text(own)))
@@ -101,11 +100,11 @@ def test_a_written_profile_is_read_back_with_its_parts(tmp_path):
 
 
 def test_ranks_lose_what_they_wait_for_each_other(tmp_path):
-    """Two ranks of one job: the one that waits in its collectives changes nothing."""
-    bill, named = billed(tp=2), STEP
+    """Two ranks of one job, one of them waiting in every collective for the other, whose kernels take longer by as much."""
+    bill = billed(tp=2)
     paths = [
-        write(tmp_path / f"rank{rank}.json", trace_of(bill, named, rank=rank, world=2, late_s=late))
-        for rank, late in ((0, 0.0), (1, 0.0))
+        write(tmp_path / f"rank{rank}.json", trace_of(bill, STEP, rank=rank, world=2, late_s=late, before_s=3e-6 - late))
+        for rank, late in ((0, 0.0), (1, 3e-6))
     ]
     both = calibrate(paths, CLUSTER, model=MODEL, engine=ENGINE, tp=2, input_len=2048)
     lesson = next(x for x in both.profile.lessons if x.metric == "collectives")

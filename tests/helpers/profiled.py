@@ -18,10 +18,10 @@ def device(name="NVIDIA H100 80GB HBM3", memory_bytes=85_029_158_912, sms=132):
     return [{"id": 0, "name": name, "totalGlobalMem": memory_bytes, "numSms": sms}]
 
 
-def trace_of(bill, named, steps=4, rank=0, world=1, late_s=0.0, rename=None, graphs=True, times=1.0, **head):
+def trace_of(bill, named, steps=4, rank=0, world=1, late_s=0.0, rename=None, graphs=True, times=1.0, before_s=0.0, **head):
     """The kernels and collectives of a bill one after the other, and the host's time behind them, in steps that are named.
 
-    A rank that waits ``late_s`` in every collective has as much less of each; ``rename`` tells other names of kernels, and
+    A rank waits ``late_s`` in every collective, or begins each ``before_s`` late; ``rename`` tells other names of kernels, and
     all of them take so many ``times`` as long.
     """
     events, at, names = [], 1000.0, {**NAMES, **(rename or {})}
@@ -35,6 +35,7 @@ def trace_of(bill, named, steps=4, rank=0, world=1, late_s=0.0, rename=None, gra
             compute = line.kind == "compute" and isinstance(line.priced_from, Kernel)
             name = names[pace_of(line.priced_from)] if compute else SENT[line.item.op]
             for _ in range(count):
+                at += 0.0 if compute else before_s * 1e6
                 lasted = float(line.exposed_s) * 1e6 * times / count + (0.0 if compute else late_s * 1e6)
                 events.append(kernel(name, at, lasted, correlation))
                 at += lasted

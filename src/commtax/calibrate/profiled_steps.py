@@ -23,7 +23,7 @@ from commtax.traces.accounts import TracedJob
 from commtax.traces.meeting import spans
 from commtax.traces.repetition import REPEATED, WHOLE
 from commtax.traces.trace import Trace, TraceStep, distinct, middle
-from commtax.traces.work_kinds import UNTOLD, work_seconds
+from commtax.traces.work_kinds import MOMENT_S, UNTOLD, work_seconds
 
 COUNT, LEVEL = thresholds(__name__)
 BILLED = frozenset(taken_by("bill()"))
@@ -202,8 +202,14 @@ class _Told:
         whole = [s for s in steps if s.end_s in begins]
         if not whole:
             return 0.0
-        begin, end = (np.array([getattr(s, name) for s in whole]) for name in ("start_s", "end_s"))
-        return float(np.mean(end - begin - self.job.covered[place].either.within(begin, end)))
+        return min(self._rest_s(place, s) for s in whole)  # a profiler adds to it, and more to some
+
+    def _rest_s(self, place: int, step: TraceStep) -> float:
+        """What a device rests in a step, without the moments between kernels."""
+        busy = self.job.covered[place].either
+        starts, lengths = busy.gaps
+        inside = (starts >= step.start_s) & (starts < step.end_s) & (lengths <= MOMENT_S)
+        return step.seconds - busy.seconds(step.start_s, step.end_s) - float(lengths[inside].sum())
 
     def _launched_as_served(self, steps: Sequence[TraceStep]) -> bool:
         """Whether steps that decode came from graphs, as they are served, or are served without."""

@@ -8,6 +8,7 @@ import numpy as np
 from commtax.calibrate.measurements import FLOOR_SLACK, STRANGE, MeasuredStep
 from commtax.catalog.posterior import deployment_of
 from commtax.cost.pricing import inference_bill
+from commtax.evidence.thresholds import levels
 from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, RunLesson
@@ -15,7 +16,7 @@ from commtax.units import format_seconds
 from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
 from commtax.verbs.slopes import step_seconds
 
-LEAST_PART = 0.02  # of a step's kernels that a trace must show where the catalogue has so much
+LEVEL = levels(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def price_step(step: MeasuredStep, own: Profile) -> PricedStep:
 def comparable(step: MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
     """The parts that both have; kernels together where a kind that should be there is not: its name is not known."""
     measured, expected = step.parts, priced.seconds
-    missing = [kind for kind in KERNEL_PACES if expected[kind] > LEAST_PART * expected["kernels"] and kind not in measured]
+    missing = [kind for kind in KERNEL_PACES if expected[kind] > LEVEL.least_part * expected["kernels"] and kind not in measured]
     if missing and "kernels" not in measured:
         others = {name: s for name, s in measured.items() if name not in KERNEL_PACES}
         measured = {"kernels": sum(s for name, s in measured.items() if name in KERNEL_PACES), **others}
@@ -113,6 +114,6 @@ def part_lessons(step: MeasuredStep, base: PricedStep, now: PricedStep) -> Itera
             catalogue_s=base.seconds[part],
             residual=float(off),
             slopes=slopes,
-            noise=step.noise.get(part, 1.0),
+            noise=step.noise.get(part, 1.0) * (LEVEL.slowed if part == "host" and seconds > base.seconds[part] else 1.0),
             label=step.label,
         )

@@ -5,11 +5,15 @@ from functools import lru_cache
 
 import numpy as np
 
+from commtax.evidence.thresholds import levels
 from commtax.evidence.wordings import patterns
+from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
 from commtax.traces.trace import KINDS, TraceStep, holding
 
 SAYS = patterns(__name__)
+LEVEL = levels(__name__)
+MOMENT_S = LEVEL.moment_s
 UNTOLD = ""
 TOLD_IN_ORDER = ("experts", "attention", "products", "small")
 """A grouped product is of experts first, and so on: the first that fits."""
@@ -32,14 +36,27 @@ def work_of(name: str) -> str:
 
 
 def work_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> Mapping[str, float]:
-    """Seconds of each kind of kernel in one of these steps of a rank, the mean; what runs side by side counts once."""
-    line, begin = job.traces[place].timeline, np.array([s.start_s for s in steps])
-    end = np.array([s.end_s for s in steps])
+    """Seconds of each kind of kernel in one of these steps of a rank, the mean; what runs side by side counts once.
+
+    A pause of a moment before the next kernel is the former's own: kernels are timed and priced as they follow each other.
+    """
+    line, begin, end = job.traces[place].timeline, *np.array([(s.start_s, s.end_s) for s in steps]).T
     inside = np.flatnonzero((line.kind == KINDS.index("compute")) & (holding(np.column_stack((begin, end)), line.start_s) >= 0))
+    lasted = line.end_s[inside] - line.start_s[inside]
+    pauses = pauses_after(job, place, line.end_s[inside])
+    once = float(job.covered[place].compute.within(begin, end).sum()) / max(float(lasted.sum()), LEVEL.shortest_s)
     sums: dict[str, float] = {}
-    for i, lasted in zip(inside.tolist(), (line.end_s - line.start_s)[inside].tolist(), strict=True):
+    for i, seconds in zip(inside.tolist(), (lasted * once + pauses).tolist(), strict=True):
         kind = work_of(line.name[i])
-        sums[kind] = sums.get(kind, 0.0) + lasted
-    together = sum(sums.values())
-    once = float(job.covered[place].compute.within(begin, end).sum()) / together if together else 0.0
-    return {kind: seconds * once / len(steps) for kind, seconds in sums.items()}
+        sums[kind] = sums.get(kind, 0.0) + seconds / len(steps)
+    return sums
+
+
+def pauses_after(job: TracedJob, place: int, moments: Column) -> Column:
+    """How long a device that is done with something rests before it goes on, where that is a moment; 0 where it does not rest."""
+    starts, lengths = job.covered[place].either.gaps
+    if not len(starts):
+        return np.zeros(len(moments))
+    at = np.clip(np.searchsorted(starts, moments - LEVEL.shortest_s), 0, len(starts) - 1)
+    rests = (np.abs(starts[at] - moments) < LEVEL.shortest_s) & (lengths[at] <= MOMENT_S)
+    return np.where(rests, lengths[at], 0.0)
