@@ -165,6 +165,11 @@ def test_traces_of_other_things_are_refused_with_the_reason(tmp_path):
     training["traceEvents"].append({**training["traceEvents"][-1], "cat": "cpu_op", "name": "Optimizer.step#AdamW.step", "dur": 1})
     with pytest.raises(Refusal, match="training"):
         calibrate([write(tmp_path / "train.json", training)], CLUSTER, model=MODEL, batch=1, input_len=2048)
+    whole = json.dumps(trace_of(billed(), STEP))
+    cut = tmp_path / "cut.json"
+    cut.write_text(whole[: len(whole) * 2 // 3])
+    with pytest.raises(Refusal, match="not whole"):
+        calibrate([cut], CLUSTER, model=MODEL, input_len=2048)
     damaged = tmp_path / "damaged.json"
     damaged.write_text(json.dumps(decode_graphs(2, 1))[:300])
     with pytest.raises(Refusal, match="damaged"):

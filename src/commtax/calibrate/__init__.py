@@ -64,10 +64,23 @@ def calibrate(
 
 
 def read_runs(
-    files: Sequence[str | File], cluster: str | Cluster, *, launch: str = "", model: str = "", tp: int = 0, engine: str = ""
+    files: Sequence[str | File],
+    cluster: str | Cluster,
+    *,
+    launch: str = "",
+    model: str = "",
+    tp: int = 0,
+    engine: str = "",
+    batch: int = 0,
+    context: int = 0,
 ) -> tuple[Measured, ...]:
-    """The runs and profiled steps of engines that files hold, as ``calibrate`` reads them; files without any are refused."""
-    read = read_all([File(file) for file in files], catalog.library("nccl").key, _said(model, tp, engine, launch, KnownLoad()))
+    """The runs and profiled steps of engines that files hold, as ``calibrate`` reads them; files without any are refused.
+
+    ``batch`` and ``context`` are of traces that do not say them.
+    """
+    said = _said(model, tp, engine, launch, KnownLoad())
+    profiled = SaidDeployment("the command line", load=KnownLoad(input_len=context, batch=batch))
+    read = read_all([File(file) for file in files], catalog.library("nccl").key, said, [profiled])
     read.refuse_missing(() if cluster else ("cluster",))
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     rows = read.at(where)

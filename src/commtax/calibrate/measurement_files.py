@@ -81,8 +81,11 @@ class FoundMeasurements:
         return self.rows + measured_runs(self.results, cluster) + measured_steps(self.traces, cluster)
 
 
-def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = ()) -> FoundMeasurements:
-    """All measurements of files and folders; ``said`` holds for every benchmark among them, the library for nccl-tests.
+def read_all(
+    paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = (), profiled: Sequence[SaidDeployment] = ()
+) -> FoundMeasurements:
+    """All measurements of files and folders; ``said`` holds for every benchmark and trace among them, ``profiled`` for traces
+    alone, the library for nccl-tests.
 
     A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
     by one are told apart by what they say.
@@ -92,7 +95,7 @@ def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeploym
     groups = [group for place in map(_without_repeats, places) for group in place]
     rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
     results = tuple(one for files, above in groups for one in _label_results(files, said, above))
-    traces = tuple(one for files, above in groups for one in _label_traces(files, said, above))
+    traces = tuple(one for files, above in groups for one in _label_traces(files, (*said, *profiled), above))
     launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
     notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
     return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results, traces)

@@ -21,14 +21,15 @@ from commtax.spec import KERNEL_PACES, Cluster, Workload
 from commtax.statement import Refusal
 from commtax.traces.accounts import TracedJob
 from commtax.traces.meeting import spans
-from commtax.traces.repetition import REPEATED, WHOLE
 from commtax.traces.trace import Trace, TraceStep, distinct, middle
 from commtax.traces.work_kinds import MOMENT_S, UNTOLD, work_seconds
+from commtax.units import plural
+from commtax.verbs.keywords import BillOptions
 
 COUNT, LEVEL = thresholds(__name__)
 BILLED = frozenset(taken_by("bill()"))
-LOADED = ("batch", "context", "input_len", "phase")
 SLOWED = "under a profiler the host takes longer than without one: what a trace says of host times counts for less"
+UNNAMED = "nobody named its steps, and what repeats may be a layer; engines name theirs, and torch.profiler.record_function any"
 ONE_RANK = "one rank of several is here: of each kind of collective the quickest count, for the others may hold waiting"
 
 
@@ -50,7 +51,12 @@ def label_jobs(files: Sequence[tuple[str, Trace]]) -> list[tuple[str, tuple[Trac
     for world, held in worlds.items():
         whole = world > 1 and len({trace.rank for _, trace in held}) == len(held)
         jobs += [held] if whole else [[one] for one in held]
-    return [(name_some([name for name, _ in job]), tuple(distinct([trace for _, trace in job]))) for job in jobs]
+    return [(_job_label([name for name, _ in job]), tuple(distinct([trace for _, trace in job]))) for job in jobs]
+
+
+def _job_label(names: Sequence[str]) -> str:
+    """The file of the first rank, and how many others there are."""
+    return names[0] + (f" and {plural(len(names) - 1, 'other rank')}" if len(names) > 1 else "")
 
 
 def measured_steps(found: Sequence[LabelledTraces], cluster: Cluster) -> MeasurementFiles:
@@ -63,9 +69,10 @@ def measured_steps(found: Sequence[LabelledTraces], cluster: Cluster) -> Measure
             refused.append(f"{one.label}: {why}")
             continue
         told = _Told(one, TracedJob.of(one.traces), _options(one, cluster))
-        made = list(told.steps(cluster))
+        made = list(told.steps(cluster)) if told.job.named else []
         steps += made
-        refused += [] if made else [f"{one.label}: no step in it decodes or runs prompts"]
+        why = "no step in it decodes or runs prompts" if told.job.named else UNNAMED
+        refused += [] if made else [f"{one.label}: {why}"]
         for note in told.notes(made):
             notes.setdefault(note, []).append(one.label)
     texts = tuple(f"{note} ({name_some(labels)})" for note, labels in notes.items())
@@ -78,17 +85,14 @@ def missing_facts(one: LabelledTraces) -> list[str]:
         return []
     load, steps = one.said.load, one.traces[0].steps
     described = [s for s in steps if s.phase]
-    wanted: dict[str, object] = {"model": one.said.model}
-    wanted["batch"] = load.batch or bool(described)
-    decodes = [s for s in described if s.decode_seqs]
-    wanted["context"] = load.input_len or (
-        described and all(s.cached_tokens for s in decodes) and all(map(_prompts_told, described))
-    )
-    return [name for name, value in wanted.items() if not value]
+    lengths = bool(described) and all(map(_says_lengths, described))
+    wanted = BillOptions(batch=load.batch or len(described), context=load.input_len or int(lengths))
+    return [name for name, value in {"model": one.said.model, **wanted}.items() if not value]
 
 
-def _prompts_told(step: TraceStep) -> bool:
-    return not step.prefill_seqs or bool(step.prefill_tokens)
+def _says_lengths(step: TraceStep) -> bool:
+    """Whether a step's name tells what its sequences see, and how long its prompts are."""
+    return bool((step.cached_tokens or not step.decode_seqs) and (step.prefill_tokens or not step.prefill_seqs))
 
 
 def reason_untold(one: LabelledTraces) -> str:
@@ -97,6 +101,8 @@ def reason_untold(one: LabelledTraces) -> str:
     described = any(s.phase not in ("", "train") for s in head.steps)
     if head.training and not described:
         return "a trace of training (a backward pass or an optimizer ran); steps of serving are calibrated on"
+    if cut := next((trace.partial for trace in one.traces if trace.partial), ""):
+        return f"not whole, and its last steps are missing or cut: {cut}"
     if not head.on_device:
         return "the trace has no device: its times are the host's, profiler included"
     if any(note.code == "simulated" for note in head.notes):
@@ -115,7 +121,7 @@ def _options(one: LabelledTraces, cluster: Cluster) -> dict[str, object]:
     if known and cluster.chip.key not in known:
         raise Refusal(f"'{one.label}': the trace is of {' or '.join(known)}, not of {cluster.chip.key}", "cluster")
     options = deployment_options(one.label, one.said, PHASES["decode"].engine)
-    return {name: value for name, value in options.items() if name in BILLED and name not in LOADED}
+    return {name: value for name, value in options.items() if name in BILLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +201,9 @@ class _Told:
 
     def _host_s(self, place: int, steps: Sequence[TraceStep]) -> float:
         """What a step has beside kernels and collectives, where another follows it at once: 0 where that cannot be told."""
-        head = self.job.traces[place]
-        if head.steps[0].name in (REPEATED, WHOLE) or not self._launched_as_served(steps):
+        if not self._launched_as_served(steps):
             return 0.0
-        begins = {s.start_s for s in head.steps}
+        begins = {s.start_s for s in self.job.traces[place].steps}
         whole = [s for s in steps if s.end_s in begins]
         if not whole:
             return 0.0
@@ -228,6 +233,3 @@ class _Told:
             yield ONE_RANK
         if "tp" not in self.given.said.options:
             yield ASSUMED_TP
-        for trace in self.job.traces:
-            if trace.partial:
-                yield f"rank {trace.rank}: {trace.partial}"

@@ -5,19 +5,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from commtax.evidence.thresholds import levels
+from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
 from commtax.traces.trace import KINDS, TraceStep, holding
 
 SAYS = patterns(__name__)
-LEVEL = levels(__name__)
+COUNT, LEVEL = thresholds(__name__)
 MOMENT_S = LEVEL.moment_s
 UNTOLD = ""
 TOLD_IN_ORDER = ("experts", "attention", "products", "small")
 """A grouped product is of experts first, and so on: the first that fits."""
-_SIGNS = 400  # of a name: templates may go on for pages
 
 
 @lru_cache(maxsize=65536)
@@ -29,7 +28,7 @@ def work_of(name: str) -> str:
     >>> work_of("triton_red_fused_add_mm_rsqrt_0"), work_of("fused_moe_kernel"), work_of("kernel_7")
     ('small', 'experts', '')
     """
-    said = name[:_SIGNS]
+    said = name[: COUNT.name_signs]
     if SAYS.surely_small.search(said):
         return "small"
     return next((kind for kind in TOLD_IN_ORDER if getattr(SAYS, kind).search(said)), UNTOLD)
