@@ -22,10 +22,12 @@ from commtax.statement import Refusal
 from commtax.traces.work_kinds import work_of
 from each import each
 from made_traces import decode_graphs, write
+from paths import FIXTURES, SHARED
 from profiled import trace_of
 
 CLUSTER, MODEL, ENGINE = "8xh100-sxm", "llama-3.1-8b", "vllm@0.18"
 STEP = "execute_context_0(0)_generation_64(64)"
+PUBLIC = SHARED / "traces"
 LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -184,3 +186,34 @@ def test_kinds_of_work_by_name():
     assert work_of("kernel_unified_attention_2d") == "attention"
     assert work_of("void flashinfer::norm::FusedAddRMSNormKernel<8u, x>(y)") == "small"
     assert set(KERNEL_PACES) == {"products", "experts", "attention", "small"}
+
+
+H200_STEP_S = 11.625e-3
+"""Decode of 64 sequences of 2,048 tokens, Llama 3.1 8B's shapes in plain torch in a CUDA graph on an H200: without the profiler."""
+
+
+def test_a_step_that_ran_on_an_h200():
+    """Its kernels are the step that was timed without a profiler; the step is told better with them than before."""
+    found = calibrate([FIXTURES / "h200-decode.json.gz"], "8xh200-sxm", model=MODEL, engine="torch", tp=1, input_len=2048)
+    parts = {x.metric: x for x in found.profile.lessons}
+    assert set(parts) == {"products", "attention", "small"}
+    assert sum(x.measured_s for x in parts.values()) == pytest.approx(H200_STEP_S, rel=0.03)
+    assert parts["products"].measured_s == pytest.approx(parts["products"].catalogue_s, rel=0.05)
+    asked = {"engine": "torch", "tp": 1, "batch": 64, "context": 2048}
+    before, after = (float(commtax.bill(MODEL, "8xh200-sxm", profile=own, **asked).step_s) for own in (None, found.profile))
+    assert abs(after / H200_STEP_S - 1) < 0.6 * abs(before / H200_STEP_S - 1)
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="needs ../shared/data/traces, which a clone does not have")
+@each(
+    ("file", "model", "engine", "kinds"),
+    [
+        ("inference__sglang_prefilldecode__sglang_Qwen3-8B_prefilldecode.json.gz", "qwen3-8b", "sglang", 3),
+        ("inference__vllm_prefilldecode_piecewise__graph_execution.json.gz", "gpt-oss-20b", "vllm", 4),
+    ],
+)
+def test_public_traces_of_engines(file, model, engine, kinds):
+    """A step of prompts, and one of prompts and decodes: every kind of kernel is within a factor of two."""
+    found = calibrate([PUBLIC / file], "8xmi300x", model=model, engine=engine)
+    assert len(found.profile.lessons) == kinds
+    assert all(0.5 < x.measured_s / x.catalogue_s < 2 for x in found.profile.lessons)
