@@ -188,6 +188,17 @@ def test_kinds_of_work_by_name():
     assert set(KERNEL_PACES) == {"products", "experts", "attention", "small"}
 
 
+def test_a_folder_may_hold_documents_that_only_look_like_traces(tmp_path):
+    write(tmp_path / "step.json.gz", trace_of(billed(), STEP))
+    (tmp_path / "manifest.json").write_text('{"schemaVersion": 2, "layers": []}')
+    (tmp_path / "notes.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(200))
+    found = calibrate([tmp_path], CLUSTER, model=MODEL, engine=ENGINE, tp=1, input_len=2048)
+    assert {x.metric for x in found.profile.lessons} == {"products", "attention", "small", "host"}
+    assert any("manifest.json" in note and "notes.sqlite" in note for note in found.notes)
+    (tmp_path / "cut.json").write_text(json.dumps(trace_of(billed(), STEP))[:200_000])
+    assert any("not whole" in why for why in calibrate([tmp_path], CLUSTER, model=MODEL, input_len=2048).refused)
+
+
 H200_STEP_S = 11.625e-3
 """Decode of 64 sequences of 2,048 tokens, Llama 3.1 8B's shapes in plain torch in a CUDA graph on an H200: without the profiler."""
 

@@ -36,7 +36,7 @@ from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster
 from commtax.statement import Refusal
-from commtax.traces.profilers.readers import read_traces
+from commtax.traces.profilers.readers import holds_events, read_traces
 from commtax.traces.trace import Trace
 from commtax.units import MAX_COUNT, format_bytes
 
@@ -143,7 +143,7 @@ def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
     """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
     if path.suffix in PROSE:
         return None
-    if (traces := read_traces(path)) is not None:
+    if (traces := _traces_if_any(path)) is not None:
         return ReadFile(name, traces=tuple(traces))
     try:
         text = read_text(path, "file", most=OUTPUT_BYTES)
@@ -154,6 +154,16 @@ def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
         known = any(isinstance(one, dict) and (_is_own_row(one) or _is_result(one)) for one in documents)
         return recognise(text, name, library_key) if known else None
     return recognise(text, name, library_key)
+
+
+def _traces_if_any(path: Path) -> list[Trace] | None:
+    """The traces of a file of a folder. One that is damaged is refused; what only looks like one may be anything."""
+    try:
+        return read_traces(path)
+    except Refusal:
+        if holds_events(path):
+            raise
+        return None
 
 
 def _is_json(text: str) -> bool:

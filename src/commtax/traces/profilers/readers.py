@@ -47,3 +47,9 @@ def read_traces(path: Path, program: str = "nsys") -> list[Trace] | None:
         head = stream.head(COUNT.head_bytes)
         reader = next((one for one in READERS if one.fits(head, path)), None)
         return reader.read(stream, program) if reader else None
+
+
+def holds_events(path: Path) -> bool:
+    """Whether a file holds events of a profiler for certain."""
+    with open_stream(path) as stream:
+        return b'"traceEvents"' in stream.head(COUNT.head_bytes)
