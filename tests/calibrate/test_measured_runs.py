@@ -14,7 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.calibrate import calibrate
-from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, refuse_missing
+from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs
 from commtax.calibrate.measurement_files import read_all
 from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
 from commtax.launch.launch_options import read_pasted
@@ -48,7 +48,7 @@ def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
     given_here = SaidDeployment("the command line", options.pop("model", ""), options, load)
     pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
     read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
-    refuse_missing(read.results)
+    read.refuse_missing()
     return read.rows + measured_runs(read.results, catalog.cluster(cluster))
 
 

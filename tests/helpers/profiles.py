@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
-from commtax.catalog.profile_lessons import METRICS, SLOPES
-from commtax.spec import DTYPE_BYTES, Algorithm, Deployment, NetworkCurve, Path, Profile, RunLesson
+from commtax.catalog.profile_lessons import SLOPES
+from commtax.spec import DTYPE_BYTES, MEASURED, Algorithm, Deployment, NetworkCurve, Path, Profile, RunLesson
 from commtax.statement import Source
 
 WORDS = st.text(max_size=12)
@@ -59,7 +59,7 @@ def lessons(draw):
     return [
         RunLesson(
             deployment=deployment,
-            metric=draw(st.sampled_from(METRICS)),
+            metric=draw(st.sampled_from(MEASURED)),
             **{key: draw(st.sampled_from([1.0, 1.0000000001, 64.5, 1024.0])) for key in physics.RUN},
             **{key: draw(numbers(rule)) for key, rule in physics.LATENCY.items()},
             slopes=draw(st.dictionaries(st.sampled_from(sorted(SLOPES)), numbers(physics.SLOPE), max_size=4)),

@@ -31,7 +31,7 @@ from commtax.results import bench, collective_json, collective_tests
 from commtax.results.bench_audit import audit_bench
 from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
-from commtax.traces.profilers import chrome, nsys, rocprof
+from commtax.traces.profilers.readers import READERS, TraceReader
 from commtax.traces.trace import Trace
 from commtax.traces.trace_audit import audit_traces
 
@@ -101,8 +101,14 @@ Fits = Callable[[FileToRead], bool]
 Reads = Callable[[FileToRead], object]
 
 
-def _trace(described: str, fits: Fits, read: Reads) -> Format:
-    return Format("trace", described, Trace, audit_traces, fits, read, together=True)
+def _trace(by: TraceReader) -> Format:
+    def fits(source: FileToRead) -> bool:
+        return by.fits(source.head, source.path)
+
+    def read(source: FileToRead) -> object:
+        return by.read(source.stream, source.nsys)
+
+    return Format("trace", by.described, Trace, audit_traces, fits, read, together=True)
 
 
 def _collectives(described: str, fits: Fits, read: Reads) -> Format:
@@ -131,13 +137,7 @@ def _text_format(
 
 
 DATA = (
-    _trace("an Nsight Systems export (.sqlite)", lambda s: nsys.looks_like(s.head), lambda s: nsys.read(s.stream)),
-    _trace("an Nsight Systems report (.nsys-rep)", lambda s: nsys.is_report(s.path), lambda s: nsys.read_report(s.path, s.nsys)),
-    _trace("rocprofv3's JSON", lambda s: rocprof.looks_like(s.head), lambda s: rocprof.read(s.stream)),
-    _trace("a table of rocprofv3", lambda s: rocprof.looks_like_table(s.head), lambda s: rocprof.read_streams([s.stream])),
-    _trace("a Perfetto trace", lambda s: rocprof.is_perfetto(s.path), lambda s: rocprof.refuse_perfetto(s.path)),
-    _trace("a trace of ours", lambda s: chrome.is_own(s.head), lambda s: chrome.read_own(s.stream)),
-    _trace("a PyTorch profiler trace", lambda s: chrome.looks_like(s.head), lambda s: chrome.read(s.stream)),
+    *map(_trace, READERS),
     Format(
         "flight",
         "a flight recorder's dump",

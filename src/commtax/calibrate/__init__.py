@@ -10,12 +10,11 @@ from datetime import date
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.calibrate.benchmark_runs import measured_runs, refuse_missing
 from commtax.calibrate.collective_fits import fit_inside
 from commtax.calibrate.kernel_fits import fit_tables
 from commtax.calibrate.learning import fit_engine
 from commtax.calibrate.measurement_files import read_all
-from commtax.calibrate.measurements import Calibration, MeasuredMachine, MeasuredRun, MeasurementFiles, ProfilePart, TooFewError
+from commtax.calibrate.measurements import Calibration, Measured, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
 from commtax.catalog.profile_files import GivenProfiles, document, load_profile, parse
@@ -45,35 +44,49 @@ def calibrate(
     """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
     ``launch`` is the command that started what was measured, or a file with it, where no log or script beside the results says it.
-    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them. ``profile`` is what is
+    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them; the first and the third of
+    traces, too: sequences in a step, and what they see. ``profile`` is what is
     known of the machine already, laid over the catalogue.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
     key, load = catalog.library(library).key, KnownLoad(concurrency, 0.0, input_len, output_len, batch=batch)
     read = read_all([File(file) for file in files], key, _said(model, tp, engine, launch, load))
-    if not read.results:
+    if not read.results and not read.traces:
         given = {"model": model, "from": launch, **BillOptions(tp=tp, batch=batch)}
         _refuse_unused({**given, **SimulateOptions(concurrency=concurrency, input_len=input_len, output_len=output_len)})
-    refuse_missing(read.results, () if cluster else ("cluster",))
+    read.refuse_missing(() if cluster else ("cluster",))
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    rows = read.rows + measured_runs(read.results, where)
+    rows = read.at(where)
     place = MeasuredMachine(where, _own_engine(rows, engine), key, name)
     own = load_profile(profile) or Profile(name, chip={"key": where.chip.key})
     return _fit(rows, place, sorted({File(f).name for f in files}), replace(own, name=name))
 
 
 def read_runs(
-    files: Sequence[str | File], cluster: str | Cluster, *, launch: str = "", model: str = "", tp: int = 0, engine: str = ""
-) -> tuple[MeasuredRun, ...]:
-    """The runs of engines that files hold, as ``calibrate`` reads them; files without any are refused."""
-    read = read_all([File(file) for file in files], catalog.library("nccl").key, _said(model, tp, engine, launch, KnownLoad()))
-    refuse_missing(read.results, () if cluster else ("cluster",))
+    files: Sequence[str | File],
+    cluster: str | Cluster,
+    *,
+    launch: str = "",
+    model: str = "",
+    tp: int = 0,
+    engine: str = "",
+    batch: int = 0,
+    context: int = 0,
+) -> tuple[Measured, ...]:
+    """The runs and profiled steps of engines that files hold, as ``calibrate`` reads them; files without any are refused.
+
+    ``batch`` and ``context`` are of traces that do not say them.
+    """
+    said = _said(model, tp, engine, launch, KnownLoad())
+    profiled = SaidDeployment("the command line", load=KnownLoad(input_len=context, batch=batch))
+    read = read_all([File(file) for file in files], catalog.library("nccl").key, said, [profiled])
+    read.refuse_missing(() if cluster else ("cluster",))
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    rows = measured_runs(read.results, where)
-    if not rows.runs:
+    rows = read.at(where)
+    if not rows.taught:
         raise Refusal(f"file: {rows.refused[0] if rows.refused else 'none of them holds a run of an engine'}")
-    return rows.runs
+    return rows.taught
 
 
 def _refuse_unused(given: Mapping[str, object]) -> None:
@@ -93,7 +106,7 @@ def _said(model: str, tp: int, engine: str, launch: str, load: KnownLoad) -> lis
 
 def _own_engine(rows: MeasurementFiles, named: str) -> Engine:
     """The engine that was named, else the one that all runs are of, else the usual one."""
-    ran = {str(run.options["engine"]) for run in rows.runs}
+    ran = {str(run.options["engine"]) for run in rows.taught}
     return catalog.engine(named or (ran.pop() if len(ran) == 1 else PHASES["decode"].engine))
 
 

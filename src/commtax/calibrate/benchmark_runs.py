@@ -82,9 +82,9 @@ def name_some(labels: Sequence[str]) -> str:
     return ", ".join(labels[: COUNT.most_named]) + (f" and {more} others" if more > 0 else "")
 
 
-def refuse_missing(results: Sequence[LabelledResult], lacking: Sequence[str] = ()) -> None:
+def refuse_missing(wanted_of: Mapping[str, Sequence[str]], lacking: Sequence[str] = ()) -> None:
     """Ask for all that no file says in one sentence; ``lacking`` are options of the whole call that nobody gave."""
-    missing = {one.label: names for one in results if not reason_unusable(one) and (names := _missing_facts(one))}
+    missing = {label: wanted for label, wanted in wanted_of.items() if wanted}
     names = list(dict.fromkeys((*lacking, *(name for wanted in missing.values() for name in wanted))))
     if not names:
         return
@@ -97,8 +97,10 @@ def refuse_missing(results: Sequence[LabelledResult], lacking: Sequence[str] = (
     raise Refusal(f"{who} {', '.join(names)}; add {flags}", names[0])
 
 
-def _missing_facts(one: LabelledResult) -> list[str]:
+def missing_facts(one: LabelledResult) -> list[str]:
     """Options that nobody says of a result, and that its question needs."""
+    if reason_unusable(one):
+        return []
     prompt, answer = _lengths(one)
     loaded = one.is_batch or one.clients or _rate(one)
     wanted = SimulateOptions(input_len=prompt, output_len=answer, concurrency=1 if loaded else 0)
@@ -239,20 +241,27 @@ def _deployment(one: LabelledResult, cluster: Cluster) -> dict[str, object]:
     """Options of the deployment: as was said, and number formats that the checkpoint does not have by itself."""
     if why := another_chip(one.result.facts.get(HARDWARE, ""), cluster.chip.key):
         raise Refusal(f"'{one.label}': {why}", "cluster")
-    engine, version = one.said.engine
-    engine = engine or client_engine(one.result) or PHASES["decode"].engine
-    options: dict[str, object] = {"tp": 1, **one.said.options, "engine": f"{engine}@{version}" if version else engine}
-    try:
-        model = catalog.model(one.said.model)
-    except Refusal as refusal:
-        raise Refusal(f"'{one.label}': {refusal}; say --model", "model") from None
     facts = one.result.facts
     said = (facts.get("precision") or facts.get("quantization") or "").lower()
-    dtype = str(options.pop("dtype", "")) or FORMATS["weights"].get(said, "")
-    if dtype and not _is_stored(dtype, model):
-        options["dtype"] = dtype
+    stored = FORMATS["weights"].get(said, "")
+    options = deployment_options(one.label, one.said, client_engine(one.result) or PHASES["decode"].engine, stored)
     if cache := FORMATS["cache"].get(facts.get("kv_cache_dtype", "").lower(), ""):
         options.setdefault("kv_dtype", cache)
+    return options
+
+
+def deployment_options(label: str, said: SaidDeployment, usual_engine: str, stored: str = "") -> dict[str, object]:
+    """Options of a deployment as was said; ``stored`` is the number format of weights where nobody says it."""
+    engine, version = said.engine
+    engine = engine or usual_engine
+    options: dict[str, object] = {"tp": 1, **said.options, "engine": f"{engine}@{version}" if version else engine}
+    try:
+        model = catalog.model(said.model)
+    except Refusal as refusal:
+        raise Refusal(f"'{label}': {refusal}; say --model", "model") from None
+    dtype = str(options.pop("dtype", "")) or stored
+    if dtype and not _is_stored(dtype, model):
+        options["dtype"] = dtype
     return options
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.calibrate.learning import observe
-from commtax.calibrate.measurements import MeasuredRun
+from commtax.calibrate.measurements import Measured
 from commtax.catalog.posterior import Beliefs
 from commtax.evidence.thresholds import thresholds
 from commtax.files import table
@@ -75,7 +75,7 @@ class DriftCheck:
     notes: tuple[str, ...] = ()
 
 
-def check_drift(runs: Sequence[MeasuredRun], own: Profile) -> DriftCheck:
+def check_drift(runs: Sequence[Measured], own: Profile) -> DriftCheck:
     """New runs of a deployment against a profile that knows it."""
     lessons, refused = observe(runs, own)
     if not lessons:

@@ -4,6 +4,7 @@ Every run is predicted, its slopes read off, the constants moved, and both done 
 others contradict counts for less, and is named.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
@@ -11,35 +12,40 @@ from typing import cast
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import Array
 from commtax.calibrate.measurements import (
+    FLOOR_SLACK,
+    STRANGE,
     ConstantChange,
     Errors,
+    Measured,
     MeasuredMachine,
     MeasuredRun,
+    MeasuredStep,
     MeasurementFiles,
     ProfilePart,
     Step,
     TooFewError,
 )
+from commtax.calibrate.step_lessons import AskedStep, price_step
 from commtax.catalog.models import known_model
-from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, posterior_of
+from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, metric_words, posterior_of
 from commtax.catalog.profile_moves import moves_of
 from commtax.ledger import Z80
 from commtax.records import dataclass
-from commtax.spec import Deployment, Profile, RunLesson
+from commtax.spec import STEP_PARTS, Deployment, Profile, RunLesson
 from commtax.units import format_seconds
 from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions
 
+PROFILED = "profiled steps"
 ROUNDS = 3  # of moving constants and predicting again
 DOUBTS = 4  # rounds of asking whom the others contradict
 FEWEST = 5  # latencies that can contradict one
 DOUBTED = 2.0  # standard deviations off by the others at the most: a latency farther off counts for less
 MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard deviation
 ODD = 1.75  # … and by how many times less one is named
-FLOOR_SLACK = 0.98
-STRANGE = np.log(20)  # a latency so many times off is of something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +57,62 @@ class Learnt:
     odd: tuple[tuple[str, float], ...]  # a latency, and how many times what the others say it took
 
 
-def learn(runs: Sequence[MeasuredRun], own: Profile) -> Learnt:
+def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
     """What the runs teach, over what is known of the machine already."""
     blank = replace(own, lessons=())
-    asked = [(run, _ask(run, blank)) for run in _distinct(runs)]
-    first = [(run, answer, reason_impossible(run, answer)) for run, answer in asked]
-    impossible = [why for *_, why in first if why]
-    kept = [(*without_strange(run, answer), answer) for run, answer, why in first if not why]
-    possible = [(run, answer) for run, _, answer in kept]
-    lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
+    asked = [(one := ask(run, blank), one.reason_refused()) for run in _distinct(runs)]
+    impossible = [why for _, why in asked if why]
+    kept = [one.without_strange() for one, why in asked if not why]
+    lessons = [lesson for one, _ in kept for lesson in one.lessons(blank)]
     for _ in range(ROUNDS):
         lessons = doubt(lessons)
         moved = replace(own, lessons=tuple(lessons))
-        lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
+        lessons = [lesson for one, _ in kept for lesson in one.lessons(moved)]
     lessons = doubt(lessons)
-    refused = (*impossible, *(why for _, strange, _ in kept for why in strange))
+    refused = (*impossible, *(why for _, strange in kept for why in strange))
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
 
 
-def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
+def observe(runs: Sequence[Measured], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
     """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
     blank = replace(own, lessons=())
-    asked = [(run, _ask(run, blank), _ask(run, own)) for run in _distinct(runs)]
-    reasons = [reason_impossible(run, base) for run, base, _ in asked]
-    lessons = [x for (run, base, now), why in zip(asked, reasons, strict=True) if not why for x in _lessons(run, base, now)]
-    return lessons, tuple(why for why in reasons if why)
+    asked = [(one := ask(run, blank), one.reason_refused()) for run in _distinct(runs)]
+    lessons = [lesson for one, why in asked if not why for lesson in one.lessons(own)]
+    return lessons, tuple(why for _, why in asked if why)
 
 
-def _distinct(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+def _distinct(runs: Iterable[Measured]) -> list[Measured]:
     """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
     known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}
     return [known[key] for key in sorted(known)]
 
 
-def _identity(run: MeasuredRun) -> tuple[str, ...]:
-    return (str(run.model), run.cluster.key, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+def _identity(run: Measured) -> tuple[str, ...]:
+    work = repr(run.work) if isinstance(run, MeasuredStep) else ""
+    return (str(run.model), run.cluster.key, work, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRun:
+    """A run, and what is predicted of it before anything was learnt."""
+
+    run: MeasuredRun
+    base: ClosedLoop
+
+    def reason_refused(self) -> str:
+        return reason_impossible(self.run, self.base)
+
+    def without_strange(self) -> tuple["AskedRun", list[str]]:
+        run, said = without_strange(self.run, self.base)
+        return AskedRun(run, self.base), said
+
+    def lessons(self, own: Profile) -> Iterable[RunLesson]:
+        return _lessons(self.run, self.base, _ask(self.run, own))
+
+
+def ask(run: Measured, blank: Profile) -> AskedRun | AskedStep:
+    """What is predicted before anything was learnt."""
+    return AskedStep(run, price_step(run, blank)) if isinstance(run, MeasuredStep) else AskedRun(run, _ask(run, blank))
 
 
 def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
@@ -115,9 +142,8 @@ def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, 
     return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), said
 
 
-def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None) -> Iterable[RunLesson]:
+def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[RunLesson]:
     """One for each latency of a run, with slopes where the constants have moved to."""
-    now = moved or base
     q, wanted = now.question, now.requests
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, now.apart is not None)
     logs = dict(q.engine.paces.learnt)
@@ -159,7 +185,8 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
 
 def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[RunLesson]:
     """Lessons with more scatter where the others contradict them: with so much that they could be right."""
-    if len(lessons) < FEWEST:
+    judged = _can_be_contradicted(lessons)
+    if not judged.any():
         return list(lessons)
     said = np.array([x.noise for x in lessons])
     doubted = list(lessons)
@@ -167,27 +194,34 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
         post = Posterior(doubted, known)
         off, sigma = post.left_out()
         usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
-        far = float(np.median(np.abs(off) / np.hypot(sigma, usual))) / MEDIAN
+        far = float(np.median((np.abs(off) / np.hypot(sigma, usual))[judged])) / MEDIAN
         believed = np.abs(off) / DOUBTED / max(1.0, far)  # where all are far off, the deployment is unlike others and no run is odd
-        times = np.sqrt(np.maximum(usual**2, believed**2 - sigma**2)) / usual
+        times = np.where(judged, np.sqrt(np.maximum(usual**2, believed**2 - sigma**2)) / usual, 1.0)
         doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, said, times, strict=True)]
     return doubted
 
 
+def _can_be_contradicted(lessons: Sequence[RunLesson]) -> Array:
+    """Latencies among enough others; of a part of steps only the same part of others tells, and what is usual is no reason."""
+    alike = Counter(x.metric for x in lessons)
+    many = len(lessons) >= FEWEST
+    return np.array([many if x.metric in METRICS else alike[x.metric] >= FEWEST for x in lessons], bool)
+
+
 def _contradicted(lessons: Sequence[RunLesson]) -> Iterable[tuple[str, float]]:
     """Latencies that the others contradict, the farthest first."""
-    if len(lessons) < FEWEST:
+    if not _can_be_contradicted(lessons).any():
         return []
     off = Posterior(lessons).left_out()[0]
-    odd = [(f"{x.label}: {x.metric.upper()}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
+    odd = [(f"{x.label}: {metric_words(x.metric)}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
 
 
 def fit_engine(rows: MeasurementFiles, _place: MeasuredMachine, own: Profile) -> Step:
     """The lessons of all runs, and for each deployment what they moved."""
-    if not rows.runs:
+    if not rows.taught:
         return own, [], []
-    found = learn(rows.runs, own)
+    found = learn(rows.taught, own)
     if not found.profile.lessons:
         raise TooFewError(found.refused[0])
     deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
@@ -202,17 +236,20 @@ def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
     post = posterior_of(found.profile)
     off, sigma = post.left_out()
     changes = tuple(_changes(one, found.profile))
-    for metric in METRICS:
-        mine = [i for i, x in enumerate(lessons) if x.deployment == one and x.metric == metric]
+    groups = {**{metric_words(metric): (metric,) for metric in METRICS}, PROFILED: tuple(STEP_PARTS)}
+    for title, metrics in groups.items():
+        mine = [i for i, x in enumerate(lessons) if x.deployment == one and x.metric in metrics]
         if not mine:
             continue
         before = np.log([lessons[i].measured_s / lessons[i].catalogue_s for i in mine])
-        sure = post.known.width * np.sqrt(post.scale(metric)) * np.hypot(sigma[mine], post.noise[mine])
+        scale = np.array([post.scale(lessons[i].metric) for i in mine])
+        sure = post.known.width * np.sqrt(scale) * np.hypot(sigma[mine], post.noise[mine])
         spread = float(np.median(np.expm1(Z80 * sure)))
-        labels = {f"{lessons[i].label}: {metric.upper()}" for i in mine}
+        labels = {f"{lessons[i].label}: {metric_words(lessons[i].metric)}" for i in mine}
         odd = tuple((label, times) for label, times in found.odd if label in labels)
-        name = f"{name_of(one)}: {metric.upper()}"
-        yield ProfilePart(name, len(mine), changes, Errors.of(before), Errors.of(off[mine]), spread, odd)
+        name = f"{name_of(one)}: {title}"
+        after = post.left_over() if title == PROFILED else off  # a part of a step has nothing beside it that tells of it
+        yield ProfilePart(name, len(mine), changes, Errors.of(before), Errors.of(after[mine]), spread, odd)
         changes = ()
 
 

@@ -8,9 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import cast
 
-from commtax.calibrate.benchmark_runs import LabelledResult, name_some
+from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, missing_facts, name_some, refuse_missing
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
+from commtax.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
+from commtax.calibrate.profiled_steps import missing_facts as missing_in_traces
 from commtax.calibrate.said_deployments import (
     SaidDeployment,
     from_command_lines,
@@ -32,7 +34,10 @@ from commtax.launch.shell import MAX_SIGNS
 from commtax.logs.engine_logs import ENGINE_LOGS
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
+from commtax.spec import Cluster
 from commtax.statement import Refusal
+from commtax.traces.profilers.readers import holds_events, read_traces
+from commtax.traces.trace import Trace
 from commtax.units import MAX_COUNT, format_bytes
 
 COUNT = counts(__name__)
@@ -51,6 +56,7 @@ class ReadFile:
     launch: SaidDeployment | None = None
     is_log: bool = False
     told: tuple[SaidDeployment | None, ...] = ()  # by each result, of its own server
+    traces: tuple[Trace, ...] = ()  # of profilers
 
 
 Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
@@ -63,10 +69,23 @@ class FoundMeasurements:
 
     rows: MeasurementFiles
     results: tuple[LabelledResult, ...] = ()
+    traces: tuple[LabelledTraces, ...] = ()
+
+    def refuse_missing(self, lacking: Sequence[str] = ()) -> None:
+        """Ask for all that no file says; ``lacking`` are options of the whole call that nobody gave."""
+        of_results = {one.label: missing_facts(one) for one in self.results}
+        refuse_missing({**of_results, **{one.label: missing_in_traces(one) for one in self.traces}}, lacking)
+
+    def at(self, cluster: Cluster) -> MeasurementFiles:
+        """All that was measured, as it was on a machine."""
+        return self.rows + measured_runs(self.results, cluster) + measured_steps(self.traces, cluster)
 
 
-def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = ()) -> FoundMeasurements:
-    """All measurements of files and folders; ``said`` holds for every benchmark among them, the library for nccl-tests.
+def read_all(
+    paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = (), profiled: Sequence[SaidDeployment] = ()
+) -> FoundMeasurements:
+    """All measurements of files and folders; ``said`` holds for every benchmark and trace among them, ``profiled`` for traces
+    alone, the library for nccl-tests.
 
     A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
     by one are told apart by what they say.
@@ -76,9 +95,10 @@ def read_all(paths: Sequence[Path], library_key: str, said: Sequence[SaidDeploym
     groups = [group for place in map(_without_repeats, places) for group in place]
     rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
     results = tuple(one for files, above in groups for one in _label_results(files, said, above))
+    traces = tuple(one for files, above in groups for one in _label_traces(files, (*said, *profiled), above))
     launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
     notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
-    return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results)
+    return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results, traces)
 
 
 def _without_repeats(groups: list[Group]) -> list[Group]:
@@ -90,12 +110,14 @@ def _without_repeats(groups: list[Group]) -> list[Group]:
 
 def read(path: Path, library_key: str) -> ReadFile:
     """One file that was named."""
+    if (traces := read_traces(path)) is not None:
+        return ReadFile(path.name, traces=tuple(traces))
     if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
         return found
     raise Refusal(
         f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
-        "kernels), results of vllm bench, sglang.bench_serving, trtllm-bench, AIPerf, GenAI-Perf or GuideLLM, launch commands and "
-        "logs of their servers"
+        "kernels), results of vllm bench, sglang.bench_serving, trtllm-bench, AIPerf, GenAI-Perf or GuideLLM, traces of "
+        "profilers, launch commands and logs of their servers"
     )
 
 
@@ -121,6 +143,8 @@ def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
     """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
     if path.suffix in PROSE:
         return None
+    if (traces := _traces_if_any(path)) is not None:
+        return ReadFile(name, traces=tuple(traces))
     try:
         text = read_text(path, "file", most=OUTPUT_BYTES)
     except Refusal:  # a picture, an archive, weights
@@ -130,6 +154,16 @@ def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
         known = any(isinstance(one, dict) and (_is_own_row(one) or _is_result(one)) for one in documents)
         return recognise(text, name, library_key) if known else None
     return recognise(text, name, library_key)
+
+
+def _traces_if_any(path: Path) -> list[Trace] | None:
+    """The traces of a file of a folder. One that is damaged is refused; what only looks like one may be anything."""
+    try:
+        return read_traces(path)
+    except Refusal:
+        if holds_events(path):
+            raise
+        return None
 
 
 def _is_json(text: str) -> bool:
@@ -192,6 +226,16 @@ def _label_results(
             told = file.told[number - 1] if file.told else None
             own = joined(filter(None, (from_result(result, label), told)))
             yield LabelledResult(label, result, joined((*said, *_launches_of(own, launches), own)))
+
+
+def _label_traces(
+    files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
+) -> Iterator[LabelledTraces]:
+    """Traces, those of one job together, with what is said of their deployment."""
+    launches = [launch for file in files if (launch := file.launch)] or list(above)
+    for label, traces in label_jobs([(file.name, trace) for file in files for trace in file.traces]):
+        own = SaidDeployment(f"'{label}'")
+        yield LabelledTraces(label, traces, joined((*said, *_launches_of(own, launches), own)))
 
 
 def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Sequence[SaidDeployment]:

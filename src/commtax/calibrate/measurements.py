@@ -12,13 +12,15 @@ from commtax.calibrate import robust_fit
 from commtax.calibrate.kernel_rows import SweepRow
 from commtax.catalog.physics import MOST_OF_A_LINK
 from commtax.cost.collectives import ring_factor
-from commtax.spec import Cluster, Engine, Model, Profile
+from commtax.spec import Cluster, Engine, Model, Profile, Workload
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.expecting import expect
 from commtax.verbs.keywords import SimulateOptions
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
+FLOOR_SLACK = 0.98  # of the least time that hardware allows, which a measurement may seem to have
+STRANGE = np.log(20)  # a time so many times off is of something else
 CLOCKS = 1.05  # times a link's rate that a timing may seem to have
 
 
@@ -61,14 +63,41 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A typical step that a profiler traced: what ran in it, and the seconds of its parts."""
+
+    model: str | Model
+    cluster: Cluster
+    options: Mapping[str, object]  # of ``commtax.bill``, which prices it: the deployment without its load
+    work: Workload
+    parts: Mapping[str, float]  # seconds by part (``spec.STEP_PARTS``)
+    noise: Mapping[str, float]  # by part: its own scatter over the usual one
+    label: str
+    disaggregated: bool = False
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        return self.parts
+
+
+Measured = MeasuredRun | MeasuredStep
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementFiles:
     """Everything that the files hold, the rows that are no measurements, and what was assumed of the others."""
 
     collectives: tuple[TimedCollective, ...] = ()
     kernels: tuple[SweptKernel, ...] = ()
     runs: tuple[MeasuredRun, ...] = ()
+    steps: tuple[MeasuredStep, ...] = ()
     refused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def taught(self) -> tuple[Measured, ...]:
+        """What tells of engines: runs, and profiled steps."""
+        return (*self.runs, *self.steps)
 
     def __add__(self, other: MeasurementFiles) -> MeasurementFiles:
         return MeasurementFiles(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(MeasurementFiles)))

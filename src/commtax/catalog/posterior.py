@@ -7,8 +7,9 @@ no constant explains, which is smooth in clients and lengths; and scatter,
 
 with normal z and d. ``posterior.toml`` says how far each of them lies from deployment to deployment, and how much of it two
 deployments share that differ in chip, version or model; both were fitted on published runs
-(``benchmarks/fit_posterior.py``). So the posterior is a formula. Constants of what is asked move by the mean of z, its latencies
-by that of d, and what is left is the range.
+(``benchmarks/fit_posterior.py``). A profiler's trace has the seconds of one part of a step, of products or the host, and its
+slopes are on the constants of that part alone. So the posterior is a formula. Constants of what is asked move by the mean of z,
+its latencies by that of d, and what is left is the range.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ from commtax.arrays import Array
 from commtax.catalog.transfer import Setting
 from commtax.files import table
 from commtax.records import dataclass, record_from
-from commtax.spec import Chip, Deployment, Engine, Model, Number, Plan, Profile, RunLesson
+from commtax.spec import LATENCIES, MEASURED, Chip, Deployment, Engine, Model, Number, Plan, Profile, RunLesson
 
-METRICS = ("tpot", "ttft")
+METRICS = LATENCIES
 LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
 """What deployments may differ in that their constants depend on …"""
 LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")
@@ -32,7 +33,7 @@ LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")
 
 @dataclass(frozen=True, slots=True)
 class Smooth:
-    """What no constant explains of a latency: standard deviations of logarithms, and doublings over which it changes."""
+    """What no constant explains of a latency or a step's part: deviations of logarithms, and doublings over which it changes."""
 
     offset: float  # alike at all loads …
     local: float  # … and what varies with them
@@ -58,7 +59,8 @@ class Beliefs:
 def beliefs() -> Beliefs:
     """Those of the catalogue."""
     said = table("catalog/posterior.toml")
-    smooth = {name: record_from(Smooth, {**one, "doublings": tuple(one["doublings"])}) for name, one in said["smooth"].items()}
+    told = {**said["smooth"], **table("catalog/step_parts.toml")}
+    smooth = {name: record_from(Smooth, {**one, "doublings": tuple(one["doublings"])}) for name, one in told.items()}
     return record_from(Beliefs, {**said, "smooth": smooth})
 
 
@@ -94,7 +96,7 @@ class Posterior:
         self.spread = np.array([self.known.constants[name] for name in self.names])
         self._slopes = np.array([[x.slopes.get(name, 0.0) for name in self.names] for x in lessons]).reshape(-1, len(self.names))
         self._places = np.array([_place(LoadPoint(x.clients, x.input_len, x.output_len)) for x in lessons]).reshape(-1, 3)
-        self._metrics = np.array([METRICS.index(x.metric) for x in lessons], int)
+        self._metrics = np.array([MEASURED.index(x.metric) for x in lessons], int)
         self.residuals = np.array([x.residual for x in lessons])
         self.noise = np.array([x.noise * self.known.smooth[x.metric].noise for x in lessons])
 
@@ -117,7 +119,7 @@ class Posterior:
 
     def scale(self, metric: str) -> float:
         """What this deployment's errors of a latency are over the usual ones, as far as each run tells by the others: of variances."""
-        mine = self._metrics == METRICS.index(metric)
+        mine = self._metrics == MEASURED.index(metric)
         squares = self._pull[mine] ** 2 / np.diag(self._inverse)[mine]
         return float((self.known.freedom + squares.sum()) / (self.known.freedom + len(squares)))
 
@@ -149,7 +151,7 @@ class Posterior:
     def rest(self, asked: Deployment, metric: str, at: LoadPoint, slopes: Mapping[str, Number]) -> tuple[Number, Number]:
         """What no constant explains of a latency, and the standard deviation of its logarithm: constants, rest and scatter."""
         place = np.stack([np.asarray(x, float) for x in np.broadcast_arrays(*_place(at))], axis=-1)
-        shape, which = place.shape[:-1], METRICS.index(metric)
+        shape, which = place.shape[:-1], MEASURED.index(metric)
         mine = np.stack([np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names], axis=-1).reshape(
             -1, len(self.names)
         )
@@ -169,14 +171,27 @@ class Posterior:
         own = np.diag(self._inverse)
         return self._pull / own, np.sqrt(np.maximum(0.0, 1 / own - self.noise**2))
 
+    def left_over(self) -> Array:
+        """Of each lesson what all of them together leave of it: its scatter."""
+        return np.asarray(self.noise**2 * self._pull)
+
     def _beside(self, which: int, place: Array) -> Array:
         """Covariance of the rest of a latency at some loads with that of each lesson."""
-        one = self.known.smooth[METRICS[which]]
+        one = self.known.smooth[MEASURED[which]]
         far = (((place[:, None] - self._places[None]) / np.array(one.doublings)) ** 2).sum(-1)
         return np.where(self._metrics == which, one.offset**2 + one.local**2 * np.exp(-far / 2), 0.0)
 
     def _smooth(self, metrics: Array, places: Array) -> Array:
         return np.stack([self._beside(which, place[None])[0] for which, place in zip(metrics, places, strict=True)])
+
+
+def metric_words(metric: str) -> str:
+    """A latency or a part of a profiled step, for people.
+
+    >>> metric_words("tpot"), metric_words("host")
+    ('TPOT', 'host')
+    """
+    return metric.upper() if metric in METRICS else metric
 
 
 def _place(at: LoadPoint) -> tuple[Number, ...]:

@@ -1,7 +1,8 @@
 """Runs of engines in a profile's document: deployments, each with its runs, each with the latencies that it taught.
 
 ``[[deployment]]`` engine, version, chip, family, model, dtype, tp … ``[[deployment.run]]`` label, clients, lengths, and tables
-``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise and slopes.
+``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise and slopes. Of a profiled step, ``products``, ``attention`` …
+``host`` instead (``spec.STEP_PARTS``): clients are the sequences in it, and input_len what they see.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from commtax.catalog import physics
 from commtax.catalog.loader import suggest
 from commtax.catalog.table_view import TableView
 from commtax.records import dataclass, record_from
-from commtax.spec import Deployment, RunLesson
+from commtax.spec import LATENCIES, MEASURED, Deployment, RunLesson
 from commtax.spec.engine import HostTime, Paces
 from commtax.statement import Refusal
 from commtax.toml_text import shorten
 
-METRICS = ("tpot", "ttft")
 SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")
 """Constants that a lesson may blame."""
 _TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
@@ -33,7 +33,7 @@ MOST = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TaughtRun:
-    """One run of a deployment: its latencies by metric, in the order of ``METRICS``."""
+    """One run or profiled step of a deployment: its times by metric, in the order of ``MEASURED``."""
 
     deployment: Deployment
     lessons: Mapping[str, RunLesson]
@@ -70,11 +70,11 @@ def _deployment(part: TableView) -> Deployment:
 
 
 def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
-    part.check_known({"label", *physics.RUN, *METRICS})
+    part.check_known({"label", *physics.RUN, *MEASURED})
     asked = part.all_of(physics.RUN)
-    if not any(metric in part.table for metric in METRICS):
-        raise Refusal(f"{part.where} lacks {' or '.join(METRICS)}", part.where)
-    for metric in METRICS:
+    if not any(metric in part.table for metric in MEASURED):
+        raise Refusal(f"{part.where} lacks {' or '.join(LATENCIES)}", part.where)
+    for metric in MEASURED:
         if metric in part.table:
             told = part.part(metric)
             told.check_known({*physics.LATENCY, "slopes"})
@@ -102,7 +102,7 @@ def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
         if run is None:
             runs.append(run := {})
         run[lesson.metric] = lesson
-    every = [{metric: run[metric] for metric in METRICS if metric in run} for runs in found.values() for run in runs]
+    every = [{metric: run[metric] for metric in MEASURED if metric in run} for runs in found.values() for run in runs]
     return [TaughtRun(next(iter(run.values())).deployment, run) for run in every]
 
 

@@ -35,6 +35,8 @@ ADVISED = ("next_runs", "decision", "check", "pp", "dp", "ep", "dtype")
 """Options that belong to advice and checks alone."""
 WRITES = ("out", "name", "library", "batch")
 """… and that belong to a profile that is written."""
+PROFILED = ("batch",)
+"""Of these, what a trace that is checked may not say itself."""
 USUAL_RUNS = 3
 
 
@@ -45,7 +47,8 @@ def is_advice(given: GivenOptions) -> bool:
 
 def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
     """What the options ask for, and nothing beside it."""
-    refuse(given, WRITES, "belongs to a profile that is written, not to --next, --for or --check")
+    written = [name for name in WRITES if not (given.check and name in PROFILED)]
+    refuse(given, written, "belongs to a profile that is written, not to --next, --for or --check")
     if given.check:
         refuse(given, ("next_runs", "decision"), "is asked beside --check; ask for one of them")
         _check(files, output, given)
@@ -129,12 +132,16 @@ class SaidOfFiles(TypedDict):
     model: str
     tp: int
     engine: str
+    batch: int
+    context: int
 
 
 def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
     """As the command line says it."""
     name, size = str(given.model or model), int(given.tp or 0)
-    return SaidOfFiles(launch=str(given.pasted or ""), model=name, tp=size, engine=str(given.engine or ""))
+    batch, context = int(given.batch or 0), int(given.input_len or 0)
+    launch, engine = str(given.pasted or ""), str(given.engine or "")
+    return SaidOfFiles(launch=launch, model=name, tp=size, engine=engine, batch=batch, context=context)
 
 
 def refuse_advice(given: GivenOptions) -> None:

@@ -21,11 +21,14 @@ from commtax.statement import Refusal
 @click.argument("files", nargs=-1, metavar="FILE|DIR...", type=click.Path(path_type=Path))
 @add_verb_options("calibrate")
 def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: object) -> None:
-    """Your own measurements as a profile: nccl-tests output, rows of commtax measure, results of serving benchmarks.
+    """Your own measurements as a profile: nccl-tests output, rows of commtax measure, results of serving benchmarks, traces.
 
     Results of vllm bench, sglang.bench_serving and bench_one_batch, trtllm-bench, AIPerf, GenAI-Perf and GuideLLM: of closed loops,
     of request rates (TPOT alone) and of static batches. What was served is told by --from, or by a launch script or a server's log
     beside the results; a folder is a deployment of its own, and what files say must agree.
+
+    A profiler's trace of a few served steps (PyTorch, Nsight Systems, rocprofv3) tells kernels apart from host: products, experts,
+    attention, small kernels, collectives and what the GPU waits for each move their own constants.
 
     Says what changed, how well it fits, which rows are odd, and which further measurement would help most.
 

@@ -2,6 +2,7 @@
 
 from commtax.calibrate.advising import LOAD, Advice, AdvisedRun
 from commtax.calibrate.drift import EVERYTHING, CheckedLatency, DriftCheck, PartShift
+from commtax.catalog.posterior import metric_words
 from commtax.planner.deciding import Settlement, SettlingRun
 from commtax.report.documents import Record, engine_name, record
 from commtax.report.drawing import Console
@@ -130,7 +131,7 @@ def _change(share: float) -> str:
 def _latency_row(one: CheckedLatency) -> tuple[str, ...]:
     ends = f"{format_seconds(one.low_s)} to {format_seconds(one.high_s)}"
     off = _change(one.measured_s / one.expected_s - 1)
-    return one.label, one.metric.upper(), format_seconds(one.measured_s), format_seconds(one.expected_s), ends, off
+    return one.label, metric_words(one.metric), format_seconds(one.measured_s), format_seconds(one.expected_s), ends, off
 
 
 def drift_document(found: DriftCheck, own: Profile) -> Record:

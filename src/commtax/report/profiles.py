@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterator
 from itertools import groupby
 
+from commtax.catalog.posterior import metric_words
 from commtax.catalog.profile import parts_of
 from commtax.catalog.profile_files import document
-from commtax.catalog.profile_lessons import METRICS, TaughtRun, runs_of
+from commtax.catalog.profile_lessons import TaughtRun, runs_of
 from commtax.catalog.profile_moves import move_words, moves_of
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
-from commtax.spec import Deployment, Path, Profile, RunLesson
+from commtax.spec import LATENCIES, Deployment, Path, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.profiles import ConstantDifference, LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
@@ -63,16 +64,22 @@ def _show_runs(console: Console, own: Profile) -> None:
     by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
         say(console, deployment_words(deployment), "bold")
-        rows = [(run.first.label, *_load(run.first), *(cell for m in METRICS for cell in _latency(run, m))) for run in runs]
-        show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
+        held = list(runs)
+        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
+            rows = [(run.first.label, *_load(run.first), *(cell for m in LATENCIES for cell in _latency(run, m))) for run in served]
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
+        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
+            cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
+            show_table(console, PART_COLUMNS, cells)
         if taught := moves.get(deployment):
             show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
 
 
+PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
 MOVE_COLUMNS = ("its runs moved", ">by", ">deviation", ">before any run")
 RUN_COLUMNS = (
     *("run", ">clients", ">prompt", ">answer"),
-    *(column for metric in METRICS for column in (f">{metric.upper()}", ">catalogue", ">off")),
+    *(column for metric in LATENCIES for column in (f">{metric.upper()}", ">catalogue", ">off")),
 )
 
 
@@ -121,7 +128,9 @@ def profile_document(own: Profile) -> Record:
 
 def _run_record(run: TaughtRun) -> Record:
     latencies = {metric: record("profile-latency", lesson=lesson, off=_off(lesson)) for metric, lesson in run.lessons.items()}
-    return record("profile-run", lesson=run.first, deployment=run.deployment, **{m: latencies.get(m) for m in METRICS})
+    parts = {name: told for name, told in latencies.items() if name not in LATENCIES}
+    served = {metric: latencies.get(metric) for metric in LATENCIES}
+    return record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None)
 
 
 def _off(lesson: RunLesson) -> float:
@@ -169,7 +178,7 @@ def _constant_row(x: ConstantDifference) -> tuple[str, ...]:
 
 
 def _latency_row(x: LatencyDifference) -> tuple[str, ...]:
-    return x.lesson.metric.upper(), *_load(x.lesson), _ms(x.before_s), _ms(x.after_s), _change(x.change)
+    return metric_words(x.lesson.metric), *_load(x.lesson), _ms(x.before_s), _ms(x.after_s), _change(x.change)
 
 
 def _change(change: float | None) -> str:

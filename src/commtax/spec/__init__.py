@@ -16,6 +16,10 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 
 from commtax.records import Condition, Number
 from commtax.spec.constants import (
+    KERNEL_PACES,
+    LATENCIES,
+    MEASURED,
+    STEP_PARTS,
     Algorithm,
     ChipFacts,
     Deployment,

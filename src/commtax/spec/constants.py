@@ -175,12 +175,31 @@ class Deployment:
     disaggregated: bool = False
 
 
+LATENCIES = ("tpot", "ttft")
+KERNEL_PACES = {
+    "products": ("pace_products",),
+    "experts": ("pace_experts",),
+    "attention": ("pace_decoding", "pace_prompting"),
+    "small": ("pace_small",),
+}
+"""Kinds of kernels that a profiler's trace tells apart by their names, and the constants that each goes by."""
+STEP_PARTS = {
+    **KERNEL_PACES,
+    "kernels": tuple(name for names in KERNEL_PACES.values() for name in names),
+    "collectives": ("pace_latency", "pace_wire"),
+    "host": ("host_s", "host_s_per_seq", "prompt_s"),
+}
+"""Parts of a profiled step; ``kernels`` are all of them together, where their names do not tell them apart."""
+MEASURED = (*LATENCIES, *STEP_PARTS)
+"""All that a lesson may be of."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunLesson:
-    """What one measured latency teaches: how far the catalogue was off, and by which constants it could be mended."""
+    """What one measured time teaches: how far the catalogue was off, and by which constants it could be mended."""
 
     deployment: Deployment
-    metric: str  # tpot | ttft
+    metric: str  # tpot | ttft, or a part of a profiled step (``STEP_PARTS``)
     clients: float  # of the whole deployment
     input_len: float
     output_len: float

@@ -144,6 +144,8 @@ class TraceStep:
     decode_seqs: int = 0
     prefill_seqs: int = 0
     prefill_tokens: int = 0
+    cached_tokens: int = 0  # that sequences which decode see, all together …
+    past_tokens: int = 0  # … and prompts before their own; 0: not told
 
     @property
     def seconds(self) -> float:
@@ -252,16 +254,28 @@ def _describe_batch(step: TraceStep) -> TraceStep:
     """The step with what its name tells of the batch."""
     if match := SAYS.vllm.match(step.name) or SAYS.vllm_old.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
-        new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)", match.groupdict().get("tokens", ""))  # 128, or sq8155sk8430…
-        tokens = int(new[1]) if new else 0
+        told = match.groupdict()
+        tokens, seen = _tokens(told.get("tokens", ""))
+        cached = _tokens(told.get("decoded", ""))[1]
         phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
-        return replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
+        step = replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
+        return replace(step, cached_tokens=cached, past_tokens=max(0, seen - tokens))
     if match := SAYS.sglang.match(step.name):
         phase, size = _SGLANG_PHASES.get(match[1], ""), int(match[2])
         if phase == "decode":
             return replace(step, phase=phase, decode_seqs=size)
         return replace(step, phase=phase, prefill_seqs=size, prefill_tokens=int(match[3] or 0))
     return step
+
+
+def _tokens(said: str) -> tuple[int, int]:
+    """New tokens, and all that their queries see; 0 where that is not told.
+
+    >>> _tokens("128"), _tokens("sq8155sk8430sqsq7475785sqsk7671310")
+    ((128, 0), (8155, 8430))
+    """
+    new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)(?:sk(\d{1,12}+)(?!\d))?", said)
+    return (int(new[1]), int(new[2] or 0)) if new else (0, 0)
 
 
 def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[TraceStep]:

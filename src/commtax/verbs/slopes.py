@@ -48,6 +48,11 @@ def latency_slopes(loop: PricedLoop) -> dict[str, Slopes]:
 
 def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
     """Shares of a step by the constant that they go by."""
+    return {name: part / bill.step_s for name, part in step_seconds(bill, engine, seqs, prompts).items()}
+
+
+def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
+    """Seconds of a step by the constant that they go by."""
     host = engine.host
     seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs}
     seconds["prompt_s"] = host.prompt_s if prompts else 0.0
@@ -59,7 +64,7 @@ def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False)
             left = line.exposed_s / np.maximum(line.each_s, LEAST_S)
             for name, part in (("pace_latency", line.fixed_s), ("pace_wire", line.moving_s)):
                 seconds[name] = seconds.get(name, 0.0) + left * part
-    return {name: part / bill.step_s for name, part in seconds.items()}
+    return seconds
 
 
 def _added(seconds: Number, loop: PricedLoop) -> dict[str, Number]:
