@@ -41,7 +41,10 @@ MOST = {
 }
 """How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
 FREEDOM = 2.0  # of a deployment's own scale of each latency, as the catalogue has it
-COMMON, TAILS = 4.0, 3.0  # here: of a scale of both, so that few odd deployments do not widen what is believed of all; of single latencies
+COMMON, TAILS = (
+    4.0,
+    3.0,
+)  # here: of a scale of both, so that few odd deployments do not widen what is believed of all; of single latencies
 SHARED = (*LEVELS, "layout")
 SHOWN = (1, 2, 3, 6)
 DRAWN = 48  # deployments of a round

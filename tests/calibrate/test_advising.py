@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax.calibrate.advising import advise, best_runs
-from commtax.catalog.posterior import Posterior, deployment_of
+from commtax.catalog.posterior import Posterior, beliefs, deployment_of, student_over_normal
 from commtax.report.advising import advised_words
 from commtax.spec import Profile
 from commtax.statement import Refusal
@@ -38,8 +38,9 @@ def test_no_run_ever_widens_a_range(shown, more):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), st.lists(st.integers(0, 9), min_size=1, unique=True))
 def test_some_ranges_are_those_of_all(shown, which):
-    known = foreseen()
-    assert known.sigma_after(shown, which) == pytest.approx(known.shown(shown).sigma[which])
+    known, after = foreseen(), foreseen().shown(shown)
+    tails = student_over_normal(known.freedom) / student_over_normal(after.freedom)
+    assert known.sigma_after(shown, which) == pytest.approx((after.sigma * tails)[which])
 
 
 def test_runs_in_any_order_and_one_by_one_leave_the_same():
@@ -81,7 +82,7 @@ def test_what_is_promised_comes_true():
     own = profile(measured([(run.clients, run.input_len, run.output_len)]))
     told = simulate(MODEL, CLUSTER, tp=4, concurrency=64, input_len=8192, output_len=1024, profile=own)
     for metric in ("tpot", "ttft"):
-        said, scale = np.log1p(run.after[metric]), np.sqrt(Posterior(own.lessons).scale(metric))
+        said, scale = np.log1p(run.after[metric]), Posterior(own.lessons).scale(metric) / beliefs().width
         assert np.log(told.range_of(f"{metric}_s")[1] / getattr(told, f"{metric}_s")) / scale == pytest.approx(said, rel=0.03)
 
 

@@ -29,7 +29,7 @@ def test_tails_are_those_of_tables(square, directions, freedom, wanted):
 @given(st.floats(0, 100), st.floats(0.01, 10), st.integers(1, 12), st.floats(3, 40))
 def test_larger_squares_are_rarer(square, more, directions, freedom):
     rarer, usual = tail(square + more, directions, freedom), tail(square, directions, freedom)
-    assert 0 <= rarer <= usual + 1e-6 <= 1 + 1e-6  # what the quadrature keeps
+    assert 0 <= rarer <= usual + 1e-4 <= 1 + 2e-4  # what the quadrature keeps near 1
 
 
 def test_the_same_machine_is_the_same():
@@ -43,7 +43,7 @@ def test_alarms_of_an_unchanged_machine_are_as_rare_as_said():
     """Runs drawn from what the profile itself foresees."""
     lessons, _ = observe(measured(), OWN)
     known = Foresight(lessons, OWN.lessons)
-    root = np.linalg.cholesky(known.usual**2 * (known.covariance + np.diag(known.noise**2)))
+    root = np.linalg.cholesky(np.outer(known.scale, known.scale) * (known.covariance + np.diag(known.noise**2)))
     draw = np.random.default_rng(3)
     alarms = 0
     for _ in range(200):

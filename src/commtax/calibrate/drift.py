@@ -108,11 +108,11 @@ def judge(
     near = [x for x in learnt if x.deployment in {lesson.deployment for lesson in lessons}]
     foreseen = Foresight(lessons, learnt, known)
     off = np.array([x.residual for x in lessons]) - foreseen.mean
-    inverse = np.linalg.inv(np.outer(foreseen.usual, foreseen.usual) * (foreseen.covariance + np.diag(foreseen.noise**2)))
+    inverse = np.linalg.inv(np.outer(foreseen.scale, foreseen.scale) * (foreseen.covariance + np.diag(foreseen.noise**2)))
     slopes = {name: np.array([sum(x.slopes.get(c, 0.0) for c in held) for x in lessons]) for name, held in PARTS.items()}
     slopes |= {EVERYTHING: np.ones(len(lessons))}
     seen = {name: s for name, s in slopes.items() if s @ s > LEAST}
-    freedom = min(foreseen.freedom, LEVEL.tails)
+    freedom = min(sum({x.metric: f for x, f in zip(lessons, foreseen.freedom.tolist(), strict=True)}.values()), LEVEL.tails)
     edge = _edge(LEVEL.level / len(seen), freedom) + _edge(2 * (1 - LEVEL.power), freedom)
     parts = tuple(_shift(name, s, off, inverse, freedom, edge) for name, s in seen.items())
     chance = min(1.0, len(parts) * min(part.probability for part in parts))

@@ -242,8 +242,7 @@ def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
         if not mine:
             continue
         before = np.log([lessons[i].measured_s / lessons[i].catalogue_s for i in mine])
-        scale = np.array([post.scale(lessons[i].metric) for i in mine])
-        sure = post.known.width * np.sqrt(scale) * np.hypot(sigma[mine], post.noise[mine])
+        sure = np.array([post.scale(lessons[i].metric) for i in mine]) * np.hypot(sigma[mine], post.noise[mine])
         spread = float(np.median(np.expm1(Z80 * sure)))
         labels = {f"{lessons[i].label}: {metric_words(lessons[i].metric)}" for i in mine}
         odd = tuple((label, times) for label, times in found.odd if label in labels)

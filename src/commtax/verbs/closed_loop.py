@@ -165,8 +165,11 @@ class ClosedLoop:
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        if self.learnt:
-            return self.learnt[name.removesuffix("_s")].sigma
+        known = self._catalogue_sigma(name)
+        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
+
+    def _catalogue_sigma(self, name: str) -> Number:
+        """… before anything was learnt of the deployment."""
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)

@@ -4,13 +4,14 @@ What is left after a run does not depend on what it will show, only on where it 
 weighed before any is made. A run shows TPOT and TTFT at its load.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
+from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, student_over_normal
 from commtax.ledger import Z80
 from commtax.spec import Profile, RunLesson
 from commtax.verbs.closed_loop import ClosedLoop
@@ -39,7 +40,8 @@ def imagined(answer: ClosedLoop) -> list[RunLesson]:
 class Foresight:
     """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance.
 
-    Deviations are wider than the usual ones by ``usual``: as runs that were left out need, and as this deployment's own tell.
+    Deviations are ``scale`` times the usual ones, and ranges wider by the tails of so many degrees of ``freedom``, each latency's
+    own.
     """
 
     def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
@@ -47,12 +49,11 @@ class Foresight:
         whole, noise = every.covariance, every.noise
         self.latencies, self.noise = tuple(latencies), noise[told:]
         self.mean, self.covariance = np.zeros(len(latencies)), whole[told:, told:]
-        self.usual, self.freedom = np.full(len(latencies), every.known.width), every.known.freedom + told
+        seen = Posterior(learnt, known)
+        self.scale, self.freedom = (np.array([one(x.metric) for x in latencies]) for one in (seen.scale, seen.freedom))
         if told:
-            seen = Posterior(learnt, known)
             gain = whole[told:, :told] @ np.linalg.inv(whole[:told, :told] + np.diag(noise[:told] ** 2))
             self.mean = gain @ seen.residuals
-            self.usual = self.usual * np.sqrt([seen.scale(x.metric) for x in latencies])
             self.covariance = self.covariance - gain @ whole[:told, told:]
 
     def after(self, runs: Sequence[int]) -> Array:
@@ -67,27 +68,36 @@ class Foresight:
     def shown(self, runs: Sequence[int]) -> Self:
         """The same with those measured, as far as it is known what is left: where the means will lie is not."""
         other = type(self).__new__(type(self))
-        other.__dict__ |= self.__dict__ | {"covariance": self.after(runs)}
+        more = Counter(self.latencies[i].metric for i in runs)
+        freedom = self.freedom + [more[x.metric] for x in self.latencies]
+        other.__dict__ |= self.__dict__ | {"covariance": self.after(runs), "freedom": freedom}
         return other
 
     def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
-        """Standard deviations of some latencies once others are measured: as ``shown`` has them, for those alone."""
+        """Standard deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
+
+        Every run takes as much of the tails, so they tell no run from another.
+        """
         asked, seen = list(which), list(runs)
         cross = self.covariance[np.ix_(asked, seen)]
         told = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
         left = np.diag(self.covariance)[asked] - ((cross @ told) * cross).sum(axis=1)
-        return np.asarray(self.usual[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
+        return np.asarray(self._widening[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
 
     def learnable(self, runs: Sequence[int]) -> Array:
         """A root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
         which = list(runs)
         told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.usual[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))
+        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))
+
+    @property
+    def _widening(self) -> Array:
+        return np.asarray(self.scale * student_over_normal(self.freedom))
 
     @property
     def sigma(self) -> Array:
         """Standard deviations of the latencies as they will be measured: with the scatter of a run."""
-        return np.asarray(self.usual * np.sqrt(np.maximum(0.0, np.diag(self.covariance)) + self.noise**2))
+        return np.asarray(self._widening * np.sqrt(np.maximum(0.0, np.diag(self.covariance)) + self.noise**2))
 
     @property
     def half_widths(self) -> Array:

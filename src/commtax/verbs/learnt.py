@@ -12,21 +12,27 @@ from commtax.verbs.slopes import Slopes, step_shares
 
 
 class LearntRest(NamedTuple):
-    """What no constant explains of a latency: a logarithm; and the standard deviation of the whole."""
+    """What no constant explains of a latency: a logarithm; the standard deviation of the whole; and its errors over the usual."""
 
     log: Number
     sigma: Number
+    scale: float
+
+    def sigma_beside(self, catalogue: Number) -> Number:
+        """The deviation, no wider than it was before anything was learnt: but for runs that err more than is usual."""
+        return np.minimum(self.sigma, max(1.0, self.scale) * catalogue)
 
 
 def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
     """Of one latency, by the profile of a question that has one."""
     assert q.profile
     asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
-    return LearntRest(*posterior_of(q.profile).rest(asked, metric, at, slopes))
+    post = posterior_of(q.profile)
+    return LearntRest(*post.rest(asked, metric, at, slopes), post.scale(metric))
 
 
 def learnt_step_sigma(q: Question, bill: Bill) -> Number:
     """Of a decode step: as of the time per token of so many clients. What no constant explains is no line: it counts as unsure."""
     at = LoadPoint(q.batch * q.plan.dp, q.context, np.ones_like(q.context))
     rest = learnt_rest(q, "tpot", at, step_shares(bill, q.engine, q.batch))
-    return np.hypot(rest.sigma, rest.log)
+    return np.hypot(rest.sigma_beside(bill.sigma), rest.log)
