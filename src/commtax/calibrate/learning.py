@@ -18,9 +18,11 @@ from commtax.calibrate.measurements import (
     MeasuredRun,
     MeasurementFiles,
     ProfilePart,
+    Repetition,
     Step,
     TooFewError,
 )
+from commtax.calibrate.repeats import Named, distinct_runs, join_repeats, question_of
 from commtax.catalog.models import known_model
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, posterior_of
 from commtax.catalog.profile_moves import moves_of
@@ -54,38 +56,36 @@ class Learnt:
 def learn(runs: Sequence[MeasuredRun], own: Profile) -> Learnt:
     """What the runs teach, over what is known of the machine already."""
     blank = replace(own, lessons=())
-    asked = [(run, _ask(run, blank)) for run in _distinct(runs)]
-    first = [(run, answer, reason_impossible(run, answer)) for run, answer in asked]
-    impossible = [why for *_, why in first if why]
-    kept = [(*without_strange(run, answer), answer) for run, answer, why in first if not why]
-    possible = [(run, answer) for run, _, answer in kept]
+    distinct = distinct_runs(runs)
+    answers = _ask_each(distinct, blank)
+    first = [(run, answers[question_of(run)]) for run in distinct]
+    reasons = [reason_impossible(run, answer) for run, answer in first]
+    impossible = [why for why in reasons if why]
+    kept = [without_strange(run, answer) for (run, answer), why in zip(first, reasons, strict=True) if not why]
+    possible = [(run, answers[question_of(run)]) for run in join_repeats(run for run, _ in kept)]
     lessons = [lesson for run, answer in possible for lesson in _lessons(run, answer)]
     for _ in range(ROUNDS):
         lessons = doubt(lessons)
         moved = replace(own, lessons=tuple(lessons))
         lessons = [x for run, base in possible for x in _lessons(run, base, _ask(run, moved))]
     lessons = doubt(lessons)
-    refused = (*impossible, *(why for _, strange, _ in kept for why in strange))
+    refused = (*impossible, *(why for _, strange in kept for why in strange))
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
 
 
 def observe(runs: Sequence[MeasuredRun], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
     """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
-    blank = replace(own, lessons=())
-    asked = [(run, _ask(run, blank), _ask(run, own)) for run in _distinct(runs)]
-    reasons = [reason_impossible(run, base) for run, base, _ in asked]
-    lessons = [x for (run, base, now), why in zip(asked, reasons, strict=True) if not why for x in _lessons(run, base, now)]
+    distinct = distinct_runs(runs)
+    base, now = (_ask_each(distinct, profile) for profile in (replace(own, lessons=()), own))
+    reasons = [reason_impossible(run, base[question_of(run)]) for run in distinct]
+    possible = join_repeats(run for run, why in zip(distinct, reasons, strict=True) if not why)
+    lessons = [x for run in possible for x in _lessons(run, base[question_of(run)], now[question_of(run)])]
     return lessons, tuple(why for why in reasons if why)
 
 
-def _distinct(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
-    known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}
-    return [known[key] for key in sorted(known)]
-
-
-def _identity(run: MeasuredRun) -> tuple[str, ...]:
-    return (str(run.model), run.cluster.key, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+def _ask_each(runs: Iterable[MeasuredRun], own: Profile) -> dict[Named, ClosedLoop]:
+    """The answer to each question that runs answer; repeats ask the same."""
+    return {name: _ask(run, own) for name, run in {question_of(run): run for run in runs}.items()}
 
 
 def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
@@ -122,6 +122,7 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, now.apart is not None)
     logs = dict(q.engine.paces.learnt)
     for metric, seconds in sorted(run.measured.items()):
+        repeated = run.repeated.get(metric, Repetition())
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
         yield RunLesson(
@@ -136,6 +137,8 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None
             slopes=slopes,
             noise=run.noise.get(metric, 1.0),
             label=run.label,
+            repeats=float(repeated.count),
+            scatter=repeated.scatter,
         )
 
 
@@ -161,13 +164,12 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
     """Lessons with more scatter where the others contradict them."""
     if len(lessons) < FEWEST:
         return list(lessons)
-    said = np.array([x.noise for x in lessons])
+    said, own = np.array([x.noise for x in lessons]), Posterior(lessons, known).noise
     doubted = list(lessons)
     for _ in range(DOUBTS):
         post = Posterior(doubted, known)
         off, sigma = post.left_out()
-        usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
-        far = np.abs(off) / np.hypot(sigma, usual)
+        far = np.abs(off) / np.hypot(sigma, own)
         far = far / max(
             1.0, float(np.median(far)) / MEDIAN
         )  # where all are far off, the deployment is unlike others and no run is odd

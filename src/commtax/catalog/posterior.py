@@ -8,11 +8,13 @@ no constant explains, which is smooth in clients and lengths; and scatter,
 with normal z and d. ``posterior.toml`` says how far each of them lies from deployment to deployment, and how much of it two
 deployments share that differ in chip, version or model; both were fitted on published runs
 (``benchmarks/fit_posterior.py``). So the posterior is a formula. Constants of what is asked move by the mean of z, its latencies
-by that of d, and what is left is the range.
+by that of d, and what is left is the range. Where a deployment was run several times at one load and scattered more than runs
+usually do, its runs count for less, and no range of it is narrower than it repeats itself.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from math import pi
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +30,7 @@ LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
 """What deployments may differ in that their constants depend on …"""
 LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")
 """… and beside these, what no constant explains: how a model is laid out."""
+_NOBODY = 1e-12  # less than any lesson shares with what is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ class Posterior:
         self._places = np.array([_place(LoadPoint(x.clients, x.input_len, x.output_len)) for x in lessons]).reshape(-1, 3)
         self._metrics = np.array([METRICS.index(x.metric) for x in lessons], int)
         self.residuals = np.array([x.residual for x in lessons])
-        self.noise = np.array([x.noise * self.known.smooth[x.metric].noise for x in lessons])
+        usual = np.array([self.known.smooth[x.metric].noise for x in lessons])
+        self.noise = np.array([x.noise for x in lessons]) * np.hypot(usual, [_own_scatter(x) for x in lessons])
 
     @cached_property
     def covariance(self) -> Array:
@@ -135,6 +139,12 @@ class Posterior:
         ours = [known[x.deployment] for x in self.lessons]
         return np.array([a for a, _ in ours]), np.stack([b for _, b in ours], axis=-1)
 
+    def scatter(self, asked: Deployment, metric: str) -> Number:
+        """Standard deviation of one run's logarithm beyond the usual noise: as lessons say it, most of all those that are alike."""
+        alike = self.shares(asked)[1] * (self._metrics == METRICS.index(metric))
+        said = np.array([x.scatter for x in self.lessons]) ** 2
+        return np.sqrt(alike @ said / np.maximum(alike.sum(-1), _NOBODY))[()]
+
     def changes(self, asked: Deployment) -> dict[str, Change]:
         """How the constants of a deployment move."""
         weights = self.shares(asked)[0][:, None] * self._slopes * self.spread**2
@@ -161,7 +171,8 @@ class Posterior:
         one = self.known.smooth[metric]
         before = (mine**2) @ self.spread**2 + one.offset**2 + one.local**2
         left = np.maximum(0.0, before - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)) + one.noise**2
-        sigma = self.known.width * np.sqrt(left * self.scale)
+        scatter = np.broadcast_to(self.scatter(asked, metric), shape).reshape(-1)
+        sigma = self.known.width * np.sqrt(left * self.scale + scatter**2)  # of which no agreement of other loads takes anything
         return mean.reshape(shape)[()], sigma.reshape(shape)[()]
 
     def left_out(self) -> tuple[Array, Array]:
@@ -177,6 +188,11 @@ class Posterior:
 
     def _smooth(self, metrics: Array, places: Array) -> Array:
         return np.stack([self._beside(which, place[None])[0] for which, place in zip(metrics, places, strict=True)])
+
+
+def _own_scatter(lesson: RunLesson) -> float:
+    """Standard deviation that its repeats leave of a figure: of the mean of two, or of the median of more."""
+    return float(lesson.scatter * np.sqrt((pi / 2 if lesson.repeats > 2 else 1.0) / lesson.repeats))
 
 
 def _place(at: LoadPoint) -> tuple[Number, ...]:
