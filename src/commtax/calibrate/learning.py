@@ -137,7 +137,7 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, moved: ClosedLoop | None = None
             slopes=slopes,
             noise=run.noise.get(metric, 1.0),
             label=run.label,
-            repeats=float(repeated.count),
+            repeats=float(repeated.runs),
             scatter=repeated.scatter,
         )
 

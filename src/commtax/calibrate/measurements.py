@@ -47,7 +47,7 @@ class SweptKernel:
 class Repetition(NamedTuple):
     """Runs of one load: how many, and the standard deviation of one's logarithm beyond the usual noise."""
 
-    count: int = 1
+    runs: int = 1
     scatter: float = 0.0
 
 

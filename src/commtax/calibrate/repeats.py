@@ -25,7 +25,8 @@ Named = tuple[str, ...]
 def distinct_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
     known = {
-        (*question_of(run), repr(sorted(run.measured.items()))): run for run in sorted(runs, key=lambda run: run.label, reverse=True)
+        (*question_of(run), repr(sorted(run.measured.items()))): run
+        for run in sorted(runs, key=lambda run: run.label, reverse=True)
     }
     return [known[key] for key in sorted(known)]
 

@@ -143,7 +143,7 @@ class Posterior:
         """Standard deviation of one run's logarithm beyond the usual noise: as lessons say it, most of all those that are alike."""
         alike = self.shares(asked)[1] * (self._metrics == METRICS.index(metric))
         said = np.array([x.scatter for x in self.lessons]) ** 2
-        return np.sqrt(alike @ said / np.maximum(alike.sum(-1), _NOBODY))[()]
+        return np.asarray(np.sqrt(alike @ said / np.maximum(alike.sum(-1), _NOBODY)))
 
     def changes(self, asked: Deployment) -> dict[str, Change]:
         """How the constants of a deployment move."""
