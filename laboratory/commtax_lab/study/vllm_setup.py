@@ -25,7 +25,7 @@ from commtax_lab.study.driving import check
 from commtax_lab.study.study_documents import Check
 
 GiB = 2**30
-KV_SHARE = 0.5  # of what is free beside the weights; engines, their clients and everybody else have the rest
+KV_SHARE = 0.25  # of what is free beside the weights; vLLM refuses more than its node has left, and others have the rest
 KV_SPACE, KV_OPTIONS = "VLLM_CPU_KVCACHE_SPACE", ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 """Eager is eager: the embedding of TP > 1 is compiled all the same, which needs a C++ compiler and falls into the first request."""
@@ -168,6 +168,6 @@ def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:
     """Whole GiB of KV cache a worker, as vLLM takes them: at least one.
 
     >>> kv_gib(16 * GiB, 2**20, 1), kv_gib(16 * GiB, 2**20, 2), kv_gib(1 * GiB, 2**20, 2)
-    (7, 3, 1)
+    (3, 1, 1)
     """
     return max(1, int((free_bytes - weights_bytes) * KV_SHARE / workers / GiB))

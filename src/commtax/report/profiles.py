@@ -63,15 +63,18 @@ def _show_runs(console: Console, own: Profile) -> None:
     by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
         say(console, deployment_words(deployment), "bold")
-        rows = [(run.first.label, *_load(run.first), *(cell for m in METRICS for cell in _latency(run, m))) for run in runs]
+        rows = [
+            (run.first.label, _repeats(run.first), *_load(run.first), *(cell for m in METRICS for cell in _latency(run, m)))
+            for run in runs
+        ]
         show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
         if taught := moves.get(deployment):
             show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
 
 
-MOVE_COLUMNS = ("its runs moved", ">by", ">deviation", ">before any run")
+MOVE_COLUMNS = ("its runs moved", ">by", ">80 % range", ">before any run")
 RUN_COLUMNS = (
-    *("run", ">clients", ">prompt", ">answer"),
+    *("run", ">repeats", ">clients", ">prompt", ">answer"),
     *(column for metric in METRICS for column in (f">{metric.upper()}", ">catalogue", ">off")),
 )
 
@@ -83,6 +86,10 @@ def deployment_words(d: Deployment) -> str:
     pools = ", prompts and answers apart" if d.disaggregated else ""
     served = f": {d.engine} {d.version}".rstrip() if d.engine else ""
     return f"{d.model or d.family or 'a model'}{kind} on {d.chip or 'a chip'}, {sizes}{pools}{served}"
+
+
+def _repeats(lesson: RunLesson) -> str:
+    return f"{lesson.repeats:,.0f}" if lesson.repeats > 1 else ""
 
 
 def _load(lesson: RunLesson) -> tuple[str, ...]:
