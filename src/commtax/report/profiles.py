@@ -63,10 +63,7 @@ def _show_runs(console: Console, own: Profile) -> None:
     by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
         say(console, deployment_words(deployment), "bold")
-        rows = [
-            (run.first.label, _repeats(run.first), *_load(run.first), *(cell for m in METRICS for cell in _latency(run, m)))
-            for run in runs
-        ]
+        rows = [_run_row(run) for run in runs]
         show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
         if taught := moves.get(deployment):
             show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
@@ -88,8 +85,10 @@ def deployment_words(d: Deployment) -> str:
     return f"{d.model or d.family or 'a model'}{kind} on {d.chip or 'a chip'}, {sizes}{pools}{served}"
 
 
-def _repeats(lesson: RunLesson) -> str:
-    return f"{lesson.repeats:,.0f}" if lesson.repeats > 1 else ""
+def _run_row(run: TaughtRun) -> tuple[str, ...]:
+    first = run.first
+    repeats = f"{first.repeats:,.0f}" if first.repeats > 1 else ""
+    return (first.label, repeats, *_load(first), *(cell for metric in METRICS for cell in _latency(run, metric)))
 
 
 def _load(lesson: RunLesson) -> tuple[str, ...]:
