@@ -156,7 +156,7 @@ def serve_command(
     if calibrate:
         if request_rate:
             raise Refusal("request_rate: --calibrate serves closed loops, whose clients wait for their answers", "request_rate")
-        lesson = Lesson((max_num_seqs, inputs.mean, outputs.mean), calibrate, profile, out, output, lost_after, as_json)
+        lesson = LoadLesson((max_num_seqs, inputs.mean, outputs.mean), calibrate, profile, out, output, lost_after, as_json)
         if own_engine:
             job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
             learn_from_loads(job, lesson)
@@ -174,7 +174,7 @@ def serve_command(
     Output(as_json).answer(dict, show_serving, serving_document(service, seen))
 
 
-class Lesson(NamedTuple):
+class LoadLesson(NamedTuple):
     """Loads around one, how many of them calibrate, and what is read and written."""
 
     load: tuple[int, float, float]  # requests at once, mean prompt and output tokens
@@ -208,7 +208,7 @@ class Lesson(NamedTuple):
         Output(self.as_json).answer(lambda made, _: made, show_lessons, document, self.out)
 
 
-def learn_from_loads(job: "LiveJob", lesson: Lesson) -> None:
+def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
     """The small engine's."""
     from commtax_lab.study import live_lessons, live_loads
 
@@ -219,7 +219,7 @@ def learn_from_loads(job: "LiveJob", lesson: Lesson) -> None:
     lesson.tell(live_lessons.served_loads(series, seen), own)
 
 
-def learn_from_vllm(order: "StudyOrder", lesson: Lesson) -> None:
+def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
     """An installed vLLM's; its constants are measured after it has stopped, on CPUs by the small engine."""
     from commtax_lab.study import live_lessons, vllm_loads
 

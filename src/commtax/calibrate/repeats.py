@@ -14,9 +14,10 @@ import numpy as np
 
 from commtax.calibrate.measurements import MeasuredRun, Repetition
 from commtax.catalog.posterior import beliefs
+from commtax.options import options
 
-LOAD = frozenset(("input_len", "output_len", "spread", "prefix_cache", "concurrency", "num_prompts"))
-"""Options that say how a deployment was used, and not what it is."""
+LOAD = ("requests.", "offered.")
+"""Parts of a question that say how a deployment was used, and not what it is."""
 T = TypeVar("T")
 Named = tuple[str, ...]
 """Who or what a run is, as something to sort and to look up by."""
@@ -37,7 +38,8 @@ def question_of(run: MeasuredRun) -> Named:
 
 
 def _deployment_of(run: MeasuredRun) -> Named:
-    said = sorted((name, value) for name, value in run.options.items() if name not in LOAD)
+    known = options()
+    said = sorted((name, value) for name, value in run.options.items() if not known[name].field.startswith(LOAD))
     return (str(run.model), run.cluster.key, repr(said))
 
 
