@@ -65,7 +65,8 @@ class Vllm(Driver):
 
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
-    def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
+    def __init__(self, asked: StudyOrder, recipe: Recipe, divided: int = 0) -> None:
+        """``divided``: ranks that the machine's cores are divided among, where it is more than run."""
         self.found = vllm_setup.find_vllm(asked.vllm or "vllm", asked.out)
         self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
@@ -79,7 +80,7 @@ class Vllm(Driver):
         self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
         self.ended = launch.EndedBySignal()
         ranks = max(asked.degrees)
-        self.share = machine.cores_per_rank(ranks)
+        self.share = machine.cores_per_rank(max(ranks, divided))
         self.kv = (
             vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
         )

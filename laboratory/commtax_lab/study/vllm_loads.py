@@ -11,7 +11,7 @@ from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.study.driving import StudyOrder
 from commtax_lab.study.live_lessons import ServedLoads, read_runs
-from commtax_lab.study.live_loads import WALL, LiveLoad
+from commtax_lab.study.live_loads import WALL, LiveLoad, least_known
 from commtax_lab.study.recipe import StudyRun, recipe
 from commtax_lab.study.vllm import FailedRunError, Vllm
 
@@ -29,7 +29,7 @@ def serve_loads(order: StudyOrder, loads: Sequence[LiveLoad], advance: Callable[
     longest = max(todo, key=lambda run: run.input_len + run.output_len)
     with tempfile.TemporaryDirectory(prefix="commtax-") as folder:
         usual = replace(recipe("tp-study", quick=True), serve_shape=(longest.input_len, longest.output_len))
-        driver = Vllm(replace(order, out=Path(folder)), usual)
+        driver = Vllm(replace(order, out=Path(folder)), usual, least_known(tp))  # cores as when the machine was calibrated
         driver.raw.mkdir()
         broken = next((one for one in driver.checks() if one["ok"] is False), None)
         if broken:

@@ -30,7 +30,6 @@ LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
 """What deployments may differ in that their constants depend on …"""
 LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")
 """… and beside these, what no constant explains: how a model is laid out."""
-_NOBODY = 1e-12  # less than any lesson shares with what is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Posterior:
         """Standard deviation of one run's logarithm beyond the usual noise: as lessons say it, most of all those that are alike."""
         alike = self.shares(asked)[1] * (self._metrics == METRICS.index(metric))
         said = np.array([x.scatter for x in self.lessons]) ** 2
-        return np.asarray(np.sqrt(alike @ said / np.maximum(alike.sum(-1), _NOBODY)))
+        return np.asarray(np.sqrt(alike @ said / np.maximum(alike.sum(-1), np.finfo(float).tiny)))
 
     def changes(self, asked: Deployment) -> dict[str, Change]:
         """How the constants of a deployment move."""
