@@ -143,11 +143,22 @@ def own_profile(series: LoadSeries, given: str, lost_s: float) -> Profile:
 
 
 def known_before(given: str, served: ServedLoads, lost_s: float) -> Profile:
-    """The same of a machine that another engine served on: the small engine's constants, for it computes alike."""
+    """The same of a machine that vLLM served on: on CPUs the small engine's constants, with weights that are laid out once."""
     chip = served.runs[0].cluster.chip.key
-    if given:
-        return overlay.load(given)
-    return _measure_cpu(served.tp, served.dtype, (), lost_s) if chip == "cpu" else Profile(chip)
+    if chip != "cpu":
+        return overlay.load(given) if given else Profile(chip)
+    return lay_out_once(overlay.load(given) if given else _measure_cpu(served.tp, served.dtype, (), lost_s))
+
+
+def lay_out_once(own: Profile) -> Profile:
+    """A profile of an engine that packs its matrices when it loads them, as vLLM's CPU build does (``create_onednn_mm``).
+
+    The small engine multiplies them as they lie, and pays for it in every product with a few rows.
+    """
+    tables = {
+        name: {key: 0.0 if key.startswith("pack") else value for key, value in table.items()} for name, table in own.tables.items()
+    }
+    return replace(own, tables=tables)
 
 
 def _measure_cpu(ranks: int, dtype: str, impls: Sequence[str], lost_s: float) -> Profile:
