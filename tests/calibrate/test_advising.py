@@ -54,7 +54,8 @@ def test_without_lessons_the_range_is_the_posterior_s_prior_and_with_them_its_ow
     own = profile(runs)
     told = simulate(MODEL, CLUSTER, tp=4, concurrency=20, input_len=2048, output_len=256, profile=own)
     known = Foresight(imagined(told), own.lessons)
-    assert known.sigma == pytest.approx([float(told.sigma_of(f"{m}_s")) for m in ("tpot", "ttft")])
+    assert known.sigma == pytest.approx([float(told.learnt[m].sigma) for m in ("tpot", "ttft")])
+    assert all(float(told.sigma_of(f"{m}_s")) <= float(told.learnt[m].sigma) for m in ("tpot", "ttft"))  # nor wider than before
     q = told.question
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan)
     moved = {name: change.log for name, change in Posterior(own.lessons).changes(where).items()}

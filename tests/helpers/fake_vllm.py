@@ -61,6 +61,22 @@ def serve():
     http.server.HTTPServer((option("--host"), int(option("--port"))), Answer).serve_forever()
 
 
+def closed_loop(found):
+    """The recorded run as if so many clients had waited for their answers, in requests of the lengths asked for."""
+    count, clients = int(option("--num-prompts")), int(option("--max-concurrency"))
+    lengths = {f"total_{kind}_tokens": count * int(option(f"--random-{kind}-len")) for kind in ("input", "output")}
+    times = {key: found[key] * clients**0.5 for key in ("mean_ttft_ms", "mean_tpot_ms")}
+    return {
+        "completed": count,
+        "max_concurrency": clients,
+        "request_rate": "inf",
+        "output_lens": [],
+        "input_lens": [],
+        **lengths,
+        **times,
+    }
+
+
 def own_version():
     import importlib.metadata
 
@@ -98,6 +114,8 @@ def main():
         serve()
     elif words.startswith("bench serve"):
         found = json.loads((FIXTURES / "vllm-cpu-tp1.serve.json").read_text())
+        if "--max-concurrency" in sys.argv:
+            found |= closed_loop(found)
         (Path(option("--result-dir")) / option("--result-filename")).write_text(json.dumps(found))
     elif words.startswith("bench throughput"):
         if "FAKE_VLLM_OLD" in os.environ and "--random-input-len" in words:

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog
+from commtax.catalog import profile as overlay
+from commtax.catalog.profile_files import write_profile
 from commtax.cli import main
+from commtax.spec import Profile
 from commtax_lab.measure import machine
 from commtax_lab.report.experiment import markdown
 from commtax_lab.study import vllm_setup
@@ -272,3 +275,32 @@ def test_failed_runs_are_told_and_tried_again(fake, capsys, monkeypatch):
         for c in called()[before:]
         if "--tensor-parallel-size" in c["words"]
     )
+
+
+def test_closed_loops_of_one_server_teach_and_are_predicted(fake, tmp_path):
+    """The driver asks one server by vLLM's own benchmark, as often as loads and rounds are; what is told is the replayed run's."""
+    words, called = fake
+    base, out, output = tmp_path / "base.toml", tmp_path / "learnt.toml", tmp_path / "runs.jsonl"
+    chip = {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": {"fp32": 1e11, "bf16": 1e11}}
+    write_profile(base, Profile("here", engine="builtin", chip=chip))
+    place = ("--profile", base, "--out", out, "--output", output, "--json")
+    done = run_here("measure", "serve", "--calibrate", 3, *words[: words.index("--quick")], *place)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["engine"] == "vLLM 0.32.0+cpu"
+    assert len(document["foreseen"]) == 6
+    asked = [call["words"] for call in called()]
+    assert sum(one[0] == "serve" for one in asked) == 1
+    clients = [one[one.index("--max-concurrency") + 1] for one in asked if "--max-concurrency" in one]
+    assert set(clients) == {"1", "3", "8"}
+    assert len(clients) == len(document["results"]) == len(output.read_text().splitlines())
+    assert {x.deployment.engine for x in overlay.load(out).lessons} == {"vllm"}
+
+
+def test_a_server_that_fails_is_told_in_one_line(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM_FAIL", "bench serve")
+    words, _ = fake
+    done = run_here("measure", "serve", "--calibrate", 3, *words[: words.index("--quick")])
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "not enough devices" in done.stderr

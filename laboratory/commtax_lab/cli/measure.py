@@ -9,7 +9,7 @@ from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import click
 from rich.console import Console
@@ -19,6 +19,7 @@ from commtax.catalog.profile_files import parse, write_profile
 from commtax.cli.options import add_verb_options
 from commtax.cli.output import Output
 from commtax.files import check_writable, write_text
+from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax_lab.cli.measure_options import JobOptions, ServerOptions, StudyOptions, WeightsChoice
 from commtax_lab.report import measuring
@@ -27,6 +28,9 @@ from commtax_lab.report.live_requests import show_serving
 
 if TYPE_CHECKING:
     from commtax_lab.measure.job import LiveJob
+    from commtax_lab.study.driving import StudyOrder
+    from commtax_lab.study.live_lessons import ServedLoads
+    from commtax_lab.study.live_loads import LiveLoad
 
 DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
@@ -128,6 +132,9 @@ def serve_command(
     profile: str,
     out: str,
     output: str,
+    engine: str,
+    vllm: str,
+    vllm_args: str,
     **options: Unpack[ServerOptions],
 ) -> None:
     """Serve requests that come at random for real, and hold their times against the simulator's.
@@ -137,19 +144,28 @@ def serve_command(
     commtax measure serve --random llama-3.2-1b --layers 1 -tp 1 --request-rate 0.5,1 --num-prompts 20
 
     commtax measure serve --calibrate 3 --out my-box.toml
+
+    commtax measure serve --engine vllm --calibrate 3 --out my-vllm.toml
     """
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.study import live
     from commtax_lab.study.live_prediction import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
-    job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+    own_engine = is_builtin(engine)
     if calibrate:
         if request_rate:
             raise Refusal("request_rate: --calibrate serves closed loops, whose clients wait for their answers", "request_rate")
-        learn_from_loads(job, (max_num_seqs, inputs.mean, outputs.mean), calibrate, (profile, out, output), lost_after, as_json)
+        lesson = LoadLesson((max_num_seqs, inputs.mean, outputs.mean), calibrate, profile, out, output, lost_after, as_json)
+        if own_engine:
+            job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+            learn_from_loads(job, lesson)
+        else:
+            learn_from_vllm(vllm_order(model, random_model, vllm, vllm_args, options), lesson)
         return
-    for name, given in (("profile", profile), ("out", out), ("output", output)):
+    given_alone = (("profile", profile), ("out", out), ("output", output), ("engine", "" if own_engine else engine))
+    job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+    for name, given in (*given_alone, ("vllm", vllm), ("vllm_args", vllm_args)):
         if given:
             raise Refusal(f"{name}: belongs to --calibrate N", name)
     service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settle()
@@ -158,28 +174,82 @@ def serve_command(
     Output(as_json).answer(dict, show_serving, serving_document(service, seen))
 
 
-def learn_from_loads(
-    job: "LiveJob", load: tuple[int, float, float], shown: int, places: tuple[str, str, str], lost_s: float, as_json: bool
-) -> None:
-    """Serve the usual loads around one, learn from some of them and predict the others; ``places``: a profile and two outputs."""
+class LoadLesson(NamedTuple):
+    """Loads around one, how many of them calibrate, and what is read and written."""
+
+    load: tuple[int, float, float]  # requests at once, mean prompt and output tokens
+    shown: int
+    profile: str
+    out: str
+    output: str
+    lost_s: float
+    as_json: bool
+
+    def loads(self, seed: int) -> "tuple[tuple[LiveLoad, ...], int]":
+        """Those that are served, and their rounds; what cannot be written to is refused before."""
+        from commtax_lab.study import live_lessons, live_loads
+
+        for place, what in ((self.out, "out"), (self.output, "output")):
+            if place:
+                check_writable(place, what)
+        loads, rounds = live_loads.usual_loads(*self.load, seed=seed)
+        live_lessons.check_shown(self.shown, len(loads))
+        return loads, rounds
+
+    def tell(self, served: "ServedLoads", own: Profile) -> None:
+        """Learn from some loads, predict the others, and write and print it."""
+        from commtax_lab.study import live_lessons
+
+        document, learnt = live_lessons.lessons_document(served, self.shown, own)
+        if self.out:
+            write_profile(self.out, replace(learnt, written=date.today().isoformat()))
+        if self.output:
+            write_text(self.output, "".join(json.dumps(row) + "\n" for row in document["results"]), "output")
+        Output(self.as_json).answer(lambda made, _: made, show_lessons, document, self.out)
+
+
+def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
+    """The small engine's."""
     from commtax_lab.study import live_lessons, live_loads
 
-    profile, out, output = places
-    for place, what in ((out, "out"), (output, "output")):
-        if place:
-            check_writable(place, what)
-    loads, rounds = live_loads.usual_loads(*load, seed=job.seed)
-    live_lessons.check_shown(shown, len(loads))
-    series = live_loads.LoadSeries(job, loads, rounds).settle()
-    with report_dead_ranks(), bar("loads", live_loads.stages(series), as_json) as advance:
-        own = live_lessons.own_profile(series, profile, lost_s)
-        seen = live_loads.run(series, progress=advance, lost_s=lost_s)
-    document, learnt = live_lessons.lessons_document(series, seen, shown, own)
-    if out:
-        write_profile(out, replace(learnt, written=date.today().isoformat()))
-    if output:
-        write_text(output, "".join(json.dumps(row) + "\n" for row in document["results"]), "output")
-    Output(as_json).answer(lambda made, _: made, show_lessons, document, out)
+    series = live_loads.LoadSeries(job, *lesson.loads(job.seed)).settle()
+    with report_dead_ranks(), bar("loads", live_loads.stages(series), lesson.as_json) as advance:
+        own = live_lessons.own_profile(series, lesson.profile, lesson.lost_s)
+        seen = live_loads.run(series, progress=advance, lost_s=lesson.lost_s)
+    lesson.tell(live_lessons.served_loads(series, seen), own)
+
+
+def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
+    """An installed vLLM's; its constants are measured after it has stopped, on CPUs by the small engine."""
+    from commtax_lab.study import live_lessons, vllm_loads
+
+    loads, _ = lesson.loads(0)
+    with report_dead_ranks(), bar("loads", len(loads) * vllm_loads.rounds(), lesson.as_json) as advance:
+        served = vllm_loads.serve_loads(order, loads, advance)
+        own = live_lessons.known_before(lesson.profile, served, lesson.lost_s)
+    lesson.tell(served, own)
+
+
+def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options: ServerOptions) -> "StudyOrder":
+    """What vLLM is to serve; options that only the small engine has are refused."""
+    from commtax_lab.study.driving import StudyOrder
+
+    for name in ("layers", "device", "impl"):
+        if options.get(name):
+            raise Refusal(f"{name}: of the built-in engine alone", name)
+    if random_model:
+        raise Refusal(
+            "random: of the built-in engine alone; vLLM gives a --model folder without weights random ones", "random_model"
+        )
+    served, degrees, dtype = model or str(DEMONSTRATION), (options["tp"],), options["dtype"]
+    return StudyOrder(Path(), model=served, degrees=degrees, dtype=dtype, vllm=vllm, vllm_args=vllm_args)
+
+
+def is_builtin(engine: str) -> bool:
+    """Whether the small engine serves, and no installed vLLM."""
+    if engine not in ("builtin", "vllm"):
+        raise Refusal(f"engine '{engine}': builtin, or vllm", "engine")
+    return engine == "builtin"
 
 
 @measure_command.command("experiment")

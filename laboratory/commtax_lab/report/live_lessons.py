@@ -13,7 +13,8 @@ NAMES = {"tpot": "TPOT", "ttft": "TTFT"}
 
 def show_lessons(console: Console, d: LessonsDocument, out: str = "") -> None:
     """What was shown, then each latency of the other runs, and how far off its predictions are."""
-    where = f"{d['model']} ({d['dtype']}, TP {d['tp_size']}) on {d['device']}"
+    engine = "" if d["engine"] == "builtin" else f"{d['engine']}, "
+    where = f"{engine}{d['model']} ({d['dtype']}, TP {d['tp_size']}) on {d['device']}"
     say(console, f"{where}: {plural(len(d['shown']), 'run')} calibrated, {len(d['foreseen'])} predicted", "bold")
     say(console, f"shown: {'; '.join(d['shown'])} tokens", "dim")
     for metric in NAMES:

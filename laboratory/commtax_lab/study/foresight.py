@@ -7,6 +7,7 @@ from typing import cast
 from commtax import catalog
 from commtax.calibrate.learning import Learnt, learn
 from commtax.calibrate.measurements import MeasuredRun
+from commtax.calibrate.repeats import join_repeats, question_of
 from commtax.catalog import profile as overlay
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import ClosedLoop, simulate
@@ -19,9 +20,11 @@ SHOWN = 3  # runs of a study that teach
 
 
 def foresee(runs: Sequence[MeasuredRun], shown: int, own: Profile) -> tuple[Learnt, list[ForeseenRun]]:
-    """What the first runs teach over what is known of the machine, and the others as they were foreseen before and after."""
-    learnt = learn(runs[:shown], own)
-    return learnt, [_foreseen(run, own, learnt.profile) for run in runs[shown:]]
+    """What the runs of the first loads teach over what is known of the machine, and the others' as foreseen before and after."""
+    first = set(list(dict.fromkeys(map(question_of, runs)))[:shown])
+    learnt = learn([run for run in runs if question_of(run) in first], own)
+    others = join_repeats(run for run in runs if question_of(run) not in first)
+    return learnt, [_foreseen(run, own, learnt.profile) for run in others]
 
 
 def _foreseen(run: MeasuredRun, own: Profile, learnt: Profile) -> ForeseenRun:

@@ -1,20 +1,23 @@
 """Closed loops of the small engine as lessons: the first runs teach, the others are predicted."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs
 from commtax.calibrate.measurements import MeasuredRun
 from commtax.calibrate.said_deployments import SaidDeployment
+from commtax.catalog import profile as overlay
 from commtax.results import bench
-from commtax.spec import Profile
+from commtax.results.bench_record import BenchmarkRun
+from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax_lab.measure import machine
 from commtax_lab.study.foresight import foresee, sum_up
-from commtax_lab.study.live_loads import LoadMeasurements, LoadSeries, MeasuredLoad
+from commtax_lab.study.live_loads import LiveLoad, LoadMeasurements, LoadRound, LoadSeries, least_known
 from commtax_lab.study.study_documents import LessonsDocument, LoadResult
 
 ENGINE = "builtin"
@@ -29,12 +32,12 @@ def check_shown(shown: int, loads: int) -> None:
 
 
 def load_results(series: LoadSeries, seen: LoadMeasurements) -> list[LoadResult]:
-    """Each load in the keys of ``vllm bench serve``, which ``commtax calibrate`` reads; those to be shown first."""
-    return [_result(series, one) for one in seen.loads]
+    """Each round of each load in the keys of ``vllm bench serve``, which ``commtax calibrate`` reads; those to be shown first."""
+    return [_result(series, one.load, row) for one in seen.loads for row in one.rounds]
 
 
-def _result(series: LoadSeries, one: MeasuredLoad) -> LoadResult:
-    prompts, answers = zip(*one.load.sizes, strict=True)
+def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> LoadResult:
+    prompts, answers = zip(*load.sizes, strict=True)
     count = len(answers)
     return {
         "engine": ENGINE,
@@ -42,7 +45,7 @@ def _result(series: LoadSeries, one: MeasuredLoad) -> LoadResult:
         "precision": series.job.dtype,
         "tensor_parallel_size": series.job.tp,
         "request_rate": "inf",
-        "max_concurrency": one.load.clients,
+        "max_concurrency": load.clients,
         "completed": count,
         "duration": one.duration_s,
         "total_input_tokens": sum(prompts),
@@ -56,39 +59,64 @@ def _result(series: LoadSeries, one: MeasuredLoad) -> LoadResult:
 
 
 def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredRun]:
-    """Results as the questions that they answer, read as those of any benchmark."""
+    """Those of the small engine, as the questions that they answer."""
     job, arch = series.job, series.job.arch()
     said = SaidDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
-    read = bench.parse(json.dumps(results))
-    labelled = [LabelledResult(load_name(row), one, said) for row, one in zip(results, read, strict=True)]
-    found = measured_runs(labelled, job.plan(arch).cluster)
+    found = read_runs(results, said, job.plan(arch).cluster)
+    return [replace(run, model=arch.model) for run in found]  # which may have fewer layers
+
+
+def read_runs(results: Sequence[Mapping[str, object]], said: SaidDeployment, cluster: Cluster) -> list[MeasuredRun]:
+    """Results as the questions that they answer, read as those of any benchmark."""
+    labelled = [LabelledResult(_load_name(one), one, said) for one in bench.parse(json.dumps(results))]
+    found = measured_runs(labelled, cluster)
     if found.refused:
         raise Refusal(found.refused[0])
-    return [replace(run, model=arch.model) for run in found.runs]  # which may have fewer layers
+    return list(found.runs)
 
 
-def load_name(row: LoadResult) -> str:
+def _load_name(one: BenchmarkRun) -> str:
     """A load in a few words."""
-    count = row["completed"]
-    lengths = f"{row['total_input_tokens'] / count:.0f}/{row['total_output_tokens'] / count:.0f}"
-    return f"{plural(row['max_concurrency'], 'client')}, {lengths}"
+    return f"{plural(round(one.concurrency or 0), 'client')}, {one.input_len or 0:.0f}/{one.output_len or 0:.0f}"
 
 
-def lessons_document(series: LoadSeries, seen: LoadMeasurements, shown: int, own: Profile) -> tuple[LessonsDocument, Profile]:
-    """The whole study as one document, and the profile with what the shown runs taught."""
+class ServedLoads(NamedTuple):
+    """What was served by whom: each run as a result and as the question that it answers, those to be shown first."""
+
+    engine: str
+    model: str
+    dtype: str
+    tp: int
+    device: str
+    clock: str
+    wall_over_clock: float
+    results: Sequence[Mapping[str, object]]
+    runs: Sequence[MeasuredRun]
+
+
+def served_loads(series: LoadSeries, seen: LoadMeasurements) -> ServedLoads:
+    """Of the small engine."""
     job, results = series.job, load_results(series, seen)
-    learnt, foreseen = foresee(runs_of(series, results), shown, own)
+    device = machine.core_words(machine.cores_per_rank(series.ranks_here)) if job.device == "cpu" else job.device
+    facts = (ENGINE, job.arch().model.key, job.dtype, job.tp, device, seen.clock, seen.wall_over_clock)
+    return ServedLoads(*facts, results, runs_of(series, results))
+
+
+def lessons_document(served: ServedLoads, shown: int, own: Profile) -> tuple[LessonsDocument, Profile]:
+    """The whole study as one document, and the profile with what the shown runs taught."""
+    learnt, foreseen = foresee(served.runs, shown, own)
     document: LessonsDocument = {
         "schema": "commtax.live-lessons/1",
-        "model": job.arch().model.key,
-        "dtype": job.dtype,
-        "tp_size": job.tp,
-        "device": machine.core_words(machine.cores_per_rank(series.ranks_here)) if job.device == "cpu" else job.device,
-        "clock": seen.clock,
-        "wall_over_clock": seen.wall_over_clock,
-        "scatter": median(one.scatter for one in seen.loads),
-        "shown": [load_name(row) for row in results[:shown]],
-        "results": results,
+        "engine": served.engine,
+        "model": served.model,
+        "dtype": served.dtype,
+        "tp_size": served.tp,
+        "device": served.device,
+        "clock": served.clock,
+        "wall_over_clock": served.wall_over_clock,
+        "scatter": _scatter(served.runs),
+        "shown": list(dict.fromkeys(run.label for run in served.runs))[:shown],
+        "results": list(served.results),
         "foreseen": foreseen,
         "errors": sum_up(foreseen),
         "refused": list(learnt.refused),
@@ -96,14 +124,44 @@ def lessons_document(series: LoadSeries, seen: LoadMeasurements, shown: int, own
     return document, learnt.profile
 
 
+def _scatter(runs: Sequence[MeasuredRun]) -> float:
+    """Of TPOT: the slowest run of a load over its fastest, less 1; the median over loads."""
+    loads: dict[str, list[float]] = {}
+    for run in runs:
+        loads.setdefault(run.label, []).append(run.measured["tpot"])
+    return median(max(times) / min(times) - 1 for times in loads.values())
+
+
 def own_profile(series: LoadSeries, given: str, lost_s: float) -> Profile:
     """What is known of the machine before any run: the profile that was named, or on CPUs one that is measured now."""
-    from commtax.catalog import profile as overlay
-    from commtax_lab.measure import own_constants
-
     job = series.job
     if given:
         return overlay.load(given)
     if job.device != "cpu":
         return Profile(job.plan(job.arch()).cluster.chip.key)
-    return overlay.parse(own_constants.calibrate(series.ranks_here, job.dtype, impls=[job.impl], lost_s=lost_s))
+    return _measure_cpu(job.tp, job.dtype, [job.impl], lost_s)
+
+
+def known_before(given: str, served: ServedLoads, lost_s: float) -> Profile:
+    """The same of a machine that vLLM served on: on CPUs the small engine's constants, with weights that are laid out once."""
+    chip = served.runs[0].cluster.chip.key
+    if chip != "cpu":
+        return overlay.load(given) if given else Profile(chip)
+    return lay_out_once(overlay.load(given) if given else _measure_cpu(served.tp, served.dtype, (), lost_s))
+
+
+def lay_out_once(own: Profile) -> Profile:
+    """A profile of an engine that packs its matrices when it loads them, as vLLM's CPU build does (``create_onednn_mm``).
+
+    The small engine multiplies them as they lie, and pays for it in every product with a few rows.
+    """
+    tables = {
+        name: {key: 0.0 if key.startswith("pack") else value for key, value in table.items()} for name, table in own.tables.items()
+    }
+    return replace(own, tables=tables)
+
+
+def _measure_cpu(ranks: int, dtype: str, impls: Sequence[str], lost_s: float) -> Profile:
+    from commtax_lab.measure import own_constants
+
+    return overlay.parse(own_constants.calibrate(least_known(ranks), dtype, impls=impls, lost_s=lost_s))

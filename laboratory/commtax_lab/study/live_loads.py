@@ -1,31 +1,32 @@
 """The small engine under several loads, one after the other: closed loops of clients whose requests have known lengths.
 
-All loads are served in rounds, each in an order of its own, so that a machine that drifts does not make one load look slow. A rank
-that has a core to itself and nobody to wait for is timed by its processor time: what others do on the machine is not in it.
+All loads are served in rounds, each in an order of its own, so that a machine that drifts does not make one load look slow. Ranks
+of one thread, alone or through shared memory, are timed by their processor time: what others do on the machine is not in it. A rank
+that waits for another looks for it at first, which is in that time, and sleeps only when the other is long in coming: because
+others have its core, most of all. The slowest rank's time counts.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple, Unpack
 
 import torch
 
-from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.own_constants import RANKS
-from commtax_lab.measure.worker import RankPlace, report
+from commtax_lab.measure.worker import RankPlace, gather, report
 from commtax_lab.study.small_engine_serving import BatchingEngine, requests, result, serve
 
 TARGET = "commtax_lab.study.live_loads:measure_loads"
-PROCESSOR, WALL = "the processor time of the rank", "wall time"
+PROCESSOR, WALL = "the processor time of the slowest rank", "wall time"
 
 
 class LiveLoad(NamedTuple):
@@ -61,7 +62,7 @@ class LoadSeries:
     @property
     def ranks_here(self) -> int:
         """Ranks that the machine is divided among, as its calibration divides it: the least number that it knows and suffices."""
-        return next((ranks for ranks in RANKS if ranks >= self.job.tp), self.job.tp)
+        return least_known(self.job.tp)
 
     def settle(self) -> LoadSeries:
         """With what depends on the machine filled in; requests that are longer than the model are refused."""
@@ -73,22 +74,20 @@ class LoadSeries:
         return settled
 
 
-class ServedLoad(NamedTuple):
-    """One load in one round, and how much longer than by its clock it took."""
+class LoadRound(NamedTuple):
+    """One load in one round, in seconds by its clock, and how much longer it took."""
 
-    load: int  # which
-    run: BenchmarkRun
+    ttft_s: float
+    tpot_s: float
+    duration_s: float
     wall_over_clock: float
 
 
 class MeasuredLoad(NamedTuple):
-    """A load with the medians over its rounds, in seconds."""
+    """A load with its rounds."""
 
     load: LiveLoad
-    ttft_s: float
-    tpot_s: float
-    duration_s: float
-    scatter: float  # of TPOT: the widest round over the narrowest, less 1
+    rounds: tuple[LoadRound, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +120,11 @@ def _load(clients: int, shape: tuple[float, float], count: int, spread: float, s
     return LiveLoad(clients, tuple(zip(*columns, strict=True)))
 
 
+def least_known(tp: int) -> int:
+    """The least number of ranks that a calibration knows and that suffices."""
+    return next((ranks for ranks in RANKS if ranks >= tp), tp)
+
+
 def run(series: LoadSeries, **launching: Unpack[launch.Launching]) -> LoadMeasurements:
     """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
     seen: LoadMeasurements = launch.run(TARGET, series, series.job.tp, device=series.job.device, **launching)
@@ -139,14 +143,14 @@ def measure_loads(where: RankPlace, series: LoadSeries) -> LoadMeasurements:
     if job.device == "cpu" and len(where.cores) > share:  # as many cores as a rank had when the machine was calibrated
         machine.pin_to_cores(where.cores[:share])
         torch.set_num_threads(share)
-    alone = job.device == "cpu" and where.size == 1 and torch.get_num_threads() == 1
+    by_core = job.device == "cpu" and torch.get_num_threads() == 1 and (where.size == 1 or job.impl == "shm")
     weights, group = job.load(a, where, where.device(job.device)), job.group(where)
     server = BatchingEngine(a, weights, group, series.slots, series.longest + 1)
     for load in series.loads:
         serve(server, requests(server, [(n, 2) for n, _ in load.sizes[: load.clients]], [0.0] * load.clients), clients=load.clients)
-    served = [_serve_load(server, series, i, alone) for i in _order(len(series.loads), series.rounds, job.seed)]
-    loads = tuple(_medians(load, [one for one in served if one.load == i]) for i, load in enumerate(series.loads))
-    return LoadMeasurements(loads, PROCESSOR if alone else WALL, median(one.wall_over_clock for one in served))
+    served = [(i, _serve_load(server, series, i, by_core)) for i in _order(len(series.loads), series.rounds, job.seed)]
+    loads = [MeasuredLoad(load, tuple(one for at, one in served if at == i)) for i, load in enumerate(series.loads)]
+    return LoadMeasurements(tuple(loads), PROCESSOR if by_core else WALL, median(one.wall_over_clock for _, one in served))
 
 
 def _order(loads: int, rounds: int, seed: int) -> list[int]:
@@ -155,8 +159,8 @@ def _order(loads: int, rounds: int, seed: int) -> list[int]:
     return [i for _ in range(rounds) for i in chance.sample(range(loads), loads)]
 
 
-def _serve_load(server: BatchingEngine, series: LoadSeries, index: int, alone: bool) -> ServedLoad:
-    clock: Callable[[], float] = time.thread_time if alone else time.perf_counter
+def _serve_load(server: BatchingEngine, series: LoadSeries, index: int, by_core: bool) -> LoadRound:
+    clock: Callable[[], float] = time.thread_time if by_core else time.perf_counter
     load = series.loads[index]
     queue = requests(server, load.sizes, [0.0] * len(load.sizes), series.job.seed)
     began = time.perf_counter()
@@ -164,11 +168,8 @@ def _serve_load(server: BatchingEngine, series: LoadSeries, index: int, alone: b
     wall = time.perf_counter() - began
     server.group.ledger.clear()
     report("load")
-    return ServedLoad(index, result(queue, took, series.job.tp, float("inf")), wall / took)
-
-
-def _medians(load: LiveLoad, rounds: Sequence[ServedLoad]) -> MeasuredLoad:
-    means = {metric: [one.run.stats[metric]["mean"] for one in rounds] for metric in ("ttft", "tpot")}
-    durations = [one.run.duration_s or 0.0 for one in rounds]
-    scatter = max(means["tpot"]) / min(means["tpot"]) - 1
-    return MeasuredLoad(load, median(means["ttft"]), median(means["tpot"]), median(durations), scatter)
+    means = result(queue, took, series.job.tp, float("inf")).stats
+    ttft_s, tpot_s, slowest_s = (
+        max(times) for times in zip(*gather((means["ttft"]["mean"], means["tpot"]["mean"], took)), strict=True)
+    )
+    return LoadRound(ttft_s, tpot_s, slowest_s, wall / slowest_s)

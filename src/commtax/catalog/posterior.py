@@ -9,11 +9,13 @@ with normal z and d. ``posterior.toml`` says how far each of them lies from depl
 deployments share that differ in chip, version or model; both were fitted on published runs
 (``benchmarks/fit_posterior.py``). A profiler's trace has the seconds of one part of a step, of products or the host, and its
 slopes are on the constants of that part alone. So the posterior is a formula. Constants of what is asked move by the mean of z,
-its latencies by that of d, and what is left is the range.
+its latencies by that of d, and what is left is the range. Where a deployment was run several times at one load and scattered more
+than runs usually do, its runs count for less, and no range of it is narrower than it repeats itself.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from math import pi
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +101,8 @@ class Posterior:
         self._places = np.array([_place(LoadPoint(x.clients, x.input_len, x.output_len)) for x in lessons]).reshape(-1, 3)
         self._metrics = np.array([MEASURED.index(x.metric) for x in lessons], int)
         self.residuals = np.array([x.residual for x in lessons])
-        self.noise = np.array([x.noise * self.known.smooth[x.metric].noise for x in lessons])
+        usual = np.array([self.known.smooth[x.metric].noise for x in lessons])
+        self.noise = np.array([x.noise for x in lessons]) * np.hypot(usual, [_own_scatter(x) for x in lessons])
 
     @cached_property
     def covariance(self) -> Array:
@@ -142,6 +145,12 @@ class Posterior:
         ours = [known[x.deployment] for x in self.lessons]
         return np.array([a for a, _ in ours]), np.stack([b for _, b in ours], axis=-1)
 
+    def scatter(self, asked: Deployment, metric: str) -> Number:
+        """Standard deviation of one run's logarithm beyond the usual noise: as lessons say it, most of all those that are alike."""
+        alike = self.shares(asked)[1] * (self._metrics == MEASURED.index(metric))
+        said = np.array([x.scatter for x in self.lessons]) ** 2
+        return np.asarray(np.sqrt(alike @ said / np.maximum(alike.sum(-1), np.finfo(float).tiny)))
+
     def changes(self, asked: Deployment) -> dict[str, Change]:
         """How the constants of a deployment move."""
         weights = self.shares(asked)[0][:, None] * self._slopes * self.spread**2
@@ -168,7 +177,9 @@ class Posterior:
         one = self.known.smooth[metric]
         before = (mine**2) @ self.spread**2 + one.offset**2 + one.local**2
         left = np.maximum(0.0, before - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)) + one.noise**2
-        sigma = self.scale(metric) * student_over_normal(self.freedom(metric)) * np.sqrt(left)
+        wider = self.scale(metric) * student_over_normal(self.freedom(metric))
+        scatter = np.broadcast_to(self.scatter(asked, metric), shape).reshape(-1)
+        sigma = np.hypot(wider * np.sqrt(left), scatter)  # of which no agreement of other loads takes anything
         return mean.reshape(shape)[()], sigma.reshape(shape)[()]
 
     def left_out(self) -> tuple[Array, Array]:
@@ -207,6 +218,11 @@ def metric_words(metric: str) -> str:
     ('TPOT', 'host')
     """
     return metric.upper() if metric in METRICS else metric
+
+
+def _own_scatter(lesson: RunLesson) -> float:
+    """Standard deviation that its repeats leave of a figure: of the mean of two, or of the median of more."""
+    return float(lesson.scatter * np.sqrt((pi / 2 if lesson.repeats > 2 else 1.0) / lesson.repeats))
 
 
 def _place(at: LoadPoint) -> tuple[Number, ...]:

@@ -1,8 +1,8 @@
 """Runs of engines in a profile's document: deployments, each with its runs, each with the latencies that it taught.
 
 ``[[deployment]]`` engine, version, chip, family, model, dtype, tp … ``[[deployment.run]]`` label, clients, lengths, and tables
-``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise and slopes. Of a profiled step, ``products``, ``attention`` …
-``host`` instead (``spec.STEP_PARTS``): clients are the sequences in it, and input_len what they see.
+``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise, repeats, scatter and slopes. Of a profiled step, ``products``,
+``attention`` … ``host`` instead (``spec.STEP_PARTS``): clients are the sequences in it, and input_len what they see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
 _SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
 _LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}
 """What a deployment that does not say it is."""
-_NOISE = 1.0
+_UNSAID = {f.name: f.default for f in fields(RunLesson) if f.name in physics.LATENCY and f.default is not MISSING}
+"""What a latency that does not say it has."""
 MOST = 1_000
 """Latencies of a profile: what they teach together takes time with the third power of their number."""
 
@@ -78,7 +79,7 @@ def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
         if metric in part.table:
             told = part.part(metric)
             told.check_known({*physics.LATENCY, "slopes"})
-            needed = {key: rule for key, rule in physics.LATENCY.items() if key != "noise"}
+            needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
             facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
             yield record_from(
                 RunLesson, {**facts, "deployment": deployment, "metric": metric, "slopes": _slopes(told.part("slopes"))}
@@ -127,7 +128,8 @@ def _run_row(run: TaughtRun) -> dict[str, object]:
 
 
 def _latency_row(lesson: RunLesson) -> dict[str, object]:
-    told = {key: getattr(lesson, key) for key in physics.LATENCY if key != "noise" or shorten(lesson.noise) != _NOISE}
+    every = {key: getattr(lesson, key) for key in physics.LATENCY}
+    told = {key: value for key, value in every.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
     return {**told, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
 
 

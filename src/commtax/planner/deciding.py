@@ -147,7 +147,7 @@ def _after(
 
 def _worlds(known: Foresight, normals: Array) -> Array:
     """Seconds of every latency (columns) in each world (rows)."""
-    root = _root(known.covariance) * known.usual
+    root = known.scale[:, None] * _root(known.covariance)
     return np.asarray(np.array([x.measured_s for x in known.latencies]) * np.exp(normals @ root.T))
 
 

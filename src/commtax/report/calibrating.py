@@ -1,9 +1,7 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
-import numpy as np
-
 from commtax.calibrate.measurements import Calibration, ConstantChange, ProfilePart
-from commtax.ledger import Z80
+from commtax.catalog.profile_moves import range_words
 from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
@@ -40,8 +38,7 @@ def _part_row(p: ProfilePart) -> tuple[str, ...]:
 
 def _sure(c: ConstantChange) -> str:
     """The 80 % range of a constant before and after."""
-    before, after = (f"±{np.expm1(Z80 * sigma):.0%}" for sigma in (c.sigma_before, c.sigma_after))
-    return f"{before} → {after}" if c.sigma_before else ""
+    return f"{range_words(c.sigma_before)} → {range_words(c.sigma_after)}" if c.sigma_before else ""
 
 
 def _value(c: ConstantChange, value: float | None) -> str:

@@ -66,8 +66,7 @@ def _show_runs(console: Console, own: Profile) -> None:
         say(console, deployment_words(deployment), "bold")
         held = list(runs)
         if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
-            rows = [(run.first.label, *_load(run.first), *(cell for m in LATENCIES for cell in _latency(run, m))) for run in served]
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, rows))
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]))
         if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
             cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
             show_table(console, PART_COLUMNS, cells)
@@ -76,9 +75,9 @@ def _show_runs(console: Console, own: Profile) -> None:
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
-MOVE_COLUMNS = ("its runs moved", ">by", ">deviation", ">before any run")
+MOVE_COLUMNS = ("its runs moved", ">by", ">80 % range", ">before any run")
 RUN_COLUMNS = (
-    *("run", ">clients", ">prompt", ">answer"),
+    *("run", ">repeats", ">clients", ">prompt", ">answer"),
     *(column for metric in LATENCIES for column in (f">{metric.upper()}", ">catalogue", ">off")),
 )
 
@@ -90,6 +89,12 @@ def deployment_words(d: Deployment) -> str:
     pools = ", prompts and answers apart" if d.disaggregated else ""
     served = f": {d.engine} {d.version}".rstrip() if d.engine else ""
     return f"{d.model or d.family or 'a model'}{kind} on {d.chip or 'a chip'}, {sizes}{pools}{served}"
+
+
+def _run_row(run: TaughtRun) -> tuple[str, ...]:
+    first = run.first
+    repeats = f"{first.repeats:,.0f}" if first.repeats > 1 else ""
+    return (first.label, repeats, *_load(first), *(cell for metric in LATENCIES for cell in _latency(run, metric)))
 
 
 def _load(lesson: RunLesson) -> tuple[str, ...]:

@@ -211,6 +211,8 @@ class RunLesson:
     slopes: Mapping[str, float]  # d ln(latency) / d ln(constant)
     noise: float = 1.0  # its own scatter over the usual one: more for a median, and for a run that others contradict
     label: str = ""
+    repeats: float = 1.0  # runs of this load, whose median it is
+    scatter: float = 0.0  # standard deviation of one run's logarithm, beyond the usual noise: as repeats of the deployment tell
 
 
 @dataclass(frozen=True, slots=True)

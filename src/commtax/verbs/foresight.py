@@ -55,6 +55,8 @@ class Foresight:
             gain = whole[told:, :told] @ np.linalg.inv(whole[:told, :told] + np.diag(noise[:told] ** 2))
             self.mean = gain @ seen.residuals
             self.covariance = self.covariance - gain @ whole[:told, told:]
+            more = [max(0.0, float(seen.scatter(x.deployment, x.metric)) ** 2 - x.scatter**2) / x.repeats for x in latencies]
+            self.noise = np.sqrt(self.noise**2 + np.array(more) / self._widening**2)
 
     def after(self, runs: Sequence[int]) -> Array:
         """The covariance that is left once these latencies are measured."""

@@ -12,15 +12,16 @@ from commtax.verbs.slopes import Slopes, step_shares
 
 
 class LearntRest(NamedTuple):
-    """What no constant explains of a latency: a logarithm; the standard deviation of the whole; and its errors over the usual."""
+    """What no constant explains of a latency: a logarithm; and how sure the whole is, as standard deviations of logarithms."""
 
     log: Number
     sigma: Number
-    scale: float
+    scale: float  # errors over the usual ones
+    scatter: Number  # of runs of one load
 
     def sigma_beside(self, catalogue: Number) -> Number:
-        """The deviation, no wider than it was before anything was learnt: but for runs that err more than is usual."""
-        return np.minimum(self.sigma, max(1.0, self.scale) * catalogue)
+        """The deviation, no wider than it was before anything was learnt: but for runs that err, or scatter, more than is usual."""
+        return np.minimum(self.sigma, np.hypot(max(1.0, self.scale) * catalogue, self.scatter))
 
 
 def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
@@ -28,7 +29,7 @@ def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: 
     assert q.profile
     asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
     post = posterior_of(q.profile)
-    return LearntRest(*post.rest(asked, metric, at, slopes), post.scale(metric))
+    return LearntRest(*post.rest(asked, metric, at, slopes), post.scale(metric), post.scatter(asked, metric))
 
 
 def learnt_step_sigma(q: Question, bill: Bill) -> Number:
