@@ -36,4 +36,4 @@ def learnt_step_sigma(q: Question, bill: Bill) -> Number:
     """Of a decode step: as of the time per token of so many clients. What no constant explains is no line: it counts as unsure."""
     at = LoadPoint(q.batch * q.plan.dp, q.context, np.ones_like(q.context))
     rest = learnt_rest(q, "tpot", at, step_shares(bill, q.engine, q.batch))
-    return np.hypot(rest.sigma_beside(bill.sigma), rest.log)
+    return np.hypot(rest.sigma, rest.log)
