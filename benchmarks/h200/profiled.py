@@ -15,7 +15,7 @@ import time
 
 import torch
 import torch._dynamo
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -38,7 +38,7 @@ def add_norm(x, rest, scale):  # one kernel in engines, and one here where torch
 
 def gate(x):
     a, b = x.chunk(2, dim=-1)
-    return F.silu(a) * b
+    return functional.silu(a) * b
 
 
 def rotate(x, cos, sin):
@@ -89,12 +89,12 @@ class Decoder:
         x = torch.zeros_like(rest)
         for (wqkv, wo, wup, wdown), kv in zip(self.layers, self.caches, strict=True):
             y, rest = self.norm(x, rest, self.ones)
-            q = self.put(F.linear(y, wqkv), self.cos, self.sin, kv[0], kv[1]).view(self.batch, KV, HEADS // KV, D)
-            seen = F.scaled_dot_product_attention(q, kv[0], kv[1])  # heads of a group as rows
-            y, rest = self.norm(F.linear(seen.reshape(self.batch, HEADS * D), wo), rest, self.ones)
-            x = F.linear(self.act(F.linear(y, wup)), wdown)
+            q = self.put(functional.linear(y, wqkv), self.cos, self.sin, kv[0], kv[1]).view(self.batch, KV, HEADS // KV, D)
+            seen = functional.scaled_dot_product_attention(q, kv[0], kv[1])  # heads of a group as rows
+            y, rest = self.norm(functional.linear(seen.reshape(self.batch, HEADS * D), wo), rest, self.ones)
+            x = functional.linear(self.act(functional.linear(y, wup)), wdown)
         y, _ = self.norm(x, rest, self.ones)
-        self.tokens.copy_(F.linear(y, self.head).argmax(-1))
+        self.tokens.copy_(functional.linear(y, self.head).argmax(-1))
 
 
 def timed(decoder, run):
