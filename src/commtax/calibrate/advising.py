@@ -145,12 +145,18 @@ def _best_beside(
     """The run that narrows the latencies asked for most beside others, the shortest of the best; None where none does."""
     which, shown = list(asked), [i for run in taken for i in (every or runs)[run]]
     now = known.shown(shown) if shown else known
-    before = np.log(now.sigma[which]).mean()
-    worth = {run: before - np.log(now.sigma_after(more, which)).mean() for run, more in runs.items() if run not in taken}
+    metrics = np.array([known.latencies[i].metric for i in which])
+    before = _usual_log(now.sigma[which], metrics)
+    worth = {run: before - _usual_log(now.sigma_after(more, which), metrics) for run, more in runs.items() if run not in taken}
     most = max(worth.values(), default=0.0)
     if most < LEVEL.least_worth:
         return None
     return min((run for run in worth if worth[run] >= LEVEL.as_good * most), key=lambda run: (seconds[run], -worth[run]))
+
+
+def _usual_log(sigma: Array, metrics: Array) -> float:
+    """The logarithm of the usual deviation (a root of mean squares) of each metric, all metrics alike."""
+    return float(np.mean([np.log(np.mean(sigma[metrics == metric] ** 2)) / 2 for metric in np.unique(metrics)]))
 
 
 def _width(known: Foresight, which: Sequence[int]) -> float:
