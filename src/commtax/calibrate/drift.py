@@ -112,7 +112,7 @@ def judge(
     slopes = {name: np.array([sum(x.slopes.get(c, 0.0) for c in held) for x in lessons]) for name, held in PARTS.items()}
     slopes |= {EVERYTHING: np.ones(len(lessons))}
     seen = {name: s for name, s in slopes.items() if s @ s > LEAST}
-    freedom = min(sum({x.metric: f for x, f in zip(lessons, foreseen.freedom.tolist(), strict=True)}.values()), LEVEL.tails)
+    freedom = min(float(foreseen.freedom.min()), LEVEL.tails)
     edge = _edge(LEVEL.level / len(seen), freedom) + _edge(2 * (1 - LEVEL.power), freedom)
     parts = tuple(_shift(name, s, off, inverse, freedom, edge) for name, s in seen.items())
     chance = min(1.0, len(parts) * min(part.probability for part in parts))
