@@ -52,6 +52,19 @@ def test_a_slow_host_is_told_at_other_loads():
     assert changes["host_s_per_seq"].log > 0.1
 
 
+def test_runs_stand_beside_those_that_a_profile_has_and_one_that_is_read_again_replaces_itself():
+    truth = slow_host()
+    runs = [measured(c, truth) for c in (1, 8, 32, 128)]
+    together, first = learn(runs, BLANK).profile, learn(runs[:2], BLANK).profile
+    later = learn(runs[2:], first).profile
+    assert sorted(x.label for x in later.lessons) == sorted(x.label for x in together.lessons)
+    assert float(asked(64, profile=later).tpot_s) == pytest.approx(float(asked(64, profile=together).tpot_s), rel=0.01)
+    again = learn([measured(8, truth, off=(1.1, 1.0))], later).profile
+    assert len(again.lessons) == len(later.lessons)
+    (tpot,) = (x for x in again.lessons if x.label == "c8.json" and x.metric == "tpot")
+    assert tpot.measured_s == pytest.approx(1.1 * runs[1].measured["tpot"])
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     st.lists(
