@@ -200,7 +200,8 @@ def test_times_grow_with_prompts(engine, pp, spread, apart, clients, tokens_in, 
     words |= {"engine": engine, "pp": pp, "spread": spread, "concurrency": clients, "output_len": tokens_out}
     s = simulate(input_len=lengths, kv_tokens=1e12, **words)
     if not apart:  # where longer contexts slow decoding down, prompts come to their own workers a little slower
-        assert np.all(np.diff(s.ttft_s) >= -1e-9 * s.ttft_s[1:])
+        # A step that prompts fill decodes for fewer requests where they are longer: TTFT of equal steps falls by a millionth.
+        assert np.all(np.diff(s.ttft_s) >= -1e-5 * s.ttft_s[1:])
     # A network of workers is solved to less than its figures show. Where a prompt less fits into a step, those that no longer share
     # one do not wait for each other: E2E of clients in lockstep falls, by up to 45 % of what it is then among 2,880 questions.
     alone = np.diff(8192 // lengths) < 0
