@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.calibrate.drift import LEVEL, check_drift, judge, tail
@@ -107,7 +107,15 @@ def test_an_upgrade_is_held_against_what_was_calibrated():
     assert any("0.1, which was calibrated" in note for note in found.notes)
 
 
-@settings(max_examples=10)
+def test_a_run_that_does_not_say_its_version_is_of_the_one_that_was_calibrated():
+    runs = [replace(run, options={**run.options, "engine": "vllm@0.12"}) for run in measured(scatter=0.01)]
+    own = replace(profile(runs), engine="vllm@0.12")
+    told, untold = (
+        check_drift([replace(r, options={**r.options, "engine": name}) for r in runs], own) for name in ("vllm@0.12", "vllm")
+    )
+    assert untold == told
+
+
 @given(st.permutations(range(len(LOADS))))
 def test_the_order_of_runs_does_not_matter(order):
     runs = measured(scatter=0.02, seed=4)

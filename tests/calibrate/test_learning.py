@@ -63,6 +63,14 @@ def test_runs_stand_beside_those_that_a_profile_has_and_one_that_is_read_again_r
     assert len(again.lessons) == len(later.lessons)
     (tpot,) = (x for x in again.lessons if x.label == "c8.json" and x.metric == "tpot")
     assert tpot.measured_s == pytest.approx(1.1 * runs[1].measured["tpot"])
+    elsewhere = learn([replace(runs[1], label="copy/c8.json")], later).profile
+    assert len(elsewhere.lessons) == len(later.lessons)  # the same load in another folder
+
+
+def test_one_of_three_runs_that_is_three_times_off_is_named_and_not_followed():
+    found = learn([measured(8), replace(measured(32, off=(3.0, 3.0)), label="odd.json"), measured(128)], BLANK)
+    assert {label for label, _ in found.odd} == {"odd.json: TPOT", "odd.json: TTFT"}
+    assert float(asked(64, profile=found.profile).tpot_s) == pytest.approx(float(asked(64).tpot_s), rel=0.1)
 
 
 @settings(max_examples=12, deadline=None)

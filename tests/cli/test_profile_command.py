@@ -102,7 +102,11 @@ def test_diff_pairs_runs_whatever_the_version(files):
 def test_check_says_what_was_not_seen(files):
     done = run_here("profile", "check", files / "box.toml", "-c", "8xh100-sxm", "-m", "llama-3.1-8b", "-tp", 8, "-e", "vllm@0.13")
     assert done.returncode == 0
-    for words in ("can be read, and holds physics", "not seen: version 0.13 (seen 0.12)", "not seen: tp 8 (seen 2 and 4)"):
+    for words in (
+        "can be read, and nothing in it beats the hardware",
+        "not seen: version 0.13 (seen 0.12)",
+        "not seen: tp 8 (seen 2 and 4)",
+    ):
         assert words in done.stdout
     assert "seen: chip h100-sxm, link inside nvlink4, engine vllm, model llama-3.1-8b" in done.stdout
 

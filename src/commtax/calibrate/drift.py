@@ -12,7 +12,7 @@ directions that were looked along. Single runs that are odd for no reason have w
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, lgamma
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from commtax.records import dataclass
 from commtax.spec import Deployment, Profile, RunLesson
 from commtax.statement import Refusal
 from commtax.verbs.foresight import Foresight
+from commtax.verbs.keywords import SimulateOptions
 
 COUNT, LEVEL = thresholds(__name__)
 PARTS: Mapping[str, Sequence[str]] = table("calibrate/parts.toml")["parts"]
@@ -77,11 +78,19 @@ class DriftCheck:
 
 def check_drift(runs: Sequence[Measured], own: Profile) -> DriftCheck:
     """New runs of a deployment against a profile that knows it."""
-    lessons, refused = observe(runs, own)
+    lessons, refused = observe([_of_known_version(run, own.engine) for run in runs], own)
     if not lessons:
         raise Refusal(f"check: {refused[0] if refused else 'no file holds a run that can be compared'}")
     renamed, notes = same_versions(lessons, own.lessons)
     return judge(renamed, own.lessons, notes=(*notes, *refused))
+
+
+def _of_known_version(run: Measured, known: str) -> Measured:
+    """A run of the profile's engine in the version that was calibrated, where nobody says which ran."""
+    key, _, version = str(run.options["engine"]).partition("@")
+    if version or not known.startswith(f"{key}@"):
+        return run
+    return replace(run, options=cast(SimulateOptions, {**run.options, "engine": known}))
 
 
 def same_versions(lessons: Sequence[RunLesson], learnt: Sequence[RunLesson]) -> tuple[list[RunLesson], tuple[str, ...]]:

@@ -64,8 +64,8 @@ def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
     kept = [one.without_strange() for one, why in asked if not why]
     possible = _without_repeats([one for one, _ in kept])
     fresh = [lesson for one in possible for lesson in one.lessons(blank)]
-    told = {_name_of(x) for x in fresh}
-    held = [x for x in own.lessons if _name_of(x) not in told]
+    told = {_place_of(x) for x in fresh}
+    held = [x for x in own.lessons if _place_of(x) not in told]
     lessons = doubt([*held, *fresh])
     for _ in range(COUNT.rounds):
         moved = replace(own, lessons=tuple(lessons))
@@ -82,9 +82,9 @@ def observe(runs: Sequence[Measured], own: Profile) -> tuple[list[RunLesson], tu
     return [lesson for one in possible for lesson in one.lessons(own)], tuple(why for _, why in asked if why)
 
 
-def _name_of(x: RunLesson) -> tuple[object, ...]:
-    """What a lesson is of: a run that is read again replaces what a profile held of it."""
-    return (x.label, x.deployment, x.metric, x.clients, x.input_len, x.output_len)
+def _place_of(x: RunLesson) -> tuple[object, ...]:
+    """What a lesson is of: a new run of a load replaces what a profile held of it. Repeats are given in one call."""
+    return (x.deployment, x.metric, *(f"{size:.4g}" for size in (x.clients, x.input_len, x.output_len)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +194,19 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
     judged = _can_be_contradicted(lessons)
     if not judged.any():
         return list(lessons)
-    said, own = np.array([x.noise for x in lessons]), Posterior(lessons, known).noise
+    post = Posterior(lessons, known)
+    said, own = np.array([x.noise for x in lessons]), post.noise
+    off, sigma = (
+        post.residuals,
+        np.sqrt(np.diag(post.covariance)),
+    )  # at first by what is usual alone, so that none pulls the others …
     doubted = list(lessons)
     for _ in range(COUNT.doubts):
-        post = Posterior(doubted, known)
-        off, sigma = post.left_out()
         far = float(np.median((np.abs(off) / np.hypot(sigma, own))[judged])) / MEDIAN
-        believed = (
-            np.abs(off) / LEVEL.doubted / max(1.0, far)
-        )  # where all are far off, the deployment is unlike others and no run is odd
+        believed = np.abs(off) / LEVEL.doubted / max(1.0, far)  # where all are far off, the deployment is unlike others
         times = np.where(judged, np.sqrt(np.maximum(own**2, believed**2 - sigma**2)) / own, 1.0)
         doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, said, times, strict=True)]
+        off, sigma = Posterior(doubted, known).left_out()  # … then by the others
     return doubted
 
 

@@ -101,7 +101,7 @@ def part_lessons(step: MeasuredStep, base: PricedStep, now: PricedStep) -> Itera
     logs = dict(q.engine.paces.learnt)
     seqs = float(work.samples)
     seen = float(work.cached_tokens + work.prefill_tokens + work.past_tokens) / max(1.0, seqs)
-    for part, seconds in sorted(step.parts.items()):
+    for part, seconds in sorted(comparable(step, now).items()):
         slopes = now.slopes(part, bool(work.prefill_seqs))
         off = np.log(seconds / now.seconds[part]) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
         yield RunLesson(

@@ -50,7 +50,7 @@ def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) ->
     written = [name for name in WRITES if not (given.check and name in PROFILED)]
     refuse(given, written, "belongs to a profile that is written, not to --next, --for or --check")
     if given.check:
-        refuse(given, ("next_runs", "decision"), "is asked beside --check; ask for one of them")
+        refuse(given, ("next_runs", "decision"), "cannot be combined with --check")
         _check(files, output, given)
     if given.decision:
         refuse(given, ("model", PLACE[0], "tp", *LOAD, "pasted"), "is said by the plan command of --for")

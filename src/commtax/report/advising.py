@@ -29,7 +29,7 @@ def show_advice(console: Console, advice: Advice) -> None:
         say(console, run.command or "(this engine has no serving benchmark that commtax can write)")
     if not advice.helps:
         notes(console, [f"no {'further ' if advice.runs else ''}run would narrow these ranges by as much as 1 %"])
-    notes(console, ["ranges hold 80 % of runs, as if a deployment had the usual scatter; minutes are of 10 requests per client"])
+    notes(console, ["80 % ranges, if runs scatter as they usually do; minutes are for 10 requests per client"])
 
 
 def advised_words(run: AdvisedRun) -> str:
@@ -73,7 +73,7 @@ def advice_document(advice: Advice) -> Record:
 def show_settlement(console: Console, found: Settlement) -> None:
     """How sure the recommendation is, who may beat it, and what would tell."""
     say(console, f"recommended: {found.recommended}", "bold")
-    within = f"no other of the best is more than {found.margin:.0%} better"
+    within = f"no other plan is more than {found.margin:.0%} better"
     say(console, f"right with a probability of {percent(found.right)} ({within}); expected loss {found.loss:.1%} of the best")
     if found.rivals:
         show_table(console, ("may be better", ">probability"), [(name, percent(share)) for name, share in found.rivals])
@@ -109,7 +109,7 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", _seen_from(p.visible)) for p in found.parts]
     show_table(console, ("if this alone moved", ">by", ">80 % range", ">seen from"), rows)
     alarms = f"{found.level:.0%} of unchanged machines are called drifted, by chance"
-    notes(console, [f"{alarms}; runs as odd as these come from {percent(found.probability)} of them", *found.notes])
+    notes(console, [f"{alarms}; {percent(found.probability)} of them would show runs as unusual as these", *found.notes])
 
 
 def _seen_from(visible: float) -> str:

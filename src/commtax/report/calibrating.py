@@ -25,7 +25,8 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
         rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
         more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
         notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
-    notes(console, (*calibration.notes, *calibration.refused))
+    learnt = ["after: each run as the others predict it; before: as the catalogue does"] if calibration.profile.lessons else []
+    notes(console, (*learnt, *calibration.notes, *calibration.refused))
     if calibration.wish:
         say(console, f"measure next: {calibration.wish.what}", "bold yellow")
     notes(console, [f"every command takes it: commtax simulate MODEL --profile {path}"])

@@ -201,7 +201,7 @@ def difference_document(found: ProfileDifference) -> Record:
 def show_coverage(console: Console, found: ProfileCoverage) -> None:
     """That it holds, then what of the question it tells of and what not."""
     own = found.profile
-    say(console, f"profile {own.name}: can be read, and holds physics ({', '.join(parts_of(own))})", "bold")
+    say(console, f"profile {own.name}: can be read, and nothing in it beats the hardware ({', '.join(parts_of(own))})", "bold")
     for line in _verdicts(found):
         say(console, line)
 
