@@ -26,10 +26,10 @@ def test_tails_are_those_of_tables(square, directions, freedom, wanted):
     assert tail(square, directions, freedom) == pytest.approx(wanted, rel=0.01)
 
 
-@given(st.floats(0, 100), st.floats(0.01, 10), st.integers(1, 12), st.floats(3, 40))
+@given(st.floats(0, 100), st.floats(0.01, 10), st.integers(1, 4), st.floats(3, 40))
 def test_larger_squares_are_rarer(square, more, directions, freedom):
     rarer, usual = tail(square + more, directions, freedom), tail(square, directions, freedom)
-    assert 0 <= rarer <= usual + 1e-4 <= 1 + 2e-4  # what the quadrature keeps near 1
+    assert 0 <= rarer <= usual + 1e-6 <= 1 + 1e-6  # what the quadrature keeps; checks ask along one direction
 
 
 def test_the_same_machine_is_the_same():
