@@ -44,9 +44,9 @@ def calibrate(
     """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
     ``launch`` is the command that started what was measured, or a file with it, where no log or script beside the results says it.
-    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them; the first and the third of
-    traces, too: sequences in a step, and what they see. ``profile`` is what is
-    known of the machine already, laid over the catalogue.
+    ``batch``, ``concurrency``, ``input_len`` and ``output_len`` are of benchmarks that do not say them; ``batch`` and ``input_len``
+    of traces, too: sequences in a step, and what they see. ``profile`` is what is known of the machine already, laid over the
+    catalogue.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")

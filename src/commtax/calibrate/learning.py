@@ -196,17 +196,15 @@ def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[Ru
         return list(lessons)
     post = Posterior(lessons, known)
     said, own = np.array([x.noise for x in lessons]), post.noise
-    off, sigma = (
-        post.residuals,
-        np.sqrt(np.diag(post.covariance)),
-    )  # at first by what is usual alone, so that none pulls the others …
+    # At first by what is usual alone, which no run pulls; then by the others.
+    off, sigma = post.residuals, np.sqrt(np.diag(post.covariance))
     doubted = list(lessons)
     for _ in range(COUNT.doubts):
         far = float(np.median((np.abs(off) / np.hypot(sigma, own))[judged])) / MEDIAN
         believed = np.abs(off) / LEVEL.doubted / max(1.0, far)  # where all are far off, the deployment is unlike others
         times = np.where(judged, np.sqrt(np.maximum(own**2, believed**2 - sigma**2)) / own, 1.0)
         doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, said, times, strict=True)]
-        off, sigma = Posterior(doubted, known).left_out()  # … then by the others
+        off, sigma = Posterior(doubted, known).left_out()
     return doubted
 
 
