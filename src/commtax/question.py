@@ -16,6 +16,7 @@ import numpy as np
 from commtax.records import dataclass
 from commtax.spec import Cluster, Condition, Engine, Model, Number, Plan, Profile, TrainStep, Workload
 from commtax.spec.stream import Lengths, RequestStream
+from commtax.spec.technique import NO_TECHNIQUES, Techniques
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
@@ -205,6 +206,7 @@ class Question:
     speculative: int = 0  # drafted tokens a sequence
     pictures: Pictures = Pictures()
     what_if: WhatIf = AS_IT_IS
+    techniques: Techniques = NO_TECHNIQUES
     limits: Limits = Limits()
     requests: Requests = Requests()
     offered: OfferedRequests = OfferedRequests()
@@ -278,7 +280,15 @@ class Question:
         return replace(self, limits=Limits(), requests=Requests(), offered=OfferedRequests(), goal=Goal(), notes=(), codes=0)
 
 
-_KINDS = {"plan": Plan, "what_if": WhatIf, "limits": Limits, "requests": Requests, "offered": OfferedRequests, "goal": Goal}
+_KINDS = {
+    "plan": Plan,
+    "what_if": WhatIf,
+    "techniques": Techniques,
+    "limits": Limits,
+    "requests": Requests,
+    "offered": OfferedRequests,
+    "goal": Goal,
+}
 PARTS: Mapping[str, tuple[str, ...]] = {
     part: tuple(f.name for f in fields(kind)) for part, kind in (_KINDS | {"pictures": Pictures}).items()
 }

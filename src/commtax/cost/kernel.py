@@ -9,7 +9,20 @@ from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass
-from commtax.spec import DTYPE_BYTES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Quant, Workload
+from commtax.spec import (
+    DTYPE_BYTES,
+    NO_TECHNIQUES,
+    Cluster,
+    Engine,
+    Fabric,
+    KernelConstants,
+    Model,
+    Number,
+    Plan,
+    Quant,
+    Techniques,
+    Workload,
+)
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
@@ -146,5 +159,6 @@ class PricingTerms:
     fabric: Fabric
     constants: KernelConstants
     settings: WhatIf = AS_IT_IS
+    techniques: Techniques = NO_TECHNIQUES
     known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
     measured: bool = False  # runs had this engine, chip and number format

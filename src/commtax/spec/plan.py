@@ -74,6 +74,7 @@ class Plan:
     dp: Number = 1
     ep: Number = 1
     cp: Number = 1
+    dcp: Number = 1  # of a replica's tp ranks, so many split a cached sequence among them
     sequence_parallel: bool = False
     zero: int = 0
     replicas: Number = 1  # servers of their own beside each other, each such a plan

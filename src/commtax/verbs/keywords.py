@@ -16,9 +16,10 @@ BillOptions = TypedDict("BillOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
-    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
-    "overlap": float, "library": str, "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number,
-    "shard": Number, "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
+    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
+    "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number,
+    "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 TrainBillOptions = TypedDict("TrainBillOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
@@ -32,15 +33,16 @@ TrafficOptions = TypedDict("TrafficOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
-    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "sampling": str, "micro_batch": Numbers, "zero": int | None,
-    "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number}, total=False)
+    "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "eager": bool, "ep_backend": str, "sampling": str,
+    "micro_batch": Numbers, "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number,
+    "shard": Number}, total=False)
 
 FitOptions = TypedDict("FitOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "tower": str, "eager": bool, "max_model_len": int | None, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
-    "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None}, total=False)
+    "replicas": Numbers, "tower": str, "technique": str, "dcp": Numbers, "eager": bool, "max_model_len": int | None,
+    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
+    "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None}, total=False)
 
 TrainFitOptions = TypedDict("TrainFitOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
@@ -51,19 +53,20 @@ TrainFitOptions = TypedDict("TrainFitOptions", {
 SimulateOptions = TypedDict("SimulateOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "eager": bool, "ep_backend": str,
-    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "concurrency": Numbers, "prefix_cache": float,
-    "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None, "spread": Number,
-    "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
-    "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
-    "bandwidth_scale": Number}, total=False)
+    "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "technique": str, "dcp": Numbers,
+    "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
+    "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "gpu_memory_utilization": float | None, "concurrency": Numbers, "prefix_cache": float, "kv_tokens": Number | None,
+    "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None, "spread": Number, "disaggregated": bool,
+    "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None, "decode_workers": int | None,
+    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 ServeOptions = TypedDict("ServeOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "tower": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
-    "overlap": float, "library": str, "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "replicas": Numbers, "tower": str, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
+    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
+    "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
     "gpu_memory_utilization": float | None, "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str,
     "state_slots": int | None, "concurrency": int, "request_rate": float, "trace": str | PathLike[str] | RequestStream,
     "duration": float | str | None, "burstiness": float, "unique_prompts": int | None, "shared_prefix": int,
@@ -74,19 +77,20 @@ ServeOptions = TypedDict("ServeOptions", {
     "bandwidth_scale": Number}, total=False)
 
 PlanOptions = TypedDict("PlanOptions", {
-    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "eager": bool, "ep_backend": str,
-    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "input_len": int, "output_len": int,
-    "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
-    "bandwidth_scale": Number}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "technique": str,
+    "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
+    "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "gpu_memory_utilization": float | None, "input_len": int, "output_len": int, "spread": float, "disaggregated": bool,
+    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanFleetOptions = TypedDict("PlanFleetOptions", {
-    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "eager": bool, "ep_backend": str,
-    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float, "unique_prompts": int | None,
-    "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str, "output_len": int | str,
-    "num_prompts": int | None, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None,
-    "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "technique": str,
+    "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
+    "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "gpu_memory_utilization": float | None, "burstiness": float, "unique_prompts": int | None, "shared_prefix": int,
+    "prefix_cache": float, "router": str, "seed": int, "input_len": int | str, "output_len": int | str, "num_prompts": int | None,
+    "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
+    "bandwidth_scale": Number}, total=False)
 
 PlanTrainingOptions = TypedDict("PlanTrainingOptions", {
     "engine": str | Engine, "profile": Profiles | None, "dtype": str, "eager": bool, "ep_backend": str, "imbalance": float,
@@ -97,17 +101,18 @@ CompareOptions = TypedDict("CompareOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
-    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
-    "overlap": float, "library": str, "micro_batch": Numbers, "global_batch": int, "zero": int | None, "hsdp": Number,
-    "recompute": str, "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number,
-    "shard": Number, "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float,
-    "local_tokens": int}, total=False)
+    "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
+    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
+    "micro_batch": Numbers, "global_batch": int, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str,
+    "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
+    "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float, "local_tokens": int}, total=False)
 
 ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
-    "tower": str, "speculative": int, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float,
-    "overlap": float, "library": str, "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str,
-    "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
-    "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)
+    "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
+    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
+    "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int,
+    "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float,
+    "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)

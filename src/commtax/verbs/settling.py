@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog import transfer
+from commtax.catalog import techniques, transfer
 from commtax.catalog.transfer import Setting
 from commtax.cost import legality
 from commtax.cost.caches import with_states
@@ -67,7 +67,8 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
-    asked = asked.but(**given)
+    on = techniques.changes_of(text) if (text := str(given.pop("technique", ""))) else {}
+    asked = asked.but(**{**given, **on})
     if asked.trains and "microbatches" in given:
         return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
     return asked
@@ -229,7 +230,7 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = constants(q.profile, q.engine, chip)
     else:
         kernels = catalog.kernel_constants(q.engine, chip)
-    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, *_known_spread(q))
+    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *_known_spread(q))
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:
