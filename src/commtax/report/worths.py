@@ -34,7 +34,8 @@ def _requests_text(w: Worth) -> str:
     rate = asked.offered.request_rate
     load = f"{rate:g} requests/s" if rate else plural(int(asked.requests.concurrency), "client")
     lengths = f"{asked.requests.input_len:,.0f} tokens in, {asked.requests.output_len:,.0f} out"
-    return f"{load}, {lengths}: TTFT {format_seconds(r.ttft_s)}, TPOT {format_seconds(r.tpot_s)}, {r.tokens_per_s:,.1f} output tokens/s"
+    times = f"TTFT {format_seconds(r.ttft_s)}, TPOT {format_seconds(r.tpot_s)}"
+    return f"{load}, {lengths}: {times}, {r.tokens_per_s:,.1f} output tokens/s"
 
 
 def _verdict(w: Worth) -> str:
@@ -82,7 +83,7 @@ def _pay_text(pays: PayRange) -> str:
 def _remarks(w: Worth) -> Iterator[str]:
     yield "gain: output tokens/s with the technique alone over those without; --technique prices several of them together"
     if any(not isnan(row.full_gain) for row in w.here):
-        yield f"full: gain at the largest batch that fits with {w.question.context:,.0f} tokens each, where there is other room for KV"
+        yield f"full: gain at the largest batch of {w.question.context:,.0f} tokens each that fits, where the room for KV changes"
     for row in w.here:
         if row.technique.source:
             yield f"{row.asked}: {row.technique.title} ({row.technique.source})"
