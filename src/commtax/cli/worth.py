@@ -4,6 +4,7 @@ import click
 
 from commtax.cli.options import GivenOptions, Verb, VerbSubject, add_verb_options
 from commtax.cli.order import read
+from commtax.cli.output import write_page
 from commtax.verbs.worth import worth_of
 
 
@@ -23,4 +24,8 @@ def worth_command(model: str | None, **options: object) -> None:
     of_requests = given.concurrency is not None or given.request_rate is not None
     order = read(model or "", given, "worth", VerbSubject.LOOP if of_requests else VerbSubject.STEP)
     weighed = worth_of(order.question, of_requests)
+    if given.html:
+        from commtax.web.pages import worth_page
+
+        write_page(given.html, worth_page, weighed)
     order.output.answer(worths.worth_document, worths.show_worth, weighed)

@@ -22,7 +22,10 @@ def show_worth(console: Console, w: Worth) -> None:
         say(console, f"{served_step(q)}; without any: step {format_seconds(b.step_s)}, {b.tokens_per_s:,.1f} tokens/s", "dim")
     say(console, _verdict(w), "bold yellow")
     columns = ("technique", ">tokens/s", ">gain", ">range", ">step", ">TTFT", ">TPOT", ">KV tokens", ">full", "pays", "flag")
-    show_table(console, *drop_empty_columns(columns, [_cells(row, w) for row in w.here]))
+    if w.here:
+        show_table(console, *drop_empty_columns(columns, [_cells(row, w) for row in w.here]))
+    if w.idle:
+        say(console, f"change nothing here: {', '.join(row.asked for row in w.idle)}", "dim")
     if w.refused:
         show_table(console, ("not here", "why"), [(row.technique.key, row.refused) for row in w.refused])
     notes(console, _remarks(w))
@@ -93,5 +96,8 @@ def _remarks(w: Worth) -> Iterator[str]:
 
 def worth_document(w: Worth) -> Record:
     """``worth --json``."""
-    rows = [record("worth-row", row=row, technique=row.technique, pays=row.pays) for row in w.rows]
-    return document("worth", w.question, worth=w, bill=w.bill, rows=rows)
+    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), rows=[worth_row(row) for row in w.rows])
+
+
+def worth_row(row: TechniqueWorth) -> Record:
+    return record("worth-row", row=row, technique=row.technique, pays=row.pays)

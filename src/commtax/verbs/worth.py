@@ -80,6 +80,10 @@ class TechniqueWorth:
     notes: tuple[str, ...] = ()
 
     @property
+    def idle(self) -> bool:
+        return self.verdict == "changes nothing" and not self.pays
+
+    @property
     def verdict(self) -> str:
         """``gains``, ``loses`` or ``changes nothing``; or that it cannot be had."""
         if self.refused:
@@ -99,7 +103,13 @@ class Worth:
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
-        return tuple(row for row in self.rows if not row.refused)
+        """Techniques that change something, here or at another batch or length."""
+        return tuple(row for row in self.rows if not row.refused and not row.idle)
+
+    @property
+    def idle(self) -> tuple[TechniqueWorth, ...]:
+        """… and those that change nothing anywhere near."""
+        return tuple(row for row in self.rows if row.idle)
 
     @property
     def refused(self) -> tuple[TechniqueWorth, ...]:
