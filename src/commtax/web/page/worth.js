@@ -26,15 +26,16 @@ function cells(row, room, apply) {
 }
 
 export function drawWorth(host, worth, apply) {
-  const here = worth.weighed.filter((row) => !row.refused);
-  const rest = worth.weighed.filter((row) => row.refused);
+  const idle = (row) => row.verdict === "changes nothing" && !row.pays.length;
+  const here = worth.weighed.filter((row) => !row.refused && !idle(row));
+  const rest = worth.weighed.filter((row) => row.refused || idle(row));
   const head = el("tr", null, COLUMNS.map((title) => el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : null }, title)));
   const body = here.map((row) => el("tr", null, cells(row, worth.kv_tokens, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: NUMBERS.has(COLUMNS[i]) ? "number" : null }, cell))));
-  const others = rest.map((row) => el("tr", null, el("th", { scope: "row" }, row.technique), el("td", null, row.refused)));
+  const others = rest.map((row) => el("tr", null, el("th", { scope: "row" }, row.technique), el("td", null, row.refused || "changes nothing here")));
   paint(
     host,
     el("p", null, worth.verdict),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Techniques, best first" }, el("table", { class: "worth" }, el("caption", { class: "unseen" }, "What each technique is worth here"), el("thead", null, head), el("tbody", null, body))),
-    rest.length ? el("details", { class: "rejected" }, el("summary", null, "Techniques that cannot be had here"), el("div", { class: "scroll" }, el("table", null, el("tbody", null, others)))) : null,
+    rest.length ? el("details", { class: "rejected" }, el("summary", null, "Techniques that change nothing or cannot be had here"), el("div", { class: "scroll" }, el("table", null, el("tbody", null, others)))) : null,
   );
 }
