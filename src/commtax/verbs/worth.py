@@ -7,7 +7,7 @@ what they share cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Unpack
 
@@ -133,7 +133,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
     q = settle(put.but(input_len=int(put.context)) if requests else put)
-    weigh = _Scale(q, requests)
+    weigh = Scale(q, requests)
     rows = [weigh.row(one) for one in techniques().values()]
     return Worth(q, weigh.bill, weigh.fit.kv_tokens, tuple(sorted(rows, key=_rank)), weigh.requests)
 
@@ -147,25 +147,31 @@ def flag_of(one: Technique, q: Question) -> str:
     return one.flags.get(program_of(q.engine).key, "")
 
 
-class _Scale:
-    """One question, priced once, that techniques are weighed on."""
+class Scale:
+    """One question, priced once, that techniques are weighed on; ``flips``: also along axes."""
 
-    def __init__(self, q: Settled, requests: bool) -> None:
+    def __init__(self, q: Settled, requests: bool = False, flips: bool = True) -> None:
         self.question, self.bill = q, price(q)
         self.fit = fit_of_bill(self.bill)
         self.requests = _served(q) if requests else None
-        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in _grids(q).items()}
+        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in _grids(q).items()} if flips else {}
 
     def row(self, one: Technique) -> TechniqueWorth:
         """The best of a technique's usual values; where none can be had, why."""
         tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
         return min(tried, key=_rank)
 
+    def gain(self, text: str) -> float:
+        """Tokens/s with several techniques over those without; 0 where they cannot be had together."""
+        try:
+            return float(price(self.question.but(**changes_of(text))).tokens_per_s / self.bill.tokens_per_s)
+        except ValueError:
+            return 0.0
+
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
         flag = flag_of(one, self.question)
         try:
-            changes = changes_of(asked)
-            q = self.question.but(**changes)
+            q = self.question.but(**changes_of(asked))
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "on already")
             if not flag:
@@ -265,8 +271,3 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
             for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
                 sums[name] = sums.get(name, 0.0) + share
     return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
-
-
-def gaining(rows: Sequence[TechniqueWorth], least: float) -> Iterator[TechniqueWorth]:
-    """Techniques that fit and gain at least so much."""
-    return (row for row in rows if not row.refused and row.fits and row.gain >= 1 + least)
