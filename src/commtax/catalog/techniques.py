@@ -48,7 +48,8 @@ def asked_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
         if name.strip() == NONE and not equals:
             continue
         one = technique(name)
-        given = tuple(value.strip() for value in (values or one.usual).split(":")) if equals or one.usual else ()
+        told = values if equals else (one.usual.split() or [""])[0]
+        given = tuple(value.strip() for value in told.split(":")) if equals or told else ()
         _check_values(one, given)
         yield one, given
 
@@ -83,7 +84,7 @@ def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
 
 
 def _text_where_on(q: Question, one: Technique) -> str:
-    values = [_field(q, name.strip("?")) for name in one.takes]
+    values = [value if (value := _field(q, name.strip("?"))) != one.sets.get(name.strip("?")) else None for name in one.takes]
     named = not one.words or values[0] in one.words.values()
     on = all(_field(q, name) == value for name, value in one.sets.items()) if one.sets else any(values) and named
     return _written(one, values) if on else ""

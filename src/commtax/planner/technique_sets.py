@@ -52,7 +52,7 @@ def _leading(plain: ServingPlans) -> list[int]:
 
 
 def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
-    """What gains on the decode step of plan ``i``, joined as long as the next gains on top; and what makes room for more of them."""
+    """What gains on the decode step of plan ``i``, joined while the next gains on top; and what makes room for more of them."""
     scale = Scale(plain.step_of(plain.plans, i).question, flips=False)
     rows = [
         row for one in techniques().values() if not (one.lossy or SEARCHED & {*one.sets, *one.takes}) for row in [scale.row(one)]
