@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from cli_run import run_here as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here as run
 from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
 from commtax.statement import Refusal
 from commtax.verbs.fitting import fit_of_bill
