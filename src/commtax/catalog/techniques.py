@@ -77,7 +77,7 @@ def changes_of(text: str) -> dict[str, object]:
 
 def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
     """The techniques that are on in a question, each as ``--technique`` takes it; what a plan says by itself is among them."""
-    on = {one.key: (one, text) for one in techniques().values() if (text := _text_where_on(q, one))}
+    on = {} if q.trains else {one.key: (one, text) for one in techniques().values() if (text := _text_where_on(q, one))}
     for one, text in on.values():
         if not any(one.sets and one.sets.items() < other.sets.items() for other, _ in on.values()):  # which another one includes
             yield one, text
