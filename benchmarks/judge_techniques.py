@@ -69,6 +69,19 @@ def _shares(title: str, what: str, rows: Sequence[ScoredTechnique], readings: Te
     return f"| {title} | {what} | {sum(one.priced for one in rows)} of {len(rows)} | {' | '.join(cells)} |"
 
 
+def source_lines(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> Iterator[str]:
+    """The same by source."""
+    yield "| source | | priced | sign right | near |"
+    yield "|---|---|---:|---:|---:|"
+    for source in dict.fromkeys(one.row.source for one in rows):
+        own = [one for one in rows if one.row.source == source]
+        sign = share_right(own, lambda one: sign_is_right(one, readings))
+        near = share_right(own, lambda one: is_within(one, readings))
+        shares = [f"{x.right} of {x.rows}" if x.rows else "–" for x in (sign, near)]
+        kept = "held out" if own[0].row.held else "free"
+        yield f"| <{source}> | {kept} | {sum(one.priced for one in own)} of {len(own)} | {' | '.join(shares)} |"
+
+
 def flip_lines(flips: Iterable[ScoredFlip], readings: TechniqueReadings) -> Iterator[str]:
     bars = readings.bars
     right = rows = 0
@@ -165,6 +178,7 @@ def page(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> str:
         "": judge(rows, readings),
         "Where they flip": flip_lines(flips, readings),
         "Anchors": anchor_lines(scored, readings),
+        "By source": source_lines(rows, readings),
         "Rows": table,
         "The figure after alone": alone_lines(rows, readings),
         "Misses": missed_lines(rows, readings),
