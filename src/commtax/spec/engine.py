@@ -180,6 +180,16 @@ class StateHabits:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """How an engine runs what drafts tokens."""
+
+    drafters: tuple[str, ...] = ()  # the kinds that it has
+    draft_step_s: float = 0.0  # a step with drafts makes the GPU wait this much longer for the host: who accepts what is read back
+    draft_pass_s: float = 0.0  # a forward pass of a drafter is launched piece by piece and takes no less than this
+    draft_seq_s: float = 0.0  # looking drafts up in the text takes the host this long for each sequence
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingHabits:
     """How a training framework runs a step."""
 
@@ -279,6 +289,7 @@ class Engine:
     serves: Scheduling = Scheduling()
     memory: MemoryHabits = MemoryHabits()
     states: StateHabits = StateHabits()
+    drafts: Drafting = Drafting()
     trains: TrainingHabits = TrainingHabits()
     mixes: TrainedExperts = TrainedExperts()
     spread: TrainingSpread = TrainingSpread()
