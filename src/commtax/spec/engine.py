@@ -20,6 +20,7 @@ class Sending:
     graph_sizes: tuple[int, ...] = ()  # captured batch sizes; a batch is padded up to the next
     graph_rows: float = float("inf")  # … of at most so many rows on this chip …
     graph_rows_wide: float = float("inf")  # … and so many from tp 4 on
+    graph_counts_seqs: bool = False  # sizes of graphs that check drafts count sequences; else rows, in whole sequences
     graph_pads_prefill: bool = False
     logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
     reduce_share: float = 1.0  # an all-reduce's time against its library's tables: fused with neighbours, in registered buffers

@@ -9,6 +9,7 @@ from commtax import catalog
 from commtax.catalog import acceptance
 from commtax.catalog.acceptance import MeasuredAcceptance
 from commtax.catalog.drafters import drafter, drafter_kinds
+from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.question import Question
 from commtax.spec import Drafter
@@ -69,6 +70,11 @@ def with_accepted_tokens(q: Question) -> Question:
     elif drafts and (known := measured_here(q)):
         per_step = known.length if known.drafts == drafts else tokens_per_step(drafts, acceptance_of(known.drafts, known.length))
     return q if per_step == asked.per_step else replace(q, techniques=replace(asked, per_step=per_step))
+
+
+def drafted_load(load: ClosedLoopLoad, q: Question) -> ClosedLoopLoad:
+    """A closed loop's load with the tokens that steps yield, and the rows that they have of each request."""
+    return replace(load, per_step=with_accepted_tokens(q).techniques.per_step, rows=1 + q.speculative) if q.speculative else load
 
 
 def is_accepted_known(q: Question) -> bool:
