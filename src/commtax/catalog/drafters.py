@@ -46,9 +46,8 @@ def drafter_kinds() -> Mapping[str, DrafterKind]:
 def drafter(name: str, model: Model, drafts: int, other: Model | None = None) -> Drafter:
     """A drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
     kind = drafter_kinds()[name]
-    plain = Drafter(
-        name, None, 1, kind.joined, kind.rejoined, kind.doubled, kind.parallel, kind.context_only, kind.markov, own_head=kind.vocab > 0
-    )
+    ways = kind.joined, kind.rejoined, kind.doubled, kind.parallel, kind.context_only, kind.markov
+    plain = Drafter(name, None, 1, *ways, own_head=kind.vocab > 0)
     if kind.layers == "model":
         return replace(plain, model=other, own_embedding=True, own_head=True)
     if kind.layers == "mtp" and model.mtp:

@@ -81,7 +81,9 @@ def _of_drafter(kernel: Kernel, count: int) -> Kernel:
     return replace(kernel, what=f"draft {kernel.what}", count=kernel.count * count, stage="draft")
 
 
-def draft_items(d: Drafter | None, plan: Plan, work: Workload, engine: Engine, ep_backend: str = "", eager: bool = False) -> list[Item]:
+def draft_items(
+    d: Drafter | None, plan: Plan, work: Workload, engine: Engine, ep_backend: str = "", eager: bool = False
+) -> list[Item]:
     """What a drafter's ranks send: what its model's do, with logits of the rows that are drafts alone. It lies on one stage."""
     if d is None or d.model is None or work.rows_per_seq == 1:
         return []

@@ -16,7 +16,22 @@ from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_la
 from commtax.cost.tensors import HeldTensor, by_pp, fullest_layers, held_tensors, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
-from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Drafter, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
+from commtax.spec import (
+    DTYPE_BYTES,
+    Attention,
+    Block,
+    Chip,
+    Drafter,
+    Engine,
+    Experts,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Model,
+    Number,
+    Plan,
+    TrainStep,
+)
 from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment

@@ -79,7 +79,7 @@ class Surface:
         return seconds / each, more / each, end - mean
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
-        """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``, however many tokens it yields."""
+        """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``, whatever it yields."""
         return max(self._mixing(seqs, cached, tokens, prompts, attention_s), self.mixed_launch_s)
 
     def prompting(self, seqs: int, cached: float, new: int, past: int) -> tuple[float, float, float]:
@@ -261,8 +261,8 @@ def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: 
 def _mixed_steps(
     priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int, rows_per_seq: int
 ) -> tuple[list[int], Array, Array]:
-    """Steps with prompt tokens without attention: nodes of sequences that need logits, seconds by these and by rows, and of the first
-    node's communication."""
+    """Steps with prompt tokens without attention: nodes of sequences that need logits, seconds by these and by rows, and of the
+    first node's communication."""
     nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
     # Some rows are one prompt's tokens and the others decode, as many as need logits and there are rows for.
     samples, each = np.repeat(nodes, rows.size), np.tile(rows, len(nodes))

@@ -24,9 +24,9 @@ from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
+from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.settling import replan, settle
-from commtax.verbs.drafts import drafted_load
 from commtax.verbs.steps import decode_workload, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]

@@ -322,7 +322,8 @@ def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightL
     """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
     model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
     last = stage == pp - 1
-    sampled = room.max_num_seqs * (1 + asked.speculative)
+    # With drafts, start-up samples one beside each request's own token (vLLM's dummy run of its rejection sampler).
+    sampled = room.max_num_seqs * (2 if asked.speculative else 1)
     peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, sampled, last)
     drafting = memory.drafter_weights(drafter_of(asked), plan, engine) if last else []
     return [*memory.weights(model, plan, engine, stage, pp), *drafting], peak, _pool(asked, stage, pp, room.block_size)
