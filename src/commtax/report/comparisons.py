@@ -61,9 +61,7 @@ def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
     """What tokens/s leave out where tokens are drafted and nobody knows how many are accepted."""
     if all(b is None or is_accepted_known(b.question) for b in bills):
         return []
-    return [
-        "tokens/s ignore accepted drafts; with n accepted on average, a step yields 1 + n tokens per sequence (--acceptance)"
-    ]
+    return ["tokens/s ignore accepted drafts; with n accepted on average, a step yields 1 + n tokens per sequence (--acceptance)"]
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:

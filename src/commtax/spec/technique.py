@@ -23,9 +23,7 @@ class Techniques:
     balanced_prompts: bool = False  # replicas that share experts wait until each of them has a prompt
     drafter: str = ""  # what drafts tokens: "mtp", "eagle3", "ngram" …; how many is ``speculative``
     acceptance: float = -1.0  # probability that a draft is accepted once those before it were; below 0: as the next field says
-    accepted_length: float = (
-        0.0  # tokens that a step yields per sequence, its own included; 0: by the acceptance, or as measured
-    )
+    accepted_length: float = 0.0  # tokens that a step yields per sequence, its own included; 0: by the acceptance, or as measured
     draft_model: str = ""  # the model that drafts, where the drafter is one of its own
     draft_text: str = ""  # kind of text that acceptances were measured on, where nobody gives one; "": chat
     per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, never asked for
