@@ -86,9 +86,10 @@ def is_accepted_known(q: Question) -> bool:
 def need_accepted(q: Question) -> None:
     """Times per token need the tokens that a step yields."""
     if not is_accepted_known(q):
-        who = f"'{q.techniques.drafter}' drafts" if q.techniques.drafter else "drafts of nobody knows what"
-        on = f" on {q.techniques.draft_text}" if q.techniques.draft_text else ""
-        rule = f"how many {who} {q.model.key} accepts{on} was not measured; say --acceptance 0.7, or --accepted-length 2.4"
+        asked = q.techniques
+        of = f" of {asked.drafter}" if asked.drafter else ""
+        on = f" on {asked.draft_text}" if asked.draft_text else ""
+        rule = f"how many drafts{of} {q.model.key} accepts{on} is not known; say --acceptance 0.7 or --accepted-length 2.4"
         raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance")
 
 
