@@ -59,7 +59,7 @@ def test_a_pass_for_all_drafts_sends_once():
 
 
 def test_weights_of_drafters_as_published():
-    """DeepSeek-V3: 14 billion parameters in its module for further tokens, embedding and head counted; EAGLE for Llama-3-8B 0.25."""
+    """DeepSeek-V3: 14 billion parameters for further tokens, embedding and head counted; EAGLE for Llama-3-8B: 0.25 billion."""
     model = catalog.model("deepseek-v3")
     assert num_params(drafter("mtp", model, 1).model) == pytest.approx(14e9, rel=0.06)
     llama = catalog.model("llama-3.1-8b")

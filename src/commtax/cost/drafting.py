@@ -138,15 +138,11 @@ def _key_width(a: Attention, plan: Plan) -> Number:
     return a.num_kv_heads / np.minimum(plan.tp, a.num_kv_heads) * (a.head_dim + a.v_head_dim)
 
 
-def draft_host_s(t: PricingTerms, work: Workload, busy_s: Number) -> Number:
-    """Seconds that the GPU waits longer for the host because of drafts; ``busy_s``: of the drafter's kernels and collectives.
-
-    Passes that no graph holds as a whole take at least as long as launching their pieces.
-    """
+def draft_host_s(t: PricingTerms, work: Workload) -> Number:
+    """Seconds that the GPU waits longer for the host because of drafts: once a step, and in each pass that no graph holds whole."""
     habits, d = t.engine.drafts, t.drafter
     if d is None or work.rows_per_seq == 1:
-        return 0.0 * busy_s
+        return 0.0
     if d.model is None:
-        return habits.draft_step_s + habits.draft_seq_s * (work.decode_seqs + work.prefill_seqs) + 0.0 * busy_s
-    passes = sum(p.count for p in draft_passes(d, work))
-    return habits.draft_step_s + np.maximum(0.0, passes * habits.draft_pass_s - busy_s)
+        return habits.draft_step_s + habits.draft_seq_s * (work.decode_seqs + work.prefill_seqs)
+    return habits.draft_step_s + habits.draft_pass_s * sum(p.count for p in draft_passes(d, work))

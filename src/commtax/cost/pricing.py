@@ -339,8 +339,7 @@ def host_parts(lines: list[Line], work: Workload, t: PricingTerms) -> dict[str, 
         "prompt_s": host.prompt_s * (np.asarray(work.prefill_tokens) > 0),
     }
     if t.drafter:
-        busy_s = sum((line.total_s for line in lines if line.item.stage == "draft"), start=0.0)
-        parts["draft_step_s"] = draft_host_s(t, work, busy_s)
+        parts["draft_step_s"] = draft_host_s(t, work)
     if t.settings.eager or host.launches:
         launches = num_launches(lines, t.engine)
         late = sum((line.item.count * line.launch_s for line in lines), start=0.0)

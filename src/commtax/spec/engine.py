@@ -186,7 +186,7 @@ class Drafting:
 
     drafters: tuple[str, ...] = ()  # the kinds that it has
     draft_step_s: float = 0.0  # a step with drafts makes the GPU wait this much longer for the host: who accepts what is read back
-    draft_pass_s: float = 0.0  # a forward pass of a drafter is launched piece by piece and takes no less than this
+    draft_pass_s: float = 0.0  # … and in every forward pass of a drafter: it is launched piece by piece
     draft_seq_s: float = 0.0  # looking drafts up in the text takes the host this long for each sequence
 
 
