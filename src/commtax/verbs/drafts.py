@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from commtax import catalog
-from commtax.catalog import acceptance
-from commtax.catalog.acceptance import MeasuredAcceptance
-from commtax.catalog.drafters import drafter, drafter_kinds
-from commtax.cost.closed_form import ClosedLoopLoad
+from commtax.cost.caches import KvPool, kv_pool
 from commtax.cost.drafting import acceptance_of, tokens_per_step
+from commtax.cost.memory import with_draft_layers
+from commtax.cost.tensors import stage_layers
 from commtax.question import Question
 from commtax.spec import Drafter
 from commtax.statement import Note, Refusal
+
+if TYPE_CHECKING:
+    from commtax.catalog.acceptance import MeasuredAcceptance
+    from commtax.cost.closed_form import ClosedLoopLoad
 
 
 def drafter_of(q: Question) -> Drafter | None:
@@ -21,6 +24,9 @@ def drafter_of(q: Question) -> Drafter | None:
     asked = q.techniques
     if not q.speculative or not asked.drafter:
         return None
+    from commtax import catalog
+    from commtax.catalog.drafters import drafter  # not for those who draft nothing
+
     other = catalog.model(asked.draft_model) if asked.draft_model else None
     return drafter(asked.drafter, q.model, q.speculative, other)
 
@@ -31,8 +37,6 @@ def check_drafts(q: Question) -> None:
     _check_acceptance(q)
     if not asked.drafter or not drafts:
         return
-    if asked.drafter not in drafter_kinds():
-        raise Refusal(f"drafter '{asked.drafter}': one of {', '.join(drafter_kinds())}", "technique", tuple(drafter_kinds()))
     if asked.drafter not in (has := q.engine.drafts.drafters):
         others = f"; it has {', '.join(has)}" if has else ""
         raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has)
@@ -56,8 +60,11 @@ def _check_acceptance(q: Question) -> None:
 def measured_here(q: Question) -> MeasuredAcceptance | None:
     """Measured acceptances that stand for this drafter, model and kind of text."""
     asked = q.techniques
-    found = acceptance.measured_acceptance(asked.drafter, q.model.architecture, q.speculative, asked.draft_text)
-    return found if asked.drafter else None
+    if not asked.drafter:
+        return None
+    from commtax.catalog.acceptance import measured_acceptance  # not for those who draft nothing
+
+    return measured_acceptance(asked.drafter, q.model.architecture, q.speculative, asked.draft_text)
 
 
 def with_accepted_tokens(q: Question) -> Question:
@@ -70,6 +77,15 @@ def with_accepted_tokens(q: Question) -> Question:
     elif drafts and (known := measured_here(q)):
         per_step = known.length if known.drafts == drafts else tokens_per_step(drafts, acceptance_of(known.drafts, known.length))
     return q if per_step == asked.per_step else replace(q, techniques=replace(asked, per_step=per_step))
+
+
+def stage_pool(asked: Question, stage: int, pp: int, block_size: int) -> KvPool:
+    """How a stage keeps keys and values; a drafter's lie on the last."""
+    layers, model = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)[stage], asked.model
+    if stage == pp - 1 and asked.speculative:
+        model = with_draft_layers(model, drafter_of(asked))
+        layers = range(layers.start, model.num_layers)
+    return kv_pool(model, asked.plan, layers, block_size, asked.engine.states)
 
 
 def drafted_load(load: ClosedLoopLoad, q: Question) -> ClosedLoopLoad:
