@@ -35,8 +35,9 @@ _Second = Literal["router", "dispatch", "routing ids", "gate", "up", "routing", 
 Place = _First | _Second | Literal[""]
 PLACES: tuple[Place, ...] = (*get_args(_First), *get_args(_Second))
 """Where inside a layer it runs, first to last; what has no place runs behind all others."""
-Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "update", "once"]
-"""Which pass of a training step runs it; "": any step of serving, every pass of training. ``once``: behind all microbatches."""
+Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "update", "once", "draft"]
+"""Which pass of a training step runs it; "": any step of serving, every pass of training. ``once``: behind all microbatches.
+``draft``: a drafter's, behind the pass that checks its last drafts."""
 Window = (
     Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
     | Literal["other batch"]

@@ -267,10 +267,11 @@ class Question:
 
     @property
     def tokens(self) -> Number:
-        """Tokens that come out of a step of all replicas: trained ones, or one a sequence."""
+        """Tokens that come out of a step of all replicas: trained ones, or one a sequence and the drafts that it accepts."""
         if self.trains:
             return self.batch * self.plan.dp * self.context
-        return (self.batch if self.kind.staged else self.batch + 1) * self.plan.dp * self.plan.replicas
+        decoded = self.batch * self.techniques.per_step if self.phase != "prefill" else self.batch
+        return (decoded if self.kind.staged else decoded + 1) * self.plan.dp * self.plan.replicas
 
     def but(self, **changes: Any) -> Question:
         """The same question with something changed, whichever of its parts that belongs to."""

@@ -13,6 +13,7 @@ import pytest
 import commtax.cost
 from commtax import catalog
 from commtax.arrays import pick
+from commtax.catalog.drafters import drafter
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
@@ -34,6 +35,7 @@ from commtax.spec import (
     Cluster,
     Condition,
     DeltaNet,
+    Drafter,
     Engine,
     Experts,
     Fabric,
@@ -60,6 +62,7 @@ TP, DP = np.array([1, 2, 8]), np.array([2, 1, 2])
 WORK = Workload(np.array([1, 5, 9]), np.array([100, 700, 9000]), np.array([0, 1, 2]), np.array([0, 64, 300]), np.array([0, 0, 10]))
 PLAN = Plan(tp=TP, pp=np.array([1, 2, 2]), dp=DP, ep=np.array([1, 2, 16]), microbatches=np.array([1, 4, 8]))
 KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
+TERMS = PricingTerms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip))
 
 STATIONS = Stations(
     NUMBERS * 10, NUMBERS * 20, 0.01,
@@ -96,7 +99,7 @@ SAMPLES = {
     KernelFactors: KernelFactors((("step.clock", 0.9),), 1.1),
     Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
     list[Line]: [],
-    PricingTerms: PricingTerms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
+    PricingTerms: TERMS,
     list[Kernel]: [KERNEL],
     ClosedLoopLoad: ClosedLoopLoad(
         np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])
@@ -112,6 +115,8 @@ SAMPLES = {
     list[HeldTensor]: [HeldTensor(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
     DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
     Mamba2: Mamba2(16, 64, 4, 128),
+    Drafter: drafter("eagle3", MODEL, 3),
+    Drafter | None: drafter("eagle3", MODEL, 3),
     KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1)), ((0.1, 0.2), (0.3, 0.1)), 0.1)
@@ -131,6 +136,9 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("held_tensors", "pp"): 1,
     ("weights", "stage"): 0,
     ("weights", "pp"): 1,
+    ("draft_step", "t"): replace(TERMS, drafter=drafter("eagle3", MODEL, 3)),
+    ("draft_host_s", "t"): replace(TERMS, drafter=drafter("eagle3", MODEL, 3)),
+    **{(name, "work"): replace(WORK, rows_per_seq=4) for name in ("draft_passes", "draft_step", "draft_items", "draft_host_s")},
 }
 # Records whose numbers are arrays.
 AT = {
@@ -142,7 +150,7 @@ SCALAR = {
     *("inventory", "copies", "num_params", "num_active_params", "mtp_params", "weight_bytes", "quantisation"),
     *("formats", "format_of", "spellings", "stage_layers", "total_bytes", "kv_pool", "compressed_widths"),
     *("entry_bytes", "unfinished_bytes", "default_utilization", "check_stored", "fewest_microbatches", "check"),
-    *("legal_values", "notes"),
+    *("legal_values", "notes", "tokens_per_step", "acceptance_of", "with_draft_layers"),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("widen_sigma", "num_launches", "choosing", "narrow_note"),
     *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py

@@ -271,7 +271,8 @@ def test_drafted_tokens_are_counted_as_far_as_is_known():
     told = run_here(*words, "--speculative", "3").stdout
     least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
     assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
-    assert "how many drafts are accepted is not modelled" in told
+    assert "how many drafts are accepted is not known here" in told
+    assert "who drafts is not said" in told
     pays = drafted["step_s"] / plain["step_s"] - 1
     assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
 

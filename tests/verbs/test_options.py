@@ -103,9 +103,7 @@ def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_
 def test_a_refusal_says_why():
     done = run_here("simulate", LLAMA[0], "--cluster", LLAMA[1], "--speculative", "3")
     assert done.returncode == 2
-    assert "how many drafts are accepted is not modelled" in done.stderr
-    with pytest.raises(ValueError, match="speculative: how many drafts are accepted is not modelled"):
-        commtax.simulate(*LLAMA, speculative=3)
+    assert "how many drafts llama-3.1-8b accepts is not known; say --acceptance" in done.stderr
     with pytest.raises(ValueError, match="library: takes time and no memory"):
         commtax.fit(*LLAMA, library="nccl")
 

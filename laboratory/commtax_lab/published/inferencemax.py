@@ -51,8 +51,23 @@ def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int)
     return options
 
 
+def stated_drafts(row: Row) -> dict[str, object]:
+    """Options of a run whose row says what drafted, how many tokens, and how many a step yielded; none where anything is missing.
+
+    >>> stated_drafts({"spec_method": "mtp", "num_speculative_tokens": "3", "accepted_length": "2.82"})
+    {'technique': 'mtp=3', 'accepted_length': 2.82}
+    """
+    method = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    drafts, length = cell(row, "num_speculative_tokens"), cell(row, "accepted_length")
+    if method in UNDRAFTED or not drafts or not length:
+        return {}
+    return {"technique": f"{method}={drafts}", "accepted_length": float(length)}
+
+
 def draft_rule(row: Row) -> str:
-    """The rule by which a row says itself that tokens were drafted; "" where it does not."""
+    """The rule by which a row says itself that tokens were drafted, but not how many were accepted; "" where it does not."""
+    if stated_drafts(row):
+        return ""
     column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
     if column:
         return "" if column in UNDRAFTED else SAID

@@ -16,7 +16,7 @@ from commtax.catalog.transfer import fitted_runs
 from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import SimulateOptions
-from commtax_lab.published.inferencemax import INFERENCEMAX, draft_rule, is_by_inferencemax, recipe_options
+from commtax_lab.published.inferencemax import INFERENCEMAX, draft_rule, is_by_inferencemax, recipe_options, stated_drafts
 from commtax_lab.published.metrics import Metric, figures
 from commtax_lab.published.rows import (
     PublishedFigure,
@@ -58,7 +58,7 @@ def question(row: Row) -> SimulateArguments:
     clients = _concurrency(row, sizes["dp"])
     (inputs, outputs), spread = _lengths(row)
     cluster = _cluster(row, sizes)
-    launch = {"kv_dtype": cache_dtype(row), **recipe(row, sizes)}
+    launch = {"kv_dtype": cache_dtype(row), **recipe(row, sizes), **stated_drafts(row)}
     for said in ("drafts", "spread_experts", "dp_attention"):
         launch.pop(said, None)
     engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
@@ -250,7 +250,7 @@ def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
 
 def drafting_rule(row: Row) -> str:
     """The rule by which tokens were guessed ahead in a run, or may have been: it tells nothing of a step. "" where none holds."""
-    return draft_rule(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
+    return "" if stated_drafts(row) else draft_rule(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
 
 
 def planning_rule(row: Row) -> str:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
-UNSEARCHED = ("speculative", "block_size", "kv_cache_memory_bytes")
+UNSEARCHED = ("block_size", "kv_cache_memory_bytes")
 """What a pasted command may say and the search does not know: refused."""
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 

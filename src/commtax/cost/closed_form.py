@@ -7,6 +7,8 @@ k the prompts of others that pass before the first token,
 
     TPOT = D + (R - 1 - k) X / (O - 1)        TTFT = server + D + own steps + k X + waiting for a slot
 
+Where steps yield n tokens, drafts that were accepted among them, there are (O - 1) / n of them, and a token takes 1/n of each.
+
 k is the only thing that scheduling decides (``prompts_ahead``). R requests run; the cache or the engine's limit may keep
 the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
 """
@@ -36,11 +38,25 @@ class ClosedLoopLoad:
     spread: Number = SPREAD  # lengths vary by this share of their mean to either side
     state_tokens: Number = 0.0  # tokens whose room in the cache the states of a request take
     cached: Number = 0.0  # tokens of a prompt that are found in the cache
+    per_step: float = 1.0  # tokens that a decode step yields per request: its own, and drafts that are accepted …
+    rows: int = 1  # … and rows that it has of each
 
     @property
     def computed(self) -> Number:
         """Tokens of a prompt that are not: the last at least, which makes the first token."""
         return np.maximum(1.0, self.input_len - self.cached)
+
+    @property
+    def decodes(self) -> Number:
+        """Decode steps of a request: none where the first token is the last, else one at least."""
+        after = np.maximum(0.0, self.output_len - 1)
+        return np.maximum(np.minimum(1.0, after), after / self.per_step)
+
+    @property
+    def steps_per_token(self) -> Number:
+        """… for each token after the first."""
+        after = np.maximum(0.0, self.output_len - 1)
+        return np.where(after > 0, self.decodes / np.where(after > 0, after, 1.0), 1.0)[()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +193,7 @@ def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Nu
 
 def _life(load: ClosedLoopLoad) -> Number:
     """Steps of a request: one that is in progress when it comes, its prompt's, and those of its other tokens."""
-    return load.output_len + 1
+    return load.output_len + 1 - (load.output_len - 1) * (1 - 1 / load.per_step)
 
 
 def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
@@ -207,7 +223,7 @@ def closed_loop(
 ) -> ClosedLoopMeans:
     """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
-    decodes = np.maximum(0.0, load.output_len - 1)  # steps; none where the first token is the last
+    decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs)
     extra = extra * _waiting_factor(load, steps, seqs)
@@ -233,7 +249,7 @@ def closed_loop(
     frontend = _knee(np.maximum(LEAST_S, life + slot), least)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
-        tpot_s=tpot + (after + inside) / np.maximum(1.0, decodes),
+        tpot_s=(tpot + (after + inside) / np.maximum(1.0, decodes)) * each,
         request_s=engine.host.request_s + seqs * 0,
         boundary_s=boundary,
         prefill_s=own,
@@ -241,7 +257,7 @@ def closed_loop(
         slot_s=slot - inside,
         frontend_s=frontend - after,
         ahead=ahead,
-        stretch_s=stretch,
+        stretch_s=stretch * each,
     )
 
 
@@ -282,12 +298,12 @@ def disaggregated_means(net: QueueNetwork, passed: Flow, engine: Engine, num_pro
     burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
     wait = passed.ahead_s + np.minimum(1.0, net.clients / num_prompts) * np.maximum(0.0, burst - passed.ahead_s)
     life = passed.life_s(net) + wait - passed.ahead_s
-    tokens_s = engine.host.frontend_token_s * (net.decodes + 1) / net.decoding.workers
+    tokens_s = engine.host.frontend_token_s * (net.decodes / net.steps_per_token + 1) / net.decoding.workers
     least = net.clients * np.maximum(engine.host.frontend_request_s / net.prompting.workers, tokens_s)
     frontend = _knee(np.maximum(LEAST_S, life), least)
     after = np.where(net.decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
-        tpot_s=passed.step_s + after / np.maximum(1.0, net.decodes),
+        tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
         request_s=net.request_s + passed.per_s * 0,
         boundary_s=passed.boundary_s,
         prefill_s=passed.prefill_s,

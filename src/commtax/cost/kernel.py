@@ -13,6 +13,7 @@ from commtax.spec import (
     DTYPE_BYTES,
     NO_TECHNIQUES,
     Cluster,
+    Drafter,
     Engine,
     Fabric,
     KernelConstants,
@@ -162,3 +163,4 @@ class PricingTerms:
     techniques: Techniques = NO_TECHNIQUES
     known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
     measured: bool = False  # runs had this engine, chip and number format
+    drafter: Drafter | None = None  # what drafts the tokens that steps of several rows per sequence check; None: it costs nothing

@@ -339,7 +339,7 @@ def _served_s(kernel: Kernel, t: PricingTerms) -> tuple[KernelFactors, Parts]:
 
 
 def _served_line(kernel: Kernel, applied: KernelFactors, times: Parts, t: PricingTerms) -> Line:
-    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t)
+    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
     slower = applied.slow_rank * applied.pace[1]
     alone = times[0] / slower, times[1] / slower
     why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)

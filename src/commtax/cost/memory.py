@@ -3,6 +3,7 @@ optimiser state and the activations in flight.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -15,7 +16,22 @@ from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_la
 from commtax.cost.tensors import HeldTensor, by_pp, fullest_layers, held_tensors, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
-from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
+from commtax.spec import (
+    DTYPE_BYTES,
+    Attention,
+    Block,
+    Chip,
+    Drafter,
+    Engine,
+    Experts,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Model,
+    Number,
+    Plan,
+    TrainStep,
+)
 from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
@@ -65,6 +81,26 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) ->
         width = turned.rope_dim if turned else a.head_dim
         table = model.max_len * width * DTYPE_BYTES[plan.activations_dtype]
         yield WeightLine("rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp))
+
+
+def drafter_weights(d: Drafter | None, plan: Plan, engine: Engine) -> list[WeightLine]:
+    """What a rank of the last stage holds of a drafter; embedding and head are the model's own unless it brings them."""
+    if d is None or d.model is None:
+        return []
+    shared = {part for part, own in (("embedding", d.own_embedding), ("head", d.own_head)) if not own}
+    rows = [r for r in held_tensors(d.model, plan, engine, 0, 1) if r.tensor.part not in shared]
+    nbytes = d.modules * sum((r.bytes_per_rank for r in rows), start=plan.tp * 0.0)
+    ideal = d.modules * sum((r.ideal_bytes for r in rows), start=plan.tp * 0.0)
+    return [WeightLine("drafter", nbytes, np.maximum(0.0, nbytes - ideal))]
+
+
+def with_draft_layers(model: Model, d: Drafter | None) -> Model:
+    """The model with a drafter's layers behind its own, whose caches lie beside theirs."""
+    if d is None or d.model is None:
+        return model
+    first = len(model.blocks)
+    behind = tuple(first + i for i in d.model.layers) * d.modules
+    return replace(model, blocks=(*model.blocks, *d.model.blocks), layers=(*model.layers, *behind))
 
 
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:

@@ -148,6 +148,7 @@ class QueueNetwork:
     decoding: DecodeStation
     spread: Number = 0.0  # lengths vary by this share of their mean to either side
     turns: Number = 1.0  # steps of a batch that pass before a request joins it
+    steps_per_token: Number = 1.0  # fewer where steps yield accepted drafts too
 
     def queue(self, workers: Number) -> Queue:
         """What decides how long requests wait for one of so many workers."""

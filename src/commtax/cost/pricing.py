@@ -15,6 +15,7 @@ import numpy as np
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost.collectives import Parts, PathChoice, price
 from commtax.cost.compute import EXCHANGED, step_kernels
+from commtax.cost.drafting import draft_host_s, draft_step
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
@@ -306,8 +307,9 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
-    kernels = served_lines(made, t)
-    comm = comm_lines(items, Pricer(t), repeat(ran))
+    drafted, sent = draft_step(t, work)
+    kernels = served_lines([*made, *drafted], t)
+    comm = comm_lines([*items, *sent], Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
     pace = t.engine.paces.pace_prompt_steps
     return lines if pace == 1 else _paced_prompts(lines, pace, np.asarray(work.prefill_tokens) > 0, t.cluster.chip.memory_Bps)
@@ -333,9 +335,11 @@ def host_parts(lines: list[Line], work: Workload, t: PricingTerms) -> dict[str, 
     parts: dict[str, Number] = {
         "host_s": host.host_s,
         "host_s_per_doubling": host.host_s_per_doubling * np.log2(t.plan.tp * 1.0),
-        "host_s_per_seq": host.host_s_per_seq * work.samples,
+        "host_s_per_seq": host.host_s_per_seq * (work.decode_seqs + work.prefill_seqs),
         "prompt_s": host.prompt_s * (np.asarray(work.prefill_tokens) > 0),
     }
+    if t.drafter:
+        parts["draft_step_s"] = draft_host_s(t, work)
     if t.settings.eager or host.launches:
         launches = num_launches(lines, t.engine)
         late = sum((line.item.count * line.launch_s for line in lines), start=0.0)

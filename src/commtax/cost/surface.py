@@ -52,6 +52,8 @@ class Surface:
     sample_s: float = 0.0  # of the host, for each row of a step with prompts that needs logits
     launch_s: float = 0.0  # a step of decodes takes no less: the host launches it kernel by kernel …
     mixed_launch_s: float = 0.0  # … and one with prompts no less than this
+    rows_per_seq: int = 1  # of a request that decodes: more where steps check drafts …
+    per_step: float = 1.0  # … and yield so many tokens of each
     # What was looked up once: by sequences, samples, a prompt's new and past tokens.
     _pieces: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
     _slopes: list[Array] = field(default_factory=list)
@@ -61,19 +63,23 @@ class Surface:
     _scaled: dict[float, Self] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
-        """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
+        """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds.
+
+        Steps are of one token each: where a step yields several, each of them takes its part of the step.
+        """
         start, slope = self._pieces.get(seqs) or self._piece(seqs)
         contexts, mean = self.contexts, cached / seqs
         at = min(bisect_right(contexts, mean), len(contexts) - 1) - 1
         more = slope[at]
         end = contexts[at + 1] if at + 2 < len(contexts) else inf
         seconds = self.alone[seqs] + start[at] + more * (mean - contexts[at])
+        each = self.per_step
         if seconds < self.launch_s:
-            return self.launch_s, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else inf)
-        return seconds, more, end - mean
+            return self.launch_s / each, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else inf)
+        return seconds / each, more / each, end - mean
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
-        """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``."""
+        """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``, whatever it yields."""
         return max(self._mixing(seqs, cached, tokens, prompts, attention_s), self.mixed_launch_s)
 
     def prompting(self, seqs: int, cached: float, new: int, past: int) -> tuple[float, float, float]:
@@ -93,7 +99,8 @@ class Surface:
         return seconds, more, holds
 
     def _mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
-        seconds = self._rest(seqs + tokens, seqs + prompts) + self.prompt_fixed_s + attention_s + self.sample_s * (seqs + prompts)
+        seconds = self._rest(seqs * self.rows_per_seq + tokens, seqs + prompts) + self.prompt_fixed_s + attention_s
+        seconds += self.sample_s * (seqs + prompts)
         if not seqs and prompts > 1:  # more rows need logits, but no kernels of decodes run as in tables of more samples than one
             seconds += self._rest(tokens, 1) - self._rest(tokens, 2)
         if seqs:
@@ -191,8 +198,8 @@ class _Priced(NamedTuple):
     seeing_fixed_s: Number
 
 
-def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
-    """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
+def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: int, drafts: int = 0) -> Surface:
+    """The table of a plan's steps: up to so many rows and sequences of up to so many tokens, each with so many drafts."""
 
     host = terms.engine.host
     each_s = host.launch_s if terms.settings.eager or host.launches else 0.0
@@ -200,16 +207,18 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
     launched = replace(terms, engine=terms.engine.but(launch_s=0.0, host_s_per_seq=0.0))
 
     def priced(work: Workload) -> _Priced:
+        work = replace(work, rows_per_seq=1 + drafts)
         lines = step_lines(launched, work)
         whole, rest = (Bill(expose_lines(some, launched), 1) for some in (lines, [x for x in lines if not x.item.sees]))
         return _Priced(rest.step_s, whole.exposed_comm_s, whole.step_s - rest.step_s, whole.fixed_s - rest.fixed_s)
 
     def launches(work: Workload) -> float:
+        work = replace(work, rows_per_seq=1 + drafts)
         return float(num_launches((line for line in step_lines(launched, work) if line.kind != "host"), terms.engine))
 
     contexts = _contexts(terms, most_tokens)
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
-    samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs)
+    samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs, 1 + drafts)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
     prompt, among, once = _prompts(priced, new, past)
     return Surface(
@@ -228,6 +237,8 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
         sample_s=host.host_s_per_seq,
         launch_s=each_s * launches(Workload(decode_seqs=1, cached_tokens=1)) if each_s else 0.0,
         mixed_launch_s=each_s * launches(Workload(1, 1, 1, 1, 0)) if each_s else 0.0,
+        rows_per_seq=1 + drafts,
+        per_step=terms.techniques.per_step,
     )
 
 
@@ -247,14 +258,16 @@ def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: 
     return rest[: every.size], comm[: every.size], decode
 
 
-def _mixed_steps(priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
-    """Steps with prompt tokens without attention: nodes of rows that need logits, seconds by these and by rows, and of the first
-    node's communication."""
+def _mixed_steps(
+    priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int, rows_per_seq: int
+) -> tuple[list[int], Array, Array]:
+    """Steps with prompt tokens without attention: nodes of sequences that need logits, seconds by these and by rows, and of the
+    first node's communication."""
     nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
     # Some rows are one prompt's tokens and the others decode, as many as need logits and there are rows for.
     samples, each = np.repeat(nodes, rows.size), np.tile(rows, len(nodes))
-    decodes = np.minimum(samples, each) - 1
-    step = priced(Workload(decodes, decodes * 0, 1.0, each - decodes, 0.0))
+    decodes = np.minimum(samples - 1, (each - 1) // rows_per_seq)
+    step = priced(Workload(decodes, decodes * 0, 1.0, each - decodes * rows_per_seq, 0.0))
     rest, comm = (_broadcast(seconds, each.size) for seconds in step[:2])
     seconds = [np.interp(every, rows, part) for part in rest.reshape(len(nodes), rows.size)]
     return nodes, np.stack(seconds), np.interp(every, rows, comm[: rows.size])

@@ -36,13 +36,17 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     """Rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
 
     Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
-    they are.
+    they are. With drafts, sizes count sequences, or are rounded up to whole sequences.
     """
-    sizes = np.asarray(engine.sends.graph_sizes)
+    sizes, each = np.asarray(engine.sends.graph_sizes), work.rows_per_seq
     if eager or not sizes.size:
         return rows
+    most = largest_graph(tp, engine)
+    if each > 1:
+        counted = engine.sends.graph_counts_seqs
+        sizes, most = (sizes * each, most * each) if counted else (np.unique(-(-sizes // each) * each), most)
     slot = np.searchsorted(sizes, rows)
-    padded = pick(np.asarray(rows) <= largest_graph(tp, engine), sizes[np.minimum(slot, sizes.size - 1)], rows)
+    padded = pick(np.asarray(rows) <= most, sizes[np.minimum(slot, sizes.size - 1)], rows)
     if not engine.sends.graph_pads_prefill:
         padded = pick(np.asarray(work.prefill_tokens) > 0, rows, padded)
     return padded if np.ndim(padded) else float(padded)

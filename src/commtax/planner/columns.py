@@ -20,6 +20,7 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.disaggregation import describe_pools, prompter
+from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.settling import describe_layout, replan, settle
 
@@ -311,7 +312,7 @@ class ServingPlans(SearchAnswer):
     def decoding(self, rows: ServingColumns) -> Array:
         """Requests of each decode step: all that run, less those that still wait for their first token."""
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
-        load = ClosedLoopLoad(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
+        load = drafted_load(ClosedLoopLoad(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread), q)
         decode = np.ceil(decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine))
         return np.asarray(np.maximum(1, np.where(rows.mode == 1, np.round(seqs), decode)).astype(int))
 

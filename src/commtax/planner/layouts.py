@@ -26,6 +26,7 @@ from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.disaggregation import MOVING, cache_bytes, outside_Bps, prompting_of
+from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import describe_layout, replan, settle
 
@@ -172,12 +173,13 @@ def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]
         return
     lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
     load = ClosedLoopLoad(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
+    load = drafted_load(load, one)
     steps_of_prompts = prompting_of(settle(replan(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):
         copy = settle(replan(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
         moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
-        answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(one.requests.output_len - 1))
+        answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(load.decodes))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(workers_beside(copies, tp, ahead, one.cluster) > 0))

@@ -262,7 +262,7 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     links = _links(step)
     share = f"{float(step.comm_fraction):.0%} of it exposed communication over {', '.join(links)}" if links else "nothing is sent"
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
-    more = float(rows.tpot_s[i] - step.step_s)
+    more = float(rows.tpot_s[i] - step.step_s / step.question.techniques.per_step)
     stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
     return takes + (f"; other requests' prompts add {format_seconds(more)} per token" if stretched else "")
 

@@ -24,6 +24,7 @@ from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
+from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
@@ -128,6 +129,7 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
     load = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
+    load = drafted_load(load, found[0].question)
     sizes = _workers(found)
     parts = list[ServingColumns]()
     for of in found:

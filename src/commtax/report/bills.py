@@ -12,6 +12,7 @@ from commtax.report.drawing import Console, Text
 from commtax.report.tables import NOTHING_SENT, headline, notes, range_80, say, served_step, show_shares, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill, by_cost
+from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
@@ -145,7 +146,9 @@ def _rates(b: StepBill) -> str:
     if b.question.phase == "prefill":
         return f"{prompts}, TTFT {format_seconds(b.ttft_s)} with no queue ahead of it"
     outputs = f"{b.tokens_per_s:,.1f} output tokens/s"
-    if drafts := b.question.speculative:
+    if (drafts := b.question.speculative) and is_accepted_known(b.question):
+        outputs = f"{outputs}, {b.question.techniques.per_step:.2f} tokens per step and sequence"
+    elif drafts:
         most = float(b.tokens_per_s) * (drafts + 1)
         outputs = f"{b.tokens_per_s:,.1f} to {most:,.1f} output tokens/s, as none or all {drafts} drafts are accepted"
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"

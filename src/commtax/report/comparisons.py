@@ -14,6 +14,7 @@ from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_rate, format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
+from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
 
 BLOCKS = " ░▒▓█"
@@ -57,10 +58,10 @@ def _swept(b: StepBill) -> Record:
 
 
 def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
-    """What tokens/s leave out where tokens are drafted."""
-    if not any(b is not None and b.question.speculative for b in bills):
+    """What tokens/s leave out where tokens are drafted and nobody knows how many are accepted."""
+    if all(b is None or is_accepted_known(b.question) for b in bills):
         return []
-    return ["tokens/s ignore accepted drafts; with n accepted on average, each step yields 1 + n tokens per sequence"]
+    return ["tokens/s ignore accepted drafts; with n accepted on average, a step yields 1 + n tokens per sequence (--acceptance)"]
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:

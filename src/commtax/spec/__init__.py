@@ -71,4 +71,4 @@ from commtax.spec.plan import (
     TrainStep,
     Workload,
 )
-from commtax.spec.technique import NO_TECHNIQUES, Technique, Techniques
+from commtax.spec.technique import NO_TECHNIQUES, Drafter, Technique, Techniques

@@ -20,6 +20,7 @@ class Sending:
     graph_sizes: tuple[int, ...] = ()  # captured batch sizes; a batch is padded up to the next
     graph_rows: float = float("inf")  # … of at most so many rows on this chip …
     graph_rows_wide: float = float("inf")  # … and so many from tp 4 on
+    graph_counts_seqs: bool = False  # sizes of graphs that check drafts count sequences; else rows, in whole sequences
     graph_pads_prefill: bool = False
     logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
     reduce_share: float = 1.0  # an all-reduce's time against its library's tables: fused with neighbours, in registered buffers
@@ -180,6 +181,16 @@ class StateHabits:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """How an engine runs what drafts tokens."""
+
+    drafters: tuple[str, ...] = ()  # the kinds that it has
+    draft_step_s: float = 0.0  # a step with drafts makes the GPU wait this much longer for the host: who accepts what is read back
+    draft_pass_s: float = 0.0  # … and in every forward pass of a drafter: it is launched piece by piece
+    draft_seq_s: float = 0.0  # looking drafts up in the text takes the host this long for each sequence
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingHabits:
     """How a training framework runs a step."""
 
@@ -279,6 +290,7 @@ class Engine:
     serves: Scheduling = Scheduling()
     memory: MemoryHabits = MemoryHabits()
     states: StateHabits = StateHabits()
+    drafts: Drafting = Drafting()
     trains: TrainingHabits = TrainingHabits()
     mixes: TrainedExperts = TrainedExperts()
     spread: TrainingSpread = TrainingSpread()

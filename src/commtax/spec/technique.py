@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from commtax.records import dataclass
+from commtax.spec.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,32 @@ class Techniques:
     balanced: bool = False  # experts are laid out by measured loads (EPLB)
     balanced_prompts: bool = False  # replicas that share experts wait until each of them has a prompt
     drafter: str = ""  # what drafts tokens: "mtp", "eagle3", "ngram" …; how many is ``speculative``
-    acceptance: float = 0.0  # probability that a draft is accepted once those before it were; 0: see below
-    accepted_length: float = 0.0  # tokens that a step yields per sequence, the model's own included; 0: from the acceptance
+    acceptance: float = -1.0  # probability that a draft is accepted once those before it were; below 0: as the next field says
+    accepted_length: float = 0.0  # tokens that a step yields per sequence, its own included; 0: by the acceptance, or as measured
+    draft_model: str = ""  # the model that drafts, where the drafter is one of its own
+    draft_text: str = ""  # kind of text that acceptances were measured on, where nobody gives one; "": chat
+    per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, never asked for
     kv_transfer: str = ""  # what carries a cache from prompt workers to those that decode; "": the engine's own
 
 
 NO_TECHNIQUES = Techniques()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What guesses the tokens that a step checks, as it is run beside a model."""
+
+    key: str
+    model: Model | None = None  # its layers and its head, as a model; None: drafts are looked up in the text
+    modules: int = 1  # such models that are loaded, run in turn
+    joined: int = 0  # states of the model's width that a matrix joins into its input …
+    rejoined: bool = False  # … for every draft, else for verified tokens alone
+    doubled: bool = False  # the first layer's queries, keys and values read the embedding beside the state
+    parallel: bool = False  # all drafts come out of one forward pass
+    context_only: bool = False  # verified tokens and prompts enter its caches alone: keys and values of each layer
+    markov: int = 0  # rank of the matrices by which a draft corrects the logits of the next; 0: there are none
+    own_embedding: bool = False  # it brings an embedding of its own …
+    own_head: bool = False  # … and a head
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def predicted_step(b: StepBill) -> Timeline:
 
 
 def _rows(b: StepBill) -> Iterator[Row]:
-    ends = [x for x in b.items if x.kind != HOST and x.item.part in ENDS]
+    drafts = [x for x in b.items if x.item.stage == "draft"]  # behind all others
+    ends = [x for x in b.items if x.kind != HOST and x.item.part in ENDS and x.item.stage != "draft"]
     now = 0.0
     for line in (x for x in ends if x.item.part in BEFORE):
         yield from _one(line, now)
@@ -49,7 +50,7 @@ def _rows(b: StepBill) -> Iterator[Row]:
                 lane = _lane(bar.segment.lane)
                 yield lane, now + start, now + end, bar.segment.lane, f"{bar.segment.name}, layer {number}"
         now += layer.length_s
-    for line in (x for x in ends if x.item.part not in BEFORE):
+    for line in (*(x for x in ends if x.item.part not in BEFORE), *drafts):
         yield from _one(line, now)
         now += float(line.exposed_s)
     if (rest := float(b.step_s) - now) > 0:

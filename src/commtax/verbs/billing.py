@@ -14,6 +14,7 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import busiest_rank
+from commtax.cost.drafting import draft_items
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
@@ -25,6 +26,7 @@ from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
+from commtax.verbs.drafts import draft_notes, drafter_of
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle, terms_of
 
@@ -235,9 +237,7 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
     yield from _spread_notes(q, rows)
-    if q.speculative:
-        missing = "how many drafts are accepted is not modelled, nor the time that drafting takes"
-        yield Note("drafts", f"{missing}: with a mean of n accepted drafts, a step yields 1 + n tokens per sequence")
+    yield from draft_notes(q)
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
@@ -360,6 +360,7 @@ def question_traffic(q: Settled) -> Traffic:
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
+    items += draft_items(drafter_of(q), q.plan, q.work, q.engine, q.what_if.ep_backend, q.what_if.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 
 

@@ -25,6 +25,7 @@ from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, prompter, prompting_of
+from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
@@ -109,8 +110,8 @@ class ClosedLoop:
 
     @property
     def decode_part_s(self) -> Number:
-        """Of TPOT, the decode step: as priced, and what a profile's runs tell beside."""
-        return self.steps.decode_s * (np.exp(self.learnt["tpot"].log) if self.learnt else 1.0)
+        """Of TPOT, the decode step, for each token that it yields: as priced, and what a profile's runs tell beside."""
+        return self.steps.decode_s / self.question.techniques.per_step * (np.exp(self.learnt["tpot"].log) if self.learnt else 1.0)
 
     @property
     def mixed_share(self) -> Number:
@@ -204,6 +205,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
 def serve(asked: Settled) -> ClosedLoop:
     """The closed loop of a question."""
     checking.check_pictures(asked, asked.requests.input_len)
+    need_accepted(asked)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
     most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
@@ -217,7 +219,7 @@ def serve(asked: Settled) -> ClosedLoop:
 
 def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
     """With the rows of a decode step, and what a reader should know."""
-    work = decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load)
+    work = replace(decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load), rows_per_seq=load.rows)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
     if asked.profile and asked.profile.lessons:
@@ -272,7 +274,7 @@ def _shared_workers(
     full = loop.pressure(load, engine, kv, seqs, most)
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
-    room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
+    room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
     decode = step_bill(asked, decode_workload(np.ceil(decodes / pp), load))
@@ -313,7 +315,8 @@ def _load(asked: Question) -> ClosedLoopLoad:
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
     cached = asked.offered.prefix_hit_rate * lengths[0]
-    return ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, state_tokens(asked), cached)
+    kept = state_tokens(asked) + asked.speculative  # drafts are in the cache while they are checked
+    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached), asked)
 
 
 def lengths_note(spread: Number) -> Note:
@@ -331,6 +334,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     # Idle GPUs are counted over both kinds of workers, where there are two.
     yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
     yield from _prompt_cluster_notes(s.question)
+    yield from draft_notes(s.question)
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):

@@ -157,7 +157,8 @@ class PlanRow:
         """Tokens of the whole batch over the step; with fewer sequences than replicas some of them idle."""
         if self.bill is None:
             return 0.0
-        return float(self.bill.tokens_per_s if self.bill.question.trains else self.batch / self.bill.step_s)
+        q = self.bill.question
+        return float(self.bill.tokens_per_s if q.trains else self.batch * q.techniques.per_step / self.bill.step_s)
 
     @property
     def prompt_tokens_per_s(self) -> float:

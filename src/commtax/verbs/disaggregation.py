@@ -97,12 +97,13 @@ def network_of(
     pp = asked.plan.pp
     return QueueNetwork(
         clients=clients,
-        decodes=np.maximum(0.0, load.output_len - 1),
+        decodes=load.decodes,
         request_s=asked.engine.host.request_s,
         prompting=prompting,
         wire=wire_of(asked, apart, load.input_len),
         decoding=decoding,
         spread=load.spread,
+        steps_per_token=load.steps_per_token,
         turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
     )
 

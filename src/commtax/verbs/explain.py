@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
 from commtax.ledger import Line
@@ -13,7 +15,9 @@ from commtax.spec import DTYPE_BYTES, TAXES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
+from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
+from commtax.verbs.settling import Settled
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
@@ -172,10 +176,32 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
             continue
         step, holds = float(other.step_s), as_is if sent else bool(fits(other))
         held = "" if holds else "does not fit in memory"
-        pays = f"drafts pay from a mean of {now / step - 1:.2f} accepted per step" if one.code == "plain" else ""
+        pays = _draft_words(b, step) if one.code == "plain" else ""
         note = "; ".join(x for x in (one.note, held, pays) if x)
         answers.append(replace(one, note=note, step_s=step, delta_s=step - now, fits=holds))
     return answers
+
+
+BATCHES = tuple(dict.fromkeys(round(2 ** (n / 4)) for n in range(49)))
+"""Of a replica, at which drafts are compared with none: four to a doubling."""
+
+
+def _draft_words(b: StepBill, plain_s: float) -> str:
+    """From how many accepted tokens on drafts pay here, and up to which batch they do with those that are."""
+    needed = f"drafts pay from a mean of {float(b.step_s) / plain_s - 1:.2f} accepted per step"
+    if not is_accepted_known(b.question):
+        return needed
+    lost = losing_batches(b.question)
+    if not lost:
+        return f"{needed}; at every batch up to {BATCHES[-1]:,} here"
+    return f"{needed}; they stop paying at batch {lost[0]:,} here" if lost[0] > 1 else f"{needed}; at no small batch here"
+
+
+def losing_batches(q: Settled) -> list[int]:
+    """Batches, of those that are looked at, at which the same step without drafts makes more tokens per second."""
+    batch = np.array(BATCHES)
+    drafted, plain = (price(q.but(batch=batch, **changes)) for changes in ({}, {"speculative": 0}))
+    return [int(n) for n in batch[np.asarray(drafted.tokens_per_s) < np.asarray(plain.tokens_per_s)]]
 
 
 def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:

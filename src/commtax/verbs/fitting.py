@@ -15,7 +15,7 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import cache_answers, pick, unique_values
 from commtax.cost import memory
-from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, kv_pool, state_bytes_per_sequence
+from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.cost.tensors import stage_layers
 from commtax.options import check_taken
 from commtax.question import Limits, Question
@@ -24,6 +24,7 @@ from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.drafts import drafter_of, stage_pool
 from commtax.verbs.keywords import FitOptions
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
@@ -300,9 +301,7 @@ def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst:
     many = np.asarray(plan.pp)
 
     def of(pp: int) -> Number:
-        ranges = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)
-        pools = (kv_pool(asked.model, plan, ranges[s], size, asked.engine.states) for s in _different_stages(asked, pp))
-        return reduce(worst, map(figure, pools))
+        return reduce(worst, (figure(stage_pool(asked, stage, pp, size)) for stage in _different_stages(asked, pp)))
 
     first, *others = unique_values(many).astype(int).tolist()
     return reduce(lambda found, pp: np.where(many == pp, of(pp), found), others, of(first))
@@ -322,9 +321,11 @@ def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
 def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
     """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
     model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
-    layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
-    peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, room.max_num_seqs, stage == pp - 1)
-    return memory.weights(model, plan, engine, stage, pp), peak, kv_pool(model, plan, layers, room.block_size, engine.states)
+    last = stage == pp - 1
+    sampled = room.max_num_seqs * (2 if asked.speculative else 1)  # with a draft, in vLLM's dummy run of its rejection sampler
+    peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, sampled, last)
+    drafting = memory.drafter_weights(drafter_of(asked), plan, engine) if last else []
+    return [*memory.weights(model, plan, engine, stage, pp), *drafting], peak, stage_pool(asked, stage, pp, room.block_size)
 
 
 def _cache(asked: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:

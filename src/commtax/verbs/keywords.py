@@ -17,8 +17,8 @@ BillOptions = TypedDict("BillOptions", {
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
     "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
-    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number,
+    "draft_text": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float,
+    "library": str, "zero": int | None, "recompute": str, "schedule": str, "chunks": int, "microbatches": Number, "shard": Number,
     "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 TrainBillOptions = TypedDict("TrainBillOptions", {
@@ -40,9 +40,10 @@ TrafficOptions = TypedDict("TrafficOptions", {
 FitOptions = TypedDict("FitOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "tower": str, "technique": str, "dcp": Numbers, "eager": bool, "max_model_len": int | None,
-    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
-    "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None}, total=False)
+    "replicas": Numbers, "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "eager": bool,
+    "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "gpu_memory_utilization": float | None, "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str,
+    "state_slots": int | None}, total=False)
 
 TrainFitOptions = TypedDict("TrainFitOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
@@ -53,44 +54,46 @@ TrainFitOptions = TypedDict("TrainFitOptions", {
 SimulateOptions = TypedDict("SimulateOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "technique": str, "dcp": Numbers,
-    "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
-    "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
-    "gpu_memory_utilization": float | None, "concurrency": Numbers, "prefix_cache": float, "kv_tokens": Number | None,
-    "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None, "spread": Number, "disaggregated": bool,
-    "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None, "decode_workers": int | None,
-    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "speculative": int, "technique": str,
+    "dcp": Numbers, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "concurrency": Numbers, "prefix_cache": float,
+    "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None, "spread": Number,
+    "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
+    "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
+    "bandwidth_scale": Number}, total=False)
 
 ServeOptions = TypedDict("ServeOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "tower": str, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
-    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
-    "gpu_memory_utilization": float | None, "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str,
-    "state_slots": int | None, "concurrency": int, "request_rate": float, "trace": str | PathLike[str] | RequestStream,
-    "duration": float | str | None, "burstiness": float, "unique_prompts": int | None, "shared_prefix": int,
-    "prefix_cache": float | None, "ramp_up": float | str, "warmup": int, "router": str, "seed": int, "kv_tokens": int | None,
-    "input_len": int | str | Lengths, "output_len": int | str | Lengths, "num_prompts": int | None, "spread": float,
-    "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
+    "replicas": Numbers, "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float,
+    "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
+    "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
+    "kv_cache_memory_bytes": float, "recurrent_dtype": str, "state_slots": int | None, "concurrency": int, "request_rate": float,
+    "trace": str | PathLike[str] | RequestStream, "duration": float | str | None, "burstiness": float, "unique_prompts": int | None,
+    "shared_prefix": int, "prefix_cache": float | None, "ramp_up": float | str, "warmup": int, "router": str, "seed": int,
+    "kv_tokens": int | None, "input_len": int | str | Lengths, "output_len": int | str | Lengths, "num_prompts": int | None,
+    "spread": float, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
     "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "max_concurrency": int | None, "latency_scale": float,
     "bandwidth_scale": Number}, total=False)
 
 PlanOptions = TypedDict("PlanOptions", {
-    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "technique": str,
-    "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
-    "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
-    "gpu_memory_utilization": float | None, "input_len": int, "output_len": int, "spread": float, "disaggregated": bool,
-    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
-
-PlanFleetOptions = TypedDict("PlanFleetOptions", {
-    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "technique": str,
-    "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
-    "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
-    "gpu_memory_utilization": float | None, "burstiness": float, "unique_prompts": int | None, "shared_prefix": int,
-    "prefix_cache": float, "router": str, "seed": int, "input_len": int | str, "output_len": int | str, "num_prompts": int | None,
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "speculative": int,
+    "technique": str, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "input_len": int, "output_len": int,
     "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
     "bandwidth_scale": Number}, total=False)
+
+PlanFleetOptions = TypedDict("PlanFleetOptions", {
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "speculative": int,
+    "technique": str, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float, "unique_prompts": int | None,
+    "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str, "output_len": int | str,
+    "num_prompts": int | None, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None,
+    "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanTrainingOptions = TypedDict("PlanTrainingOptions", {
     "engine": str | Engine, "profile": Profiles | None, "dtype": str, "eager": bool, "ep_backend": str, "imbalance": float,
@@ -102,9 +105,9 @@ CompareOptions = TypedDict("CompareOptions", {
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
     "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
-    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "micro_batch": Numbers, "global_batch": int, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str,
-    "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
+    "draft_text": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float,
+    "library": str, "micro_batch": Numbers, "global_batch": int, "zero": int | None, "hsdp": Number, "recompute": str,
+    "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
     "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float, "local_tokens": int}, total=False)
 
 ComparePlansOptions = TypedDict("ComparePlansOptions", {
@@ -112,8 +115,8 @@ ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
     "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
-    "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int,
+    "draft_text": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float,
+    "library": str, "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int,
     "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float,
     "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)
 
@@ -121,6 +124,6 @@ WorthOptions = TypedDict("WorthOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "tower": str, "speculative": int, "technique": str,
-    "dcp": Numbers, "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float,
-    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "concurrency": Numbers, "request_rate": float,
-    "output_len": Numbers, "spread": Number}, total=False)
+    "dcp": Numbers, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "concurrency": Numbers,
+    "request_rate": float, "output_len": Numbers, "spread": Number}, total=False)

@@ -89,7 +89,7 @@ def layer_of(b: StepBill) -> LayerTimeline:
 def layer_segments(b: StepBill) -> list[LayerSegment]:
     """The mean layer of a served step in the order in which it runs: all layers together over their number."""
     layers = b.question.model.num_layers
-    inside = [x for x in b.items if x.kind != "host" and x.item.part not in ENDS]
+    inside = [x for x in b.items if x.kind != "host" and x.item.part not in ENDS and x.item.stage != "draft"]
     return _order_segments([_segment(x, 1 / layers) for x in inside])
 
 

@@ -28,6 +28,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.closed_loop import ClosedLoop, spread_share
 from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, prompter, wire_of
+from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import first_requests
 from commtax.verbs.settling import Settled, terms_of
@@ -252,11 +253,12 @@ def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
 
 def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
+    need_accepted(asked)
     stream = stream_of(asked)
     fleet = fleet_of(asked, longest_of(stream))
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
-    notes = (*asked.notes, *stream.notes)
+    notes = (*asked.notes, *draft_notes(asked), *stream.notes)
     answer = RequestsInTime(asked, stream, fleet, ran, notes)
     if ran.stopped:
         return _answered_part(answer)
@@ -392,14 +394,14 @@ def _rules(asked: Question, longest: int) -> Rules:
 def steps_of(asked: Question, longest: int) -> Surface:
     """The table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
-    rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
+    rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs * (1 + asked.speculative)
     one = replace(asked.normal(), plan=replace(asked.plan, replicas=1))
     return _surface(one, rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
 @cache_few_answers
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
-    return surface(terms_of(asked), rows, seqs, longest)
+    return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
 
 
 def _repeat_requests(stream: RequestStream, count: int) -> RequestStream:

@@ -24,7 +24,7 @@ from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
-from commtax.verbs import checking
+from commtax.verbs import checking, drafts
 from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
 
@@ -136,7 +136,8 @@ def settle(put: Question) -> Settled:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
-    plan = q.plan
+    drafts.check_drafts(q)
+    q, plan = drafts.with_accepted_tokens(q), q.plan
     if any(np.ndim(getattr(plan, name)) for name in COUNTED):
         checking.check_run(q)
         q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
@@ -230,7 +231,8 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = constants(q.profile, q.engine, chip)
     else:
         kernels = catalog.kernel_constants(q.engine, chip)
-    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *_known_spread(q))
+    known = (*_known_spread(q), drafts.drafter_of(q))
+    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:

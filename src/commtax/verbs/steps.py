@@ -22,6 +22,7 @@ SPREAD = ("experts", "routing")
 def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line; engines send prompts to their experts in bulk, whatever decodes are sent with."""
     backend = asked.what_if.ep_backend
+    work = replace(work, rows_per_seq=1 + asked.speculative) if asked.speculative else work
     if np.any(np.asarray(work.prefill_tokens) > 0):
         backend = BULK.get(backend, backend)
     return _step(replace(asked.normal(), what_if=replace(asked.what_if, ep_backend=backend)), work)

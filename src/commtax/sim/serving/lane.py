@@ -1,4 +1,5 @@
 """Requests that pass the model together: those that decode, all one token a step, and those whose prompts are computed.
+Where steps yield several tokens, accepted drafts among them, a step here is one of these tokens' part of it.
 
 Decoding requests advance in step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by
 as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
@@ -17,7 +18,7 @@ NOBODY = ()
 
 
 class Lane:
-    __slots__ = ("cached", "ends", "joined", "last_s", "phases", "pool", "prompts", "seqs", "step", "surface", "taken")
+    __slots__ = ("ahead", "cached", "ends", "joined", "last_s", "phases", "pool", "prompts", "seqs", "step", "surface", "taken")
 
     def __init__(self, pool: BlockPool, surface: Surface) -> None:
         self.pool, self.surface = pool, surface
@@ -25,6 +26,7 @@ class Lane:
         self.cached = 0  # tokens in the cache of all of them
         self.step = 0
         self.taken = 0  # steps from this one on whose blocks are taken
+        self.ahead = 0.0  # tokens that accepted drafts are ahead of whole ones
         self.ends: list[tuple[int, int]] = []
         self.phases = [0] * pool.rules.block
         self.prompts: list[tuple[int, int]] = []  # begun, and tokens that are done
@@ -180,7 +182,7 @@ class Lane:
         """What ``pace`` tells, of steps with these chunks: several only where one prompt fills each and has more to come."""
         rules, (i, new, past) = self.pool.rules, chunks[0]
         left = self.pool.book.goal[i] - past
-        if len(chunks) > 1 or left <= 2 * new or rules.stint > 1:
+        if len(chunks) > 1 or left <= 2 * new or rules.stint > 1 or self.surface.per_step > 1:
             return self.seconds(chunks), 0.0, 1
         beside = 0 if rules.prefill_first else self.seqs
         first, more, holds = self.surface.prompting(beside, self.cached, new, past)
@@ -193,6 +195,16 @@ class Lane:
         first, more, holds = self.surface.decoding(self.seqs, self.cached)
         steps = self.ends[0][0] - self.step
         return first, more, steps if holds >= steps else max(1, ceil(holds))
+
+    def whole_tokens(self, steps: int) -> int:
+        """Tokens that so many steps yield of each that decodes; what makes no whole one is kept for later."""
+        wanted = steps * self.surface.per_step + self.ahead
+        self.ahead = wanted % 1
+        return int(wanted)
+
+    def undisturbed(self, tokens: int) -> int:
+        """… of which so many come before somebody has all, or before the cache is full."""
+        return self.fits(min(tokens, self.ends[0][0] - self.step)) if self.seqs else 0
 
     def decoded(self, steps: int) -> Sequence[int]:
         """All that decode have made so many tokens; returns who is done."""

@@ -214,7 +214,7 @@ class Replica:
             if self.streams:
                 self._stream(begin, 0)
         else:
-            self._tokens(number, lane, time, steps, first, more, tokens)
+            self._beside(number, lane, time, steps, first, more, tokens)
         first_s, seen = self.book.first_s, end if end > self.streamed else self.streamed
         for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
@@ -223,6 +223,18 @@ class Replica:
                 self._token_again(i, (begin, end), seen, tokens)
             if not lane.join(i, seen):
                 self._leave(i, end)
+
+    def _beside(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
+        """What those that decode beside prompts get: a token a step, or with accepted drafts several in equal parts of it."""
+        if lane.surface.per_step == 1:
+            self._tokens(number, lane, time, steps, first, more, tokens)
+            return
+        begin, end = time
+        left = lane.whole_tokens(steps)
+        each = (end - begin) / left
+        while made := lane.undisturbed(left):
+            self._tokens(number, lane, (begin, begin + made * each), made, each, 0.0, tokens)
+            begin, left = begin + made * each, left - made
 
     def _decode(self, begin: float, until: float) -> None:
         """Steps of decodes alone, as many as pass before something changes."""
@@ -264,8 +276,13 @@ class Replica:
             steps = min(steps, self._patience() or steps)
         if self.next < len(self.times) and (len(self.pools) > 1 or not self.pools[0].waiting):
             apart = max(0.0, self.times[self.next] - begin)
-            steps = min(steps, max(1, steps_in(apart, first, more) + self.rules.ahead))
+            steps = min(steps, max(1, self._whole_steps(steps_in(apart, first, more))))
         return steps
+
+    def _whole_steps(self, tokens: int) -> int:
+        """Tokens of the whole steps that make so many, and of one more where that was decided before."""
+        each = self.lanes[0].surface.per_step
+        return tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
 
     def _pass(self, last: float, end: float) -> None:
         """Time goes on to ``end``; the last step began at ``last``. A scheduler that works ahead decided then what comes next."""
@@ -284,7 +301,7 @@ class Replica:
         self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free, number))
         lane.last_s = seen
         for i in lane.decoded(steps):
-            self._leave(i, end)
+            self._leave(i, max(end, self.clock))  # nobody leaves in the middle of a step
 
     def _stream(self, begin: float, tokens: int) -> None:
         """The front end sends so many tokens of steps that begin then."""

@@ -1,0 +1,115 @@
+"""What drafts tokens beside a model: ``catalog/drafters.toml``, made into the layers and the head that it has for one."""
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from functools import lru_cache
+
+from commtax.catalog.loader import plain_record
+from commtax.records import dataclass
+from commtax.shipped_tables import table
+from commtax.spec import Attention, Block, Drafter, Extra, Mlp, Model
+from commtax.statement import Refusal
+
+HEAD_DIM, KV_HEADS = 128, 8  # of a drafter's attention beside a model whose own is of another kind
+UNQUANTISED = ("nvfp4",)
+"""Formats of checkpoints whose layers for further tokens stay in 16 bits (NVIDIA ModelOpt leaves them out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """A kind of drafter, before it stands beside a model."""
+
+    key: str
+    source: str
+    layers: int | str = 0  # of its own; "mtp": the model's for further tokens, "model": a whole one; 0: it has none
+    times: int = 1  # that the model's own layers are there
+    otherwise: int = 0  # layers of its own where the model has none for further tokens; 0: then there is no such drafter
+    vocab: int = 0
+    width: float = 0.0
+    joined: int = 0
+    rejoined: bool = False
+    doubled: bool = False
+    parallel: bool = False
+    context_only: bool = False
+    markov: int = 0
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1)
+def drafter_kinds() -> Mapping[str, DrafterKind]:
+    """All of them by name."""
+    found = table("catalog/drafters.toml").items()
+    return {key: plain_record(DrafterKind, {"key": key, **entry}, "drafters.toml") for key, entry in found}
+
+
+@lru_cache(maxsize=64)
+def drafter(name: str, model: Model, drafts: int, other: Model | None = None) -> Drafter:
+    """A drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
+    kind = drafter_kinds()[name]
+    ways = kind.joined, kind.rejoined, kind.doubled, kind.parallel, kind.context_only, kind.markov
+    plain = Drafter(name, None, 1, *ways, own_head=kind.vocab > 0)
+    if kind.layers == "model":
+        return replace(plain, model=other, own_embedding=True, own_head=True)
+    if kind.layers == "mtp" and model.mtp:
+        blocks = _first_module(model.mtp)
+        modules = 1 if kind.times > 1 else min(drafts, len(model.mtp) // len(blocks))
+        return replace(plain, model=_as_model(model, kind, blocks * kind.times, _quantised(model)), modules=modules)
+    count = kind.otherwise if kind.layers == "mtp" else kind.layers
+    if kind.layers == "mtp" and not count:
+        raise Refusal(f"technique '{name}': {model.key} has no layers for further tokens", "technique")
+    return replace(plain, model=_as_model(model, kind, _dense_blocks(model, kind, int(count)), None)) if count else plain
+
+
+def _quantised(model: Model) -> Model:
+    """The model as its layers for further tokens are stored."""
+    return replace(model, quant=None) if model.quant and model.quant.dtype in UNQUANTISED else model
+
+
+def _first_module(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Layers that guess one token: up to the next one that joins state and embedding."""
+    starts = [i for i, block in enumerate(blocks) if any(extra.part == "mtp" for extra in block.extras)]
+    return blocks[: starts[1]] if len(starts) > 1 else blocks
+
+
+def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: Model | None) -> Model:
+    """Layers and head of a drafter as a model: of the target's formats where they are its own layers, else in 16 bits."""
+    shared = tuple(dict.fromkeys(blocks))
+    extras = () if kind.layers == "mtp" and like else (Extra("fc.weight", (model.hidden, kind.joined * model.hidden), part="mtp"),)
+    return replace(
+        model,
+        key=f"{model.key}-{kind.key}",
+        blocks=shared,
+        layers=tuple(shared.index(block) for block in blocks),
+        vocab=kind.vocab or model.vocab,
+        tied=False,
+        tower=None,
+        mtp=(),
+        extras=extras,
+        lookback=0,
+        hyper=model.hyper if like else None,
+        quant=like.quant if like else None,
+        positions=0,
+        stored_bytes=0,
+        aliases=(),
+    )
+
+
+def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, ...]:
+    """Plain decoder layers of the model's width: its heads where they are plain, its dense feed-forward where it has one."""
+    a = model.attention
+    if a.latent or a.compressed or a.indexer:
+        heads = model.hidden // HEAD_DIM
+        own = Attention(heads, min(KV_HEADS, heads), HEAD_DIM, HEAD_DIM)
+    else:
+        own = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
+    dense = (block.ffn.intermediate for block in model.blocks if isinstance(block.ffn, Mlp))
+    width = next(dense, int(kind.width * model.hidden))
+    plain = Block(own, Mlp(width))
+    first = replace(plain, extras=_doubled(own, model.hidden)) if kind.doubled else plain
+    return (first, *(plain,) * (count - 1))
+
+
+def _doubled(a: Attention, hidden: int) -> tuple[Extra, ...]:
+    """The other half of the first layer's queries, keys and values."""
+    kv = a.num_kv_heads * (a.head_dim + a.v_head_dim)
+    return (Extra("self_attn.embedding_qkv.weight", (a.num_heads * a.head_dim + kv, hidden), "heads", "attention"),)
