@@ -39,7 +39,9 @@ Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "upda
 """Which pass of a training step runs it; "": any step of serving, every pass of training. ``once``: behind all microbatches."""
 Window = (
     Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
-    | Literal["other batch"]
+    | Literal["other attention", "other experts", "other experts and shared", "other attention and shared"]
+    | Literal["other projections", "other core", "own shared", "own down", "own down and shared"]
+    | Literal["product before", "product behind", "tiles before"]
 )
 """The compute that a line may run beside."""
 Via = Literal["", "custom", "hierarchical"]
