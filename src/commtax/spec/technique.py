@@ -42,5 +42,6 @@ class Technique:
     also: tuple[str, ...] = ()  # other names
     usual: str = ""  # the values that are tried where nobody says any: ``3`` or ``int4``
     flags: Mapping[str, str] = field(default_factory=dict)  # by engine: what asks for it, fields in braces
+    always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on without being asked for
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
     source: str = ""  # where it is described

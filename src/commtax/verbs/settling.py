@@ -25,6 +25,7 @@ from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
+from commtax.verbs.overlap_rules import check_overlap, with_schedule
 from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
 
@@ -127,6 +128,7 @@ def settle(put: Question) -> Settled:
         engine = engine.serving_mixtures()
     if own and own.lessons and not q.trains:
         engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
+    engine = with_schedule(q.techniques, engine)
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
@@ -136,6 +138,7 @@ def settle(put: Question) -> Settled:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
+    check_overlap(q)
     plan = q.plan
     if any(np.ndim(getattr(plan, name)) for name in COUNTED):
         checking.check_run(q)
