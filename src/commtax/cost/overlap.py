@@ -98,10 +98,17 @@ def _often(line: Line, times: Number) -> Line:
     return replace(line, item=replace(line.item, count=line.item.count * times))
 
 
-def both_halves(half: Iterable[Line], whole: Iterable[Line], t: PricingTerms, work: Workload) -> list[Line]:
+def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, work: Workload) -> list[Line]:
     """Layers of either half, and once what is no layer; exchanges with what they run beside."""
-    prompts = holds_anywhere(np.asarray(work.prefill_tokens) > 0)
-    turns = TURNS[t.engine.overlaps.prompt_halves if prompts else t.engine.overlaps.halves]
+    prompts = np.asarray(work.prefill_tokens) > 0
+    own = t.engine.overlaps
+    if np.all(prompts) or not np.any(prompts) or own.halves == own.prompt_halves:
+        return _in_turns(half, whole, own.prompt_halves if np.any(prompts) else own.halves)
+    return either(prompts, _in_turns(half, whole, own.prompt_halves), _in_turns(half, whole, own.halves))
+
+
+def _in_turns(half: Iterable[Line], whole: Iterable[Line], schedule: str) -> list[Line]:
+    turns = TURNS.get(schedule, {})
     lines = [line for line in whole if line.item.part in ONCE and line.kind != "host"]
     for line in half:
         if line.kind == "host" or line.item.part in ONCE:
