@@ -1,11 +1,13 @@
 """What a served step runs beside what: halves of a batch in turn, exchanges beside a batch's own experts, products in tiles.
 
-Nothing is gained for free. Two halves read every weight twice and pay every fixed time twice: their lines are priced as two smaller
-steps. Of an exchange only what is in flight hides: kernels that send and receive take their time of the chip (``Fabric.busy_s``), and
-those that stay keep multiprocessors from what runs beside them (``Fabric.kept_sms``). What hides is at most the window that covers it.
+Nothing is gained for free. Two halves read every weight twice and pay every fixed time twice: their lines are priced as two
+smaller steps. Of an exchange only what is in flight hides: kernels that send and receive take their time of the chip
+(``Fabric.busy_s``), and those that stay keep multiprocessors from what runs beside them (``Fabric.kept_sms``). What hides is at
+most the window that covers it.
 
-How halves take turns is read off the engines' schedules (``catalog/engines``), D and C the dispatch and combine of a half, S its shared
-expert, P its projections of queries and keys, A all of its attention, K what of that follows P, with the router, E its experts:
+How halves take turns is read off the engines' schedules (``catalog/engines``): D and C are the dispatch and combine of a half, S
+its shared expert, P its projections of queries and keys, A all of its attention, K what of that follows P, with the router, E its
+experts:
 
     in turn     D1 beside A0, D0 beside E1, C1 beside S1 and E0, C0 beside S0 and A1
     staggered   D beside S and the other's P, C beside the other's K
@@ -17,7 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from commtax.arrays import holds_anywhere, pick
+from commtax.arrays import pick
 from commtax.cost.kernel import Kernel, PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.placement import expert_ranks
@@ -56,7 +58,9 @@ def is_halved(t: PricingTerms, work: Workload) -> Condition:
     prompts = np.asarray(work.prefill_tokens) > 0
     least = asked.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
     has = pick(prompts, bool(engine.prompt_halves), bool(engine.halves))
-    held: Condition = np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & (np.asarray(work.rows) >= np.maximum(2, least))
+    held: Condition = (
+        np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & (np.asarray(work.rows) >= np.maximum(2, least))
+    )
     return held if np.ndim(held) else bool(held)
 
 

@@ -13,7 +13,7 @@ class Techniques:
     two_batches: bool = False  # halves of a batch run in turn: exchanges of one beside the kernels of the other …
     two_batches_from: int = 0  # … from so many tokens per rank on; 0: the engine's own threshold
     single_batch: bool = False  # exchanges of a batch run beside its own shared expert and down-projection
-    sequence_tokens: int = 0  # sequence parallelism from so many tokens of a step on; 0: in all steps, -1: where the engine takes it
+    sequence_tokens: int = 0  # sequences are split in steps of so many tokens and more; 0: in all, -1: where the engine does
     async_tp: bool = False  # products are cut into tiles, beside which gathers and scatters run
     shared_stream: bool = False  # the shared expert runs beside the routed ones
     async_scheduling: bool = False  # the host prepares a step while the one before it runs

@@ -42,7 +42,9 @@ def check_overlap(q: Question) -> None:
         if on(q):
             if q.engine.key not in technique(key).flags:
                 has = ", ".join(technique(key).flags)
-                raise Refusal(f"technique '{key}': {q.engine.key} has no such thing ({has} has)", "technique", tuple(technique(key).flags))
+                raise Refusal(
+                    f"technique '{key}': {q.engine.key} has no such thing ({has} has)", "technique", tuple(technique(key).flags)
+                )
             check(q, key)
 
 

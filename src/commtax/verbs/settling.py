@@ -25,9 +25,9 @@ from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
-from commtax.verbs.overlap_rules import check_overlap, with_schedule
 from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
+from commtax.verbs.overlap_rules import check_overlap, with_schedule
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
