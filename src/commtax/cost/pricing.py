@@ -24,7 +24,7 @@ from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
-from commtax.spec import Cluster, Condition, Engine, Fabric, Number, Path, Workload
+from commtax.spec import NO_TECHNIQUES, Cluster, Condition, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
 from commtax.units import format_bytes, format_seconds
 
@@ -294,11 +294,13 @@ def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
     supposed = t.settings.overlap
     if supposed:
         return tuple(x.beside(0.0, supposed * x.total_s, x.sigma) if x.kind == "comm" else x for x in lines)
-    return overlap.exposed(lines, t)
+    return tuple(lines) if t.techniques is NO_TECHNIQUES else overlap.exposed(lines, t)
 
 
 def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``expose_lines`` to say."""
+    if t.techniques is NO_TECHNIQUES:
+        return _plain_lines(t, work)
     lines = _batch_lines(t, work)
     halved = overlap.is_halved(t, work)
     if not holds_anywhere(halved):
@@ -326,6 +328,7 @@ def _own_overlap(lines: list[Line], t: PricingTerms) -> list[Line]:
 
 
 def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
+    """The lines of one batch, one after the other."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
