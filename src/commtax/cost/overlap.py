@@ -71,12 +71,10 @@ def half_of(work: Workload) -> Workload:
 
 def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
     """Whether a plan with sequence parallelism leaves this step's sequences whole: the pass takes steps of many tokens only."""
-    least = t.techniques.sequence_tokens
-    if not t.plan.sequence_parallel or not least:
+    asked = t.techniques.sequence_tokens
+    if not t.plan.sequence_parallel or not asked:
         return False
-    if least < 0:
-        least = tokens_to_split(t)
-    few: Condition = np.asarray(work.rows) < least
+    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if asked < 0 else asked)
     return few if np.ndim(few) else bool(few)
 
 
