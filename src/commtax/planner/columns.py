@@ -357,7 +357,9 @@ class StandingPlan:
 
 def ground(put: Question) -> Question:
     """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
-    return settle(replan(put)).plain().but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
+    kept: dict[str, object] = {"imbalance": put.what_if.imbalance, "techniques": put.techniques}
+    kept |= {"sequence_parallel": True} if put.techniques.sequence_tokens else {}
+    return settle(replan(put)).plain().but(redundant_experts=put.plan.redundant_experts, **kept)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:

@@ -18,22 +18,41 @@ HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
 
 def with_schedule(asked: Techniques, engine: Engine) -> Engine:
     """An engine that is told to schedule ahead: its GPUs wait no longer than those of its newest version, which always does."""
-    if not asked.async_scheduling or not asks_for(engine, "async-scheduling"):
+    if not asked.async_scheduling or not _asks_for(engine, "async-scheduling"):
         return engine
     newest = catalog.engine(engine.key)
     left = {name: min(getattr(engine.host, name), getattr(newest.host, name)) for name in HOST_TIMES}
     return engine.but(ahead=True, **left)
 
 
-def asks_for(engine: Engine, key: str) -> bool:
+def _asks_for(engine: Engine, key: str) -> bool:
     """Whether an engine of this version has a technique and leaves it off unless it is asked for."""
     one = technique(key)
-    return engine.key in one.flags and not (key_since(engine, key) and parts(engine.version) >= parts(one.always[engine.key]))
+    return engine.key in one.flags and not (_since(engine, key) and parts(engine.version) >= parts(one.always[engine.key]))
 
 
-def key_since(engine: Engine, key: str) -> str:
+def _since(engine: Engine, key: str) -> str:
     """The version since which an engine does it unasked; "": never."""
     return technique(key).always.get(engine.key, "")
+
+
+def without_idle_overlap(q: Question) -> Question:
+    """The question of one of many plans, without techniques that have nothing to overlap in it: those stay with the others."""
+    asked, dropped = q.techniques, dict[str, object]()
+    if not _is_exchanged(q):
+        dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
+    elif asked.single_batch and _backend(q) != DEEPEP_LL:
+        dropped["single_batch"] = False
+    if np.all(np.asarray(q.plan.tp) == 1):
+        dropped |= {"async_tp": False} if asked.async_tp else {}
+        dropped |= {"sequence_tokens": 0, "sequence_parallel": False} if asked.sequence_tokens else {}
+    return q.but(**dropped) if dropped else q
+
+
+def _is_exchanged(q: Question) -> bool:
+    """Whether kernels of their own carry tokens to experts."""
+    spread = q.model.experts is not None and bool(np.any(expert_ranks(q.plan, q.engine).over_replicas))
+    return spread and _backend(q) != AG_RS
 
 
 def check_overlap(q: Question) -> None:
@@ -85,7 +104,7 @@ def _check_single(q: Question, key: str) -> None:
 def _check_shared(q: Question, key: str) -> None:
     if q.model.experts is None or not q.model.experts.shared_intermediate:
         raise _refuse(key, f"{q.model.key} has no shared expert")
-    exchanged = _backend(q) != AG_RS and bool(np.any(expert_ranks(q.plan, q.engine).over_replicas))
+    exchanged = _is_exchanged(q)
     if exchanged and q.engine.overlaps.shared_beside:
         return  # on by default too, but in none of the runs that its times come from
     if exchanged and q.engine.overlaps.combine_sms:
@@ -95,7 +114,7 @@ def _check_shared(q: Question, key: str) -> None:
 
 def _check_unasked(q: Question, key: str) -> None:
     """What a version does by itself was on when its times were measured."""
-    since, name = key_since(q.engine, key), f"{q.engine.key}@{q.engine.version}"
+    since, name = _since(q.engine, key), f"{q.engine.key}@{q.engine.version}"
     if since and parts(q.engine.version) >= parts(since):
         raise _refuse(key, f"already on in {name} (by default since {since}), and so in the answer")
     if key == "shared-stream":
