@@ -25,6 +25,7 @@ SETTINGS = (
     ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_low_latency"}, "dbo"),
     ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_high_throughput"}, "dbo"),
     ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_high_throughput"}, "shared-stream"),
+    ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "vllm@0.11"}, "shared-stream"),
     ("llama-3.1-70b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "sp"),
     ("llama-3.1-70b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "async-tp"),
     ("qwen2.5-72b", "4xb200-sxm", {"tp": 4, "engine": "sglang"}, "gemm-allreduce"),
@@ -169,6 +170,16 @@ def test_two_batches_on_72_gpus_as_published():
         assert 8 * 256 / float(step(t, Workload(256, 256 * 2000)).step_s) == pytest.approx(told, rel=0.15)
 
 
+def test_a_shared_expert_beside_routed_ones_as_published():
+    """TensorRT-LLM's report on eight B200 with attention in replicas: 5.3 % more throughput."""
+    words = {"dp": 8, "ep": 8, "engine": "trtllm@0.18", "dtype": "nvfp4"}
+    plain, beside = (terms("deepseek-r1", "8xb200-sxm", words, x) for x in ("", "shared-stream"))
+    for seqs in (128, 256, 512):
+        before, after = (step(t, Workload(seqs, seqs * 2000)) for t in (plain, beside))
+        assert 1.02 < before.step_s / after.step_s < 1.08
+        assert after.comm_s == before.comm_s
+
+
 def test_scheduling_ahead_leaves_what_newer_versions_wait():
     old, ahead = (terms("llama-3.1-70b", "8xh100-sxm", {"tp": 4, "engine": "vllm@0.12"}, x) for x in ("", "async-scheduling"))
     newest = catalog.engine("vllm").host
@@ -186,7 +197,6 @@ def test_scheduling_ahead_leaves_what_newer_versions_wait():
         ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_low_latency"}, "sbo", "vllm has no such thing"),
         ("deepseek-v3", "9x8xh100-sxm", WIDE, "dbo,sbo", "one of dbo and sbo"),
         ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "vllm"}, "shared-stream", "already on in vllm@0.31"),
-        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "vllm@0.11"}, "shared-stream", "from 0.12 on"),
         ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "trtllm"}, "shared-stream", "already on"),
         ("llama-3.1-8b", "8xh100-sxm", {"engine": "vllm"}, "async-scheduling", "by default since 0.14"),
         ("llama-3.1-8b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "async-tp", "below a width of 8,192"),

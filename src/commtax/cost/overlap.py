@@ -19,11 +19,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import holds_anywhere, pick
 from commtax.cost.kernel import Kernel, PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.placement import expert_ranks
-from commtax.ledger import Item, Line, Part, Place, Window, Windows
+from commtax.ledger import Bill, Item, Line, Part, Place, Window, Windows
 from commtax.spec import DTYPE_BYTES, Condition, Experts, Fabric, Number, Workload
 
 HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")
@@ -131,10 +131,10 @@ def _beside(line: Line, window: Window) -> Line:
     return replace(line, item=replace(line.item, overlaps_with=window))
 
 
-def beside_own(lines: list[Line], t: PricingTerms) -> list[Line]:
+def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
     """Exchanges of one batch beside its own shared expert, or its own down-projections (single-batch overlap)."""
-    if exchange_of(t) is None:
-        return lines
+    if exchange_of(t) is None or not holds_anywhere(expert_ranks(t.plan, t.engine).over_replicas):
+        return beside_routed(lines, t, rows) if t.techniques.shared_stream else lines
     windows: dict[str, Window] = {}
     if t.techniques.shared_stream and t.engine.overlaps.shared_beside:
         windows[t.engine.overlaps.shared_beside] = "own shared"
@@ -142,6 +142,28 @@ def beside_own(lines: list[Line], t: PricingTerms) -> list[Line]:
         early = t.cluster.chip.family == "hopper"
         windows = {"dispatch": "own shared", "combine": "own down"} if early else {"combine": "own down and shared"}
     return [_beside(x, windows[x.item.place]) if _is_exchange(x) and x.item.place in windows else x for x in lines]
+
+
+def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    """A shared expert beside routed ones: both take as long as the longer, and as their bytes and FLOPs together at the least.
+
+    What is left of the shared expert is what both take beyond the routed ones.
+    """
+    routed, shared = _kernels_of(lines, "experts", "routing"), _kernels_of(lines, "shared expert")
+    memory = t.cluster.chip.memory_Bps
+    together = np.maximum(np.maximum(routed.step_s, shared.step_s), routed.least_s(memory) + shared.least_s(memory))
+    left = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
+    most = t.engine.overlaps.shared_rows
+    left = pick(np.asarray(rows) > most, 1.0, left) if most else left
+    return [_shortened(x, left) if x.item.part == "shared expert" and x.kind == "compute" else x for x in lines]
+
+
+def _shortened(line: Line, left: Number) -> Line:
+    return replace(line, fixed_s=line.fixed_s * left, moving_s=line.moving_s * left)
+
+
+def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
+    return Bill(tuple(x for x in lines if x.kind == "compute" and x.item.part in parts), 1)
 
 
 def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:

@@ -314,16 +314,16 @@ def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """The lines of one batch, with what it runs beside its own kernels."""
     whole = overlap.keeps_sequences(t, work)
     if not holds_anywhere(whole):
-        return _own_overlap(_plain_lines(t, work), t)
+        return _own_overlap(_plain_lines(t, work), t, work.rows)
     plain = _plain_lines(replace(t, plan=replace(t.plan, sequence_parallel=False)), work)
-    split = plain if np.all(whole) else _own_overlap(_plain_lines(t, work), t)
+    split = plain if np.all(whole) else _own_overlap(_plain_lines(t, work), t, work.rows)
     return overlap.either(whole, plain, split)
 
 
-def _own_overlap(lines: list[Line], t: PricingTerms) -> list[Line]:
+def _own_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
     asked = t.techniques
     if asked.single_batch or asked.shared_stream:
-        lines = overlap.beside_own(lines, t)
+        lines = overlap.beside_own(lines, t, rows)
     return overlap.in_tiles(lines, t) if asked.async_tp else lines
 
 

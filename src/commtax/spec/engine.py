@@ -144,7 +144,8 @@ class Overlapping:
     halves_rows: int = 2  # tokens of a rank from which decodes are halved …
     prompt_halves_rows: int = 2  # … and batches with prompts
     combine_sms: Mapping[str, float] = field(default_factory=dict)  # single-batch overlap: multiprocessors of a combine, by family
-    shared_beside: str = ""  # the exchange that a shared expert on a stream of its own runs beside
+    shared_beside: str = ""  # the exchange that a shared expert on a stream of its own runs beside; "", or none: routed experts …
+    shared_rows: int = 0  # … in steps of at most so many rows; 0: in all
     sequence_bytes: Mapping[str, float] = field(default_factory=dict)  # a rank's part from which it splits sequences, by family …
     sequence_hidden: int = 0  # … in models of at least this width
 

@@ -117,8 +117,6 @@ def _check_unasked(q: Question, key: str) -> None:
     since, name = _since(q.engine, key), f"{q.engine.key}@{q.engine.version}"
     if since and parts(q.engine.version) >= parts(since):
         raise _refuse(key, f"already on in {name} (by default since {since}), and so in the answer")
-    if key == "shared-stream":
-        raise _refuse(key, f"{q.engine.key} has it from {since} on, this is {name}")
 
 
 def _check_split(q: Question, key: str) -> None:
