@@ -152,7 +152,7 @@ def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line
     routed, shared = _kernels_of(lines, "experts", "routing"), _kernels_of(lines, "shared expert")
     memory = t.cluster.chip.memory_Bps
     together = np.maximum(np.maximum(routed.step_s, shared.step_s), routed.least_s(memory) + shared.least_s(memory))
-    left = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
+    left: Number = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
     most = t.engine.overlaps.shared_rows
     left = pick(np.asarray(rows) > most, 1.0, left) if most else left
     return [_shortened(x, left) if x.item.part == "shared expert" and x.kind == "compute" else x for x in lines]

@@ -357,9 +357,8 @@ class StandingPlan:
 
 def ground(put: Question) -> Question:
     """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
-    kept: dict[str, object] = {"imbalance": put.what_if.imbalance, "techniques": put.techniques}
-    kept |= {"sequence_parallel": True} if put.techniques.sequence_tokens else {}
-    return settle(replan(put)).plain().but(redundant_experts=put.plan.redundant_experts, **kept)
+    spread = {"redundant_experts": put.plan.redundant_experts, "imbalance": put.what_if.imbalance}
+    return settle(replan(put)).plain().but(**spread, techniques=put.techniques)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:

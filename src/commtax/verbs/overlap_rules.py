@@ -39,13 +39,15 @@ def _since(engine: Engine, key: str) -> str:
 def without_idle_overlap(q: Question) -> Question:
     """The question of one of many plans, without techniques that have nothing to overlap in it: those stay with the others."""
     asked, dropped = q.techniques, dict[str, object]()
-    if not _is_exchanged(q):
+    if q.model.experts is None:
+        pass  # no plan of it has anything to exchange, which is refused
+    elif not _is_exchanged(q):
         dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
     elif asked.single_batch and _backend(q) != DEEPEP_LL:
         dropped["single_batch"] = False
     if np.all(np.asarray(q.plan.tp) == 1):
         dropped |= {"async_tp": False} if asked.async_tp else {}
-        dropped |= {"sequence_tokens": 0, "sequence_parallel": False} if asked.sequence_tokens else {}
+        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split
     return q.but(**dropped) if dropped else q
 
 
