@@ -40,7 +40,9 @@ Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "upda
 ``draft``: a drafter's, behind the pass that checks its last drafts."""
 Window = (
     Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
-    | Literal["other batch"]
+    | Literal["other attention", "other experts", "other experts and shared", "other attention and shared"]
+    | Literal["other projections", "other core", "own shared", "own down", "own down and shared"]
+    | Literal["product before", "product behind", "tiles before"]
 )
 """The compute that a line may run beside."""
 Via = Literal["", "custom", "hierarchical"]

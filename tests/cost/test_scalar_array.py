@@ -159,7 +159,20 @@ SCALAR = {
         f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "training")
     ),  # tests/cost/test_latent.py
     *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
-    "expose_lines",  # tests/verbs/test_two_batches.py
+    # Of the lines of whole steps: tests/cost/test_overlap.py
+    *(
+        "expose_lines",
+        "exposed",
+        "either",
+        "both_halves",
+        "beside_own",
+        "beside_routed",
+        "in_tiles",
+        "in_flight",
+        "is_halved",
+        "keeps_sequences",
+    ),
+    *("exchange_of", "kept_sms"),
     # Of one kernel or collective that is explained.
     *(
         "terms",

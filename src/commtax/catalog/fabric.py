@@ -99,6 +99,9 @@ class Library:
     network: Network = field(default_factory=Network)
     networks: Mapping[str, Network] = field(default_factory=dict)  # … of generations that cross hosts otherwise
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
+    busy_s: float = 0.0  # as in ``Fabric``
+    busy_Bps: float = math.inf
+    kept_sms: int = 0
     path: tuple[PathRow, ...] = ()
     hosts: tuple[Hosts, ...] = ()
     spread: tuple[Spread, ...] = ()
@@ -241,6 +244,9 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
         eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
+        busy_s=asked.busy_s,
+        busy_Bps=asked.busy_Bps,
+        kept_sms=asked.kept_sms,
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),

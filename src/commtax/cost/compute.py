@@ -38,7 +38,10 @@ def step_kernels(
     ``sorts``: tokens are drawn from the most likely ones.
     """
     step = KernelStep(model, plan, work, rows, engine, exchange, imbalance)
-    kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
+    layers = _layers(step)
+    if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
+        layers = [replace(k, nbytes=k.nbytes / plan.tp) if k.part == "norms" else k for k in layers]
+    kernels = [*layers, head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     if sorts and (launches := engine.kernels.sort_launches):  # of the logits of each row: many passes over all of them

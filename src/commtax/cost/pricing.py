@@ -13,6 +13,7 @@ from itertools import repeat
 import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
+from commtax.cost import overlap
 from commtax.cost.collectives import Parts, PathChoice, price
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.drafting import draft_host_s, draft_step
@@ -22,9 +23,9 @@ from commtax.cost.kernels import served_lines
 from commtax.cost.measured_curves import curve_of, sigma_over
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
-from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
+from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
-from commtax.spec import Cluster, Condition, Engine, Fabric, Number, Path, Workload
+from commtax.spec import NO_TECHNIQUES, Cluster, Condition, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
 from commtax.units import format_bytes, format_seconds
 
@@ -290,18 +291,45 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
 
 
 def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
-    """The lines of a served step, each with what of it hides: what another batch covers, or the share that a user supposes."""
+    """The lines of a served step, each with what of it hides: what techniques cover, or the share that a user supposes."""
     supposed = t.settings.overlap
     if supposed:
         return tuple(x.beside(0.0, supposed * x.total_s, x.sigma) if x.kind == "comm" else x for x in lines)
-    if not any(x.item.overlaps_with == "other batch" for x in lines):
-        return tuple(lines)
-    free = Windows({"other batch": sum((x.total_s for x in lines if x.kind == "compute"), start=0.0)}, 1.0)
-    return tuple(free.hide(x) if x.item.overlaps_with == "other batch" else x for x in lines)
+    return tuple(lines) if t.techniques is NO_TECHNIQUES else overlap.exposed(lines, t)
 
 
 def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``expose_lines`` to say."""
+    if t.techniques is NO_TECHNIQUES:
+        return _plain_lines(t, work)
+    lines = _batch_lines(t, work)
+    halved = overlap.is_halved(t, work)
+    if not holds_anywhere(halved):
+        return lines
+    both = overlap.both_halves(_batch_lines(t, overlap.half_of(work)), lines, t, work)
+    launched_twice = replace(t, engine=t.engine.but(prompt_s=2 * t.engine.host.prompt_s))
+    return overlap.either(halved, [*both, host_line(both, work, launched_twice)], lines)
+
+
+def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
+    """The lines of one batch, with what it runs beside its own kernels."""
+    whole = overlap.keeps_sequences(t, work)
+    if not holds_anywhere(whole):
+        return _own_overlap(_plain_lines(t, work), t, work.rows)
+    plain = _plain_lines(replace(t, plan=replace(t.plan, sequence_parallel=False)), work)
+    split = plain if np.all(whole) else _own_overlap(_plain_lines(t, work), t, work.rows)
+    return overlap.either(whole, plain, split)
+
+
+def _own_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    asked = t.techniques
+    if asked.single_batch or asked.shared_stream:
+        lines = overlap.beside_own(lines, t, rows)
+    return overlap.in_tiles(lines, t) if asked.async_tp else lines
+
+
+def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
+    """The lines of one batch, one after the other."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)

@@ -359,7 +359,8 @@ class StandingPlan:
 
 def ground(put: Question) -> Question:
     """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
-    return settle(replan(put)).plain().but(redundant_experts=put.plan.redundant_experts, imbalance=put.what_if.imbalance)
+    spread = {"redundant_experts": put.plan.redundant_experts, "imbalance": put.what_if.imbalance}
+    return settle(replan(put)).plain().but(**spread, techniques=put.techniques)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:

@@ -113,10 +113,10 @@ def _drawn_layer(bill: StepBill) -> list[Text]:
             compute.append(" " * cells)
             comm.append(LATENCY * latency, style="bold red")
             comm.append(WIRE * (cells - latency), style="bold yellow")
-    exposed = sum(s.seconds for s in segments if s.lane == "comm")
+    sent = [s for s in segments if s.lane == "comm"]
     signs = f"{COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives"
-    left = exposed * (1 - bill.question.what_if.overlap)
-    hidden = f"; exposed {format_seconds(left)} of {format_seconds(exposed)}" if exposed else ""
+    exposed, whole = sum(s.exposed_s for s in sent), sum(s.seconds for s in sent)
+    hidden = f"; exposed {format_seconds(exposed)} of {format_seconds(whole)}" if whole else ""
     return [compute, comm, Text(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
 
 

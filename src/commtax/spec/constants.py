@@ -124,6 +124,9 @@ class Fabric:
     flat: bool = False  # … or the whole of it, as one flat ring over the slow link (textbook)
     network: Network = Network()
     eager_floor_s: float = 0.0
+    busy_s: float = 0.0  # of an exchange whose kernels end while tokens travel: what a launch and a receipt take of the chip …
+    busy_Bps: float = math.inf  # … beside the bytes that they move at this rate
+    kept_sms: int = 0  # … of one whose kernels stay: multiprocessors that they keep from others
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor
     exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies

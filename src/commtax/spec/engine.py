@@ -137,6 +137,21 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlapping:
+    """What an engine runs beside what, once it is told to."""
+
+    halves: str = ""  # how two halves of a batch of decodes take turns (``cost.overlap``); "": it halves none …
+    prompt_halves: str = ""  # … and of a batch with prompts
+    halves_rows: int = 2  # tokens of a rank from which decodes are halved …
+    prompt_halves_rows: int = 2  # … and batches with prompts
+    combine_sms: Mapping[str, float] = field(default_factory=dict)  # single-batch overlap: multiprocessors of a combine, by family
+    shared_beside: str = ""  # the exchange that a shared expert on a stream of its own runs beside; "", or none: routed experts …
+    shared_rows: int = 0  # … in steps of at most so many rows; 0: in all
+    sequence_bytes: Mapping[str, float] = field(default_factory=dict)  # a rank's part from which it splits sequences, by family …
+    sequence_hidden: int = 0  # … in models of at least this width
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryHabits:
     """What an engine reserves and loads beside weights and cache."""
 
@@ -288,6 +303,7 @@ class Engine:
     host: HostTime = HostTime()
     paces: Paces = Paces()
     serves: Scheduling = Scheduling()
+    overlaps: Overlapping = Overlapping()
     memory: MemoryHabits = MemoryHabits()
     states: StateHabits = StateHabits()
     drafts: Drafting = Drafting()

@@ -14,6 +14,7 @@ class Techniques:
     two_batches: bool = False  # halves of a batch run in turn: exchanges of one beside the kernels of the other …
     two_batches_from: int = 0  # … from so many tokens per rank on; 0: the engine's own threshold
     single_batch: bool = False  # exchanges of a batch run beside its own shared expert and down-projection
+    sequence_tokens: int = 0  # sequences are split in steps of so many tokens and more; 0: in all, -1: where the engine does
     async_tp: bool = False  # products are cut into tiles, beside which gathers and scatters run
     shared_stream: bool = False  # the shared expert runs beside the routed ones
     async_scheduling: bool = False  # the host prepares a step while the one before it runs
@@ -62,6 +63,7 @@ class Technique:
     also: tuple[str, ...] = ()  # other names
     usual: str = ""  # the values that are tried where nobody says any: ``3`` or ``int4``
     flags: Mapping[str, str] = field(default_factory=dict)  # by engine: what asks for it, fields in braces
+    always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on without being asked for
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
     lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself
     source: str = ""  # where it is described

@@ -22,11 +22,25 @@ from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass
-from commtax.spec import ARITHMETIC, COUNTED, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
+from commtax.spec import (
+    ARITHMETIC,
+    COUNTED,
+    DTYPE_BYTES,
+    NO_TECHNIQUES,
+    SIZES,
+    Cluster,
+    Engine,
+    Fabric,
+    Model,
+    Number,
+    Plan,
+    Profile,
+)
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking, drafts
 from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
+from commtax.verbs.overlap_rules import check_overlap, with_schedule, without_idle_overlap
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
@@ -127,6 +141,7 @@ def settle(put: Question) -> Settled:
         engine = engine.serving_mixtures()
     if own and own.lessons and not q.trains:
         engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
+    engine = with_schedule(q.techniques, engine)
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
@@ -136,6 +151,7 @@ def settle(put: Question) -> Settled:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
+    check_overlap(q)
     drafts.check_drafts(q)
     q, plan = drafts.with_accepted_tokens(q), q.plan
     if any(np.ndim(getattr(plan, name)) for name in COUNTED):
@@ -153,6 +169,7 @@ def settle(put: Question) -> Settled:
 def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
+    q = q if q.techniques is NO_TECHNIQUES else without_idle_overlap(q)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
         return q
     widest = np.max(_spread(q.plan), initial=1)

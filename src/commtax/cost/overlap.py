@@ -1,0 +1,322 @@
+"""What a served step runs beside what: halves of a batch in turn, exchanges beside a batch's own experts, products in tiles.
+
+Nothing is gained for free. Two halves read every weight twice and pay every fixed time twice: their lines are priced as two
+smaller steps. Of an exchange only what is in flight hides: kernels that send and receive take their time of the chip
+(``Fabric.busy_s``), and those that stay keep multiprocessors from what runs beside them (``Fabric.kept_sms``). What hides is at
+most the window that covers it.
+
+How halves take turns is read off the engines' schedules (``catalog/engines``): D and C are the dispatch and combine of a half, S
+its shared expert, P its projections of queries and keys, A all of its attention, K what of that follows P, with the router, E its
+experts:
+
+    in turn     D1 beside A0, D0 beside E1, C1 beside S1 and E0, C0 beside S0 and A1
+    staggered   D beside S and the other's P, C beside the other's K
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from commtax.arrays import holds_anywhere, pick
+from commtax.cost.kernel import Kernel, PricingTerms
+from commtax.cost.kernels import served_lines
+from commtax.cost.placement import expert_ranks
+from commtax.ledger import Bill, Item, Line, Part, Place, Window, Windows
+from commtax.spec import DTYPE_BYTES, Condition, Experts, Fabric, Number, Workload
+
+HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")
+ONCE: tuple[Part, ...] = ("head", "embedding", "tower", "stages", "")
+"""What runs once for both halves: all that is no layer."""
+AFTER: tuple[Place, ...] = ("value", "output projection")
+"""Projections behind attention; all others are before it."""
+OWN_SEQUENCE: tuple[Place, ...] = ("reduced", "output")
+"""Where sums over tensor-parallel ranks stand, which sequence parallelism splits in two."""
+TILE = 128  # rows and columns of a product that one multiprocessor finishes together
+IN_TURN: Mapping[str, tuple[Window, ...]] = MappingProxyType(
+    {"dispatch": ("other attention", "other experts"), "combine": ("other experts and shared", "other attention and shared")}
+)
+STAGGERED: Mapping[str, tuple[Window, ...]] = MappingProxyType({"dispatch": ("other projections",), "combine": ("other core",)})
+TURNS = {"in turn": IN_TURN, "staggered": STAGGERED}
+"""What exchanges of halves run beside, one after the other: of two windows each serves one half's."""
+
+
+# Which steps a technique changes.
+
+
+def exchange_of(t: PricingTerms) -> Fabric | None:
+    """The kernels of their own that carry tokens to experts; None: collectives of the library do."""
+    return t.fabric.exchanges.get(t.settings.ep_backend.replace("_", "-"))
+
+
+def is_halved(t: PricingTerms, work: Workload) -> Condition:
+    """Whether a step runs as two halves: from the engine's threshold on, where an exchange is there to hide."""
+    asked, engine = t.techniques, t.engine.overlaps
+    if not asked.two_batches or exchange_of(t) is None:
+        return False
+    prompts = np.asarray(work.prefill_tokens) > 0
+    least = asked.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
+    has = pick(prompts, bool(engine.prompt_halves), bool(engine.halves))
+    held: Condition = (
+        np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & (np.asarray(work.rows) >= np.maximum(2, least))
+    )
+    return held if np.ndim(held) else bool(held)
+
+
+def half_of(work: Workload) -> Workload:
+    """One of two equal batches."""
+    return replace(work, **{name: getattr(work, name) / 2 for name in HALVED})
+
+
+def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
+    """Whether a plan with sequence parallelism leaves this step's sequences whole: the pass takes steps of many tokens only."""
+    asked = t.techniques.sequence_tokens
+    if not t.plan.sequence_parallel or not asked:
+        return False
+    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if asked < 0 else asked)
+    return few if np.ndim(few) else bool(few)
+
+
+def tokens_to_split(t: PricingTerms) -> Number:
+    """Tokens from which an engine splits sequences by itself."""
+    engine, row = t.engine.overlaps, t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
+    part = engine.sequence_bytes.get(t.cluster.chip.family)
+    return 0.0 if part is None else np.floor(part * t.plan.tp / row)
+
+
+# What it makes of the lines.
+
+
+def either(condition: Condition, yes: Sequence[Line], no: Sequence[Line]) -> list[Line]:
+    """The lines of some steps where a condition holds, and of the others where not: what a step does not run has count 0."""
+    if not np.ndim(condition):
+        return [*(yes if condition else no)]
+    where = np.asarray(condition)
+    return [*(_often(x, where) for x in yes), *(_often(x, ~where) for x in no)]
+
+
+def _often(line: Line, times: Number) -> Line:
+    return replace(line, item=replace(line.item, count=line.item.count * times))
+
+
+def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, work: Workload) -> list[Line]:
+    """Layers of either half, and once what is no layer; exchanges with what they run beside."""
+    prompts = np.asarray(work.prefill_tokens) > 0
+    own = t.engine.overlaps
+    if np.all(prompts) or not np.any(prompts) or own.halves == own.prompt_halves:
+        return _in_turns(half, whole, own.prompt_halves if np.any(prompts) else own.halves)
+    return either(prompts, _in_turns(half, whole, own.prompt_halves), _in_turns(half, whole, own.halves))
+
+
+def _in_turns(half: Iterable[Line], whole: Iterable[Line], schedule: str) -> list[Line]:
+    turns = TURNS.get(schedule, {})
+    lines = [line for line in whole if line.item.part in ONCE and line.kind != "host"]
+    for line in half:
+        if line.kind == "host" or line.item.part in ONCE:
+            continue
+        windows = turns.get(line.item.place) if _is_exchange(line) else None
+        if windows is None:
+            lines.append(_often(line, 2))
+        else:
+            lines += [_beside(_often(line, 2 / len(windows)), window) for window in windows]
+    return lines
+
+
+def _is_exchange(line: Line) -> bool:
+    return line.kind == "comm" and line.item.part == "experts" and line.item.axis == "ep"
+
+
+def _beside(line: Line, window: Window) -> Line:
+    return replace(line, item=replace(line.item, overlaps_with=window))
+
+
+def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    """Exchanges of one batch beside its own shared expert, or its own down-projections (single-batch overlap)."""
+    if exchange_of(t) is None or not holds_anywhere(expert_ranks(t.plan, t.engine).over_replicas):
+        return beside_routed(lines, t, rows) if t.techniques.shared_stream else lines
+    windows: dict[str, Window] = {}
+    if t.techniques.shared_stream and t.engine.overlaps.shared_beside:
+        windows[t.engine.overlaps.shared_beside] = "own shared"
+    if t.techniques.single_batch:
+        early = t.cluster.chip.family == "hopper"
+        windows = {"dispatch": "own shared", "combine": "own down"} if early else {"combine": "own down and shared"}
+    return [_beside(x, windows[x.item.place]) if _is_exchange(x) and x.item.place in windows else x for x in lines]
+
+
+def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    """A shared expert beside routed ones: both take as long as the longer, and as their bytes and FLOPs together at the least.
+
+    What is left of the shared expert is what both take beyond the routed ones.
+    """
+    routed, shared = _kernels_of(lines, "experts", "routing"), _kernels_of(lines, "shared expert")
+    memory = t.cluster.chip.memory_Bps
+    together = np.maximum(np.maximum(routed.step_s, shared.step_s), routed.least_s(memory) + shared.least_s(memory))
+    left: Number = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
+    most = t.engine.overlaps.shared_rows
+    left = pick(np.asarray(rows) > most, 1.0, left) if most else left
+    return [_shortened(x, left) if x.item.part == "shared expert" and x.kind == "compute" else x for x in lines]
+
+
+def _shortened(line: Line, left: Number) -> Line:
+    return replace(line, fixed_s=line.fixed_s * left, moving_s=line.moving_s * left)
+
+
+def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
+    return Bill(tuple(x for x in lines if x.kind == "compute" and x.item.part in parts), 1)
+
+
+def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
+    """Sums and gathers of tensor parallelism beside the products that they follow and precede.
+
+    Split sequences: a product runs in as many pieces as there are ranks, each as soon as its rows are here, and what it made
+    leaves beside the next. Whole ones: each tile of a product is summed inside the kernel that made it.
+    """
+    split = t.plan.sequence_parallel
+    return [_cut(x, t) if split and _is_cut(x.item) else _beside_product(x, split) for x in lines]
+
+
+def _is_cut(item: Item) -> bool:
+    return item.form == "gemm" and (_makes_sums(item) or _takes_gathered(item))
+
+
+def _makes_sums(item: Item) -> bool:
+    return item.place in ("output projection", "down")
+
+
+def _takes_gathered(item: Item) -> bool:
+    return item.place in ("qkv", "down-projection", "gate", "up")
+
+
+def _beside_product(line: Line, split: bool) -> Line:
+    item = line.item
+    if line.kind != "comm" or item.axis != "tp" or item.place not in OWN_SEQUENCE or item.part == "experts":
+        return line
+    window: Window = "product behind" if item.op == "all-gather" else "product before" if split else "tiles before"
+    return _beside(line, window)
+
+
+def _cut(line: Line, t: PricingTerms) -> Line:
+    """A product in as many pieces as ranks: each reads all weights."""
+    kernel = line.priced_from
+    assert isinstance(kernel, Kernel)
+    pieces = t.plan.tp
+    weights = kernel.n * kernel.k * kernel.weight_bytes
+    nbytes = weights + np.maximum(0.0, kernel.nbytes - weights) / pieces
+    piece = replace(kernel, count=kernel.count * pieces, m=kernel.m / pieces, flops=kernel.flops / pieces, nbytes=nbytes)
+    (cut,) = served_lines([piece], t)
+    return cut
+
+
+# What may hide, and behind what.
+
+
+def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
+    """Lines with what of them hides in the windows that techniques gave them."""
+    wanted = {x.item.overlaps_with for x in lines if x.kind == "comm"}.intersection(WINDOWS)
+    if not wanted:
+        return tuple(lines)
+    chip, exchange = t.cluster.chip, exchange_of(t)
+    sides = _sides(lines, t)
+    free = {name: WINDOWS[name](sides) for name in wanted}
+    kept = kept_sms(exchange, t) / chip.num_sms if chip.num_sms else 0.0
+    beside_exchanges, beside_sums = Windows(free, 1 - kept), Windows(free, 1.0)
+    done: list[Line] = []
+    for x in lines:
+        if x.kind != "comm" or x.item.overlaps_with not in wanted:
+            done.append(x)
+        elif _is_exchange(x):
+            done.append(beside_exchanges.hide(x, in_flight(x, exchange)))
+        else:
+            done.append(beside_sums.hide(x, _after_first(t) if t.plan.sequence_parallel else 1.0))
+    return tuple(done)
+
+
+def kept_sms(exchange: Fabric | None, t: PricingTerms) -> float:
+    """Multiprocessors that exchanges keep from what runs beside them."""
+    own = t.engine.overlaps.combine_sms.get(t.cluster.chip.family, 0.0) if t.techniques.single_batch else 0.0
+    return max(own, exchange.kept_sms if exchange else 0)
+
+
+def in_flight(line: Line, exchange: Fabric | None) -> Number:
+    """Share of an exchange during which its kernels are not on the chip, or stay beside others."""
+    if exchange is None or exchange.kept_sms:
+        return 1.0
+    busy = exchange.busy_s + line.item.nbytes / exchange.busy_Bps
+    return np.maximum(0.0, 1 - busy / np.maximum(line.each_s, 1e-12))
+
+
+def _after_first(t: PricingTerms) -> Number:
+    """Of as many pieces as ranks, the first to come or the last to leave has nothing to run beside."""
+    return 1 - 1 / (t.plan.tp * 1.0)
+
+
+Sides = Mapping[str, Number]
+
+
+def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
+    """Seconds of layers' kernels by what they belong to, in layers that have experts."""
+    model = t.model
+    mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers) / max(1, model.num_layers)
+    down = 1 / (1 + (2 if model.experts and model.experts.gated else 1))
+    sides: dict[str, Number] = dict.fromkeys((*SIDES, "down", "before", "behind", "tiles"), 0.0)
+    for x in lines:
+        if x.kind != "compute":
+            continue
+        for side, share in _side_of(x.item).items():
+            sides[side] = sides[side] + x.total_s * share * (mixtures if side in ("projections", "core") else 1.0)
+        if x.item.part == "experts":
+            sides["down"] = sides["down"] + x.total_s * (down if x.item.form != "gemm" else x.item.place == "down")
+        if x.item.form == "gemm" and _makes_sums(x.item):
+            sides["before"] = sides["before"] + x.total_s * _after_first(t)
+            sides["tiles"] = sides["tiles"] + x.total_s * _after_first_wave(x, t)
+        if x.item.form == "gemm" and _takes_gathered(x.item):
+            sides["behind"] = sides["behind"] + x.total_s * _after_first(t)
+    return sides
+
+
+def _after_first_wave(line: Line, t: PricingTerms) -> Number:
+    """Sums of a product's tiles run beside the tiles behind them: of one wave of tiles, none do."""
+    kernel = line.priced_from
+    assert isinstance(kernel, Kernel)
+    tiles = np.ceil(kernel.m / TILE) * np.ceil(kernel.n / TILE)
+    return 1 - 1 / np.maximum(1.0, tiles / max(1, t.cluster.chip.num_sms))
+
+
+SIDES = ("projections", "core", "experts", "shared")
+
+
+def _side_of(item: Item) -> Mapping[str, float]:
+    """Where in a layer a kernel runs; of its two norms one precedes attention and one the router."""
+    if item.part == "norms":
+        return {"projections": 0.5, "core": 0.5}
+    if item.part == "projections":
+        return {"core" if item.place in AFTER else "projections": 1.0}
+    if item.part in ("attention", "router"):
+        return {"core": 1.0}
+    if item.part in ("experts", "routing"):
+        return {"experts": 1.0}
+    return {"shared": 1.0} if item.part == "shared expert" else {}
+
+
+def _half_attention(s: Sides) -> Number:
+    return (s["projections"] + s["core"]) / 2
+
+
+WINDOWS: Mapping[Window, Callable[[Sides], Number]] = MappingProxyType(
+    {
+        "other attention": _half_attention,
+        "other experts": lambda s: s["experts"] / 2,
+        "other experts and shared": lambda s: (s["experts"] + s["shared"]) / 2,
+        "other attention and shared": lambda s: _half_attention(s) + s["shared"] / 2,
+        "other projections": lambda s: s["projections"] + s["shared"],
+        "other core": lambda s: s["core"],
+        "own shared": lambda s: s["shared"],
+        "own down": lambda s: s["down"],
+        "own down and shared": lambda s: s["down"] + s["shared"],
+        "product before": lambda s: s["before"],
+        "product behind": lambda s: s["behind"],
+        "tiles before": lambda s: s["tiles"],
+    }
+)
+"""Seconds of compute that a line may run beside."""

@@ -1,0 +1,158 @@
+"""Where techniques that overlap can be used: what the engine has, what it does unasked, and what of model and plan they need."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from commtax import catalog
+from commtax.catalog.techniques import technique
+from commtax.catalog.versions import parts
+from commtax.cost.placement import expert_ranks
+from commtax.cost.traffic import AG_RS, DEEPEP_LL
+from commtax.question import Question
+from commtax.spec import Engine, Techniques
+from commtax.statement import Refusal
+
+HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+
+
+def with_schedule(asked: Techniques, engine: Engine) -> Engine:
+    """An engine that is told to schedule ahead: its GPUs wait no longer than those of its newest version, which always does."""
+    if not asked.async_scheduling or not _asks_for(engine, "async-scheduling"):
+        return engine
+    newest = catalog.engine(engine.key)
+    left = {name: min(getattr(engine.host, name), getattr(newest.host, name)) for name in HOST_TIMES}
+    return engine.but(ahead=True, **left)
+
+
+def _asks_for(engine: Engine, key: str) -> bool:
+    """Whether an engine of this version has a technique and leaves it off unless it is asked for."""
+    one = technique(key)
+    return engine.key in one.flags and not (_since(engine, key) and parts(engine.version) >= parts(one.always[engine.key]))
+
+
+def _since(engine: Engine, key: str) -> str:
+    """The version since which an engine does it unasked; "": never."""
+    return technique(key).always.get(engine.key, "")
+
+
+def without_idle_overlap(q: Question) -> Question:
+    """The question of one of many plans, without techniques that have nothing to overlap in it: those stay with the others."""
+    asked, dropped = q.techniques, dict[str, object]()
+    if q.model.experts is None:
+        pass  # no plan of it has anything to exchange, which is refused
+    elif not _is_exchanged(q):
+        dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
+    elif asked.single_batch and _backend(q) != DEEPEP_LL:
+        dropped["single_batch"] = False
+    if np.all(np.asarray(q.plan.tp) == 1):
+        dropped |= {"async_tp": False} if asked.async_tp else {}
+        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split
+    return q.but(**dropped) if dropped else q
+
+
+def _is_exchanged(q: Question) -> bool:
+    """Whether kernels of their own carry tokens to experts."""
+    spread = q.model.experts is not None and bool(np.any(expert_ranks(q.plan, q.engine).over_replicas))
+    return spread and _backend(q) != AG_RS
+
+
+def check_overlap(q: Question) -> None:
+    """Refuse what the engine has not, does already, or cannot do with this model and plan."""
+    for key, (on, check) in CHECKS.items():
+        if on(q):
+            if q.engine.key not in technique(key).flags:
+                has = ", ".join(technique(key).flags)
+                raise Refusal(
+                    f"technique '{key}': {q.engine.key} has no such thing ({has} has)", "technique", tuple(technique(key).flags)
+                )
+            check(q, key)
+
+
+def _refuse(key: str, rule: str) -> Refusal:
+    return Refusal(f"technique '{key}': {rule}", "technique")
+
+
+def _backend(q: Question) -> str:
+    return q.what_if.ep_backend or next(iter(q.engine.sends.ep_backends), "") or AG_RS
+
+
+def _check_exchange(q: Question, key: str) -> None:
+    """Something must be sent to experts by kernels of their own."""
+    if q.model.experts is None:
+        raise _refuse(key, f"{q.model.key} has no experts whose tokens are exchanged")
+    if not np.any(expert_ranks(q.plan, q.engine).over_replicas):
+        raise _refuse(key, "needs experts spread over data-parallel ranks (dp > 1 and ep > tp)")
+    if _backend(q) == AG_RS:
+        raise _refuse(key, f"{q.engine.key} overlaps exchanges by kernels of their own alone: --ep-backend {DEEPEP_LL}")
+
+
+def _check_halves(q: Question, key: str) -> None:
+    _check_exchange(q, key)
+    if q.techniques.two_batches_from < 0:
+        raise _refuse(key, "tokens of a rank from which batches are halved, at least 1")
+
+
+def _check_single(q: Question, key: str) -> None:
+    _check_exchange(q, key)
+    if q.techniques.two_batches:
+        raise _refuse(key, "two halves in turn hide the same exchanges: one of dbo and sbo")
+    if _backend(q) != DEEPEP_LL:
+        raise _refuse(key, f"its experts run in slots that low-latency kernels fill: --ep-backend {DEEPEP_LL}")
+    if not q.engine.overlaps.combine_sms.get(q.cluster.chip.family):
+        raise _refuse(key, f"{q.engine.key} has no kernels for it on {q.cluster.chip.family} chips")
+
+
+def _check_shared(q: Question, key: str) -> None:
+    if q.model.experts is None or not q.model.experts.shared_intermediate:
+        raise _refuse(key, f"{q.model.key} has no shared expert")
+    exchanged = _is_exchanged(q)
+    if exchanged and q.engine.overlaps.shared_beside:
+        return  # on by default too, but in none of the runs that its times come from
+    if exchanged and q.engine.overlaps.combine_sms:
+        raise _refuse(key, "beside an exchange it is a part of single-batch overlap (sbo)")
+    _check_unasked(q, key)
+
+
+def _check_unasked(q: Question, key: str) -> None:
+    """What a version does by itself was on when its times were measured."""
+    since, name = _since(q.engine, key), f"{q.engine.key}@{q.engine.version}"
+    if since and parts(q.engine.version) >= parts(since):
+        raise _refuse(key, f"already on in {name} (by default since {since}), and so in the answer")
+
+
+def _check_split(q: Question, key: str) -> None:
+    """A pass over a model that is wide enough, on chips that the engine has a threshold for."""
+    _check_ranks(q, key)
+    own, family = q.engine.overlaps, q.cluster.chip.family
+    if q.techniques.sequence_tokens > 0:
+        return
+    if family not in own.sequence_bytes:
+        raise _refuse(key, f"{q.engine.key} leaves it off on {family} chips unless told from how many tokens on: {key}=TOKENS")
+    if q.model.hidden < own.sequence_hidden:
+        width = f"{q.engine.key} leaves it off below a width of {own.sequence_hidden:,} ({q.model.key}: {q.model.hidden:,})"
+        raise _refuse(key, f"{width} unless told from how many tokens on: {key}=TOKENS")
+
+
+def _check_ranks(q: Question, key: str) -> None:
+    if np.all(np.asarray(q.plan.tp) == 1):
+        raise _refuse(key, "needs tensor parallelism (tp > 1)")
+
+
+def _check_tiles(q: Question, key: str) -> None:
+    _check_ranks(q, key)
+    if q.cluster.chip.family != "blackwell":
+        raise _refuse(key, f"{q.engine.key} has such kernels on Blackwell alone")
+
+
+Check = Callable[[Question, str], None]
+CHECKS: dict[str, tuple[Callable[[Question], bool], Check]] = {
+    "dbo": (lambda q: q.techniques.two_batches, _check_halves),
+    "sbo": (lambda q: q.techniques.single_batch, _check_single),
+    "async-tp": (lambda q: q.techniques.async_tp and q.plan.sequence_parallel, _check_split),
+    "gemm-allreduce": (lambda q: q.techniques.async_tp and not q.plan.sequence_parallel, _check_tiles),
+    "sp": (lambda q: bool(q.techniques.sequence_tokens) and not q.techniques.async_tp, _check_split),
+    "shared-stream": (lambda q: q.techniques.shared_stream, _check_shared),
+    "async-scheduling": (lambda q: q.techniques.async_scheduling, _check_unasked),
+}
+"""By key: whether it is on, and what it needs."""
