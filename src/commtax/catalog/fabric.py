@@ -19,6 +19,8 @@ from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, S
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+FUSED = "all-reduce-norm"
+"""What a kernel does that sums over the ranks, adds the residual and norms."""
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
@@ -42,6 +44,7 @@ class PathRow:
     measured_on: tuple[str, ...] = ()  # chips; (): all of the families
     version: str = ""  # of the library; "": it does not say
     transferred: bool = False  # from another collective of the same library, or the same one on a sister chip
+    passes: float = 0.0  # times that a rank reads or writes the tensor in its own memory beside what travels
 
     @property
     def link(self) -> Link:
@@ -82,7 +85,7 @@ class FittedTable:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A file of ``libraries`` or ``exchanges``."""
+    """A file of ``libraries``, ``exchanges`` or ``fusions``."""
 
     key: str
     name: str
@@ -90,6 +93,7 @@ class Library:
     aliases: tuple[str, ...] = ()
     note: str = ""
     fallback: str = ""  # the library that does what this one does not
+    alone: bool = False  # its kernels can be asked for by themselves, whatever sizes an engine leaves to others
     leaves_hosts: bool = False  # its own kernels serve the GPUs of a whole fast domain, not of one host only
     elsewhere: tuple[str, ...] = ()  # chips of measured families in hosts that it was not measured on
     kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
@@ -139,7 +143,7 @@ def library(name: str) -> Library:
 
 @lru_cache(maxsize=64)
 def read_library(kind: str, key: str) -> Library:
-    """A file of ``libraries`` or ``exchanges``."""
+    """A file of ``libraries``, ``exchanges`` or ``fusions``."""
     where = f"{kind}/{key}"
     facts = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
@@ -192,13 +196,30 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
 def source_title(name: str, source: str) -> str:
     """What a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
     key = name.partition("@")[0]
-    files = (read_library("exchanges", key),) if key in stems("exchanges") else library(key).chain
+    apart = next((kind for kind in ("exchanges", "fusions") if key in stems(kind)), "")
+    files = (read_library(apart, key),) if apart else library(key).chain
     return next((str(one.sources[source]["title"]) for one in files if source in one.sources), "")
 
 
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
     return _make(read_library("exchanges", key), cluster)
+
+
+def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
+    """The paths of a kernel that all-reduces, adds the residual and norms (``FUSED``), as its own file tells them for these chips.
+
+    A kernel that was measured on this very chip goes before one of its family; a ``name`` asks for one of them, in a version.
+    """
+    key, _, version = name.partition("@")
+    chip, kind = cluster.chip, cluster.intra.kind
+    found = [
+        (bool(row.measured_on), one)
+        for one in (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
+        for row in one.path
+        if chip.family in row.families and kind in row.links and row.of_chip(chip.key)
+    ]
+    return _make(max(found, key=lambda pair: pair[0])[1], cluster, version=version) if found else None
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
@@ -240,6 +261,8 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
+        kernels=_unlimited(_paths(asked, cluster, measured, version)) if asked.alone else {},
+        fused=fusion(cluster) if asked.ops == OPS else None,
         eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
@@ -297,6 +320,12 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: st
     return chained
 
 
+def _unlimited(paths: tuple[Path, ...]) -> Mapping[str, tuple[Path, ...]]:
+    """Paths by collective, for tensors of any size."""
+    free = [replace(path, max_bytes=(), min_bytes=()) for path in paths]
+    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free)}
+
+
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
     """The all-reduce's spread over all sizes, for those who do not ask by size."""
     return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
@@ -329,6 +358,7 @@ def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float
         bandwidth_Bps=row.path.bandwidth_Bps * rate,
         contention=row.path.contention if here else hosts,
         mesh=cluster.intra.mesh,
+        local_s=row.passes / cluster.chip.memory_Bps,
         spread=row.path.spread if here else 0.0,
         ranks=row.path.ranks if here else (),
     )
