@@ -1,9 +1,9 @@
 """Fit the constants of AMD's collectives on published tables: ``python benchmarks/fit_amd.py``.
 
 Prints what ``catalog/libraries`` holds for the Infinity Fabric mesh: RCCL's ring on 2 to 8 MI355X (rows of 1 MiB and more; the
-host's share of a launch from Python is fitted beside it and thrown away), QuickReduce on 2 and 4 MI300X and aiter's kernel on 2. Fitted are sizes that are an even power of two; those between test them. The
-rows are in ``benchmarks/amd/collectives.csv``, each with its source. A group of n GPUs has n - 1 of the seven links, so that a
-path's rate is a rate of the whole mesh.
+host's share of a launch from Python is fitted beside it and thrown away), QuickReduce on 2 and 4 MI300X and aiter's kernel on 2.
+Fitted are sizes that are an even power of two; those between test them. The rows are in ``benchmarks/amd/collectives.csv``, each
+with its source. A group of n GPUs has n - 1 of the seven links, so that a path's rate is a rate of the whole mesh.
 """
 
 from __future__ import annotations

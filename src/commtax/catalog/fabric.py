@@ -175,21 +175,24 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
     return sorted((int(n), float(x)) for n, x in numbers.items())
 
 
-def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
+def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
     """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
 
     ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's. They
-    were measured on the inside link; bridged pairs keep the library's.
+    were measured on the inside link; bridged pairs keep the library's. ``behind`` is an engine's library, which takes over what
+    kernels of one kind leave to it.
     """
     if cluster.bridge:
-        return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
-    version = name.partition("@")[2]
+        return with_pairs(fabric(name, cluster.without_pairs, own, behind), fabric(name, cluster.as_pairs, behind=behind))
+    version, asked = name.partition("@")[2], library(name)
+    if behind and asked.alone and library(behind).fallback:
+        asked = replace(asked, fallback=library(behind).key)
     if own:
-        return _make(library(name), cluster, own, version)
+        return _make(asked, cluster, own, version)
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, cluster.domain, *links)
+    key = (name, asked.fallback, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, cluster.domain, *links)
     if key not in _MADE:
-        _MADE[key] = _make(library(name), cluster, version=version)
+        _MADE[key] = _make(asked, cluster, version=version)
     return _MADE[key]
 
 

@@ -1,4 +1,4 @@
-"""Whether a collective's technique can be used here: the engine has it and has it not on already, and chips and model have a use for it."""
+"""Whether a collective's technique can be used here: the engine has it, not on already, and chips and model have a use for it."""
 
 import numpy as np
 
@@ -35,10 +35,12 @@ def _check_fused(q: Question) -> None:
     if q.trains:
         raise Refusal(f"{FUSED}: belongs to serving, and training has none", "technique")
     if is_on_already(q, FUSED):
-        raise Refusal(f"{FUSED}: on already: {engine.name} {engine.version} does so by itself here, and its times hold it", "technique")
+        raise Refusal(
+            f"{FUSED}: on already: {engine.name} {engine.version} does so by itself here, and its times hold it", "technique"
+        )
     if engine.key not in technique(FUSED).flags:
         raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique")
-    if catalog.fusion(q.cluster) is None:
+    if catalog.fabric(engine.library, q.cluster).fused is None:
         raise Refusal(f"{FUSED}: no time of such a kernel is known on {chip.key} with {q.cluster.intra.key}", "technique")
     if np.all(np.asarray(q.plan.tp) == 1):
         raise Refusal(f"{FUSED}: with tp 1 nothing is reduced", "technique")
@@ -55,7 +57,9 @@ def _check_kernels(q: Question) -> None:
     if not one.alone:
         return
     if is_on_already(q, one.key):
-        raise Refusal(f"{one.key}: on already: {q.engine.name} {q.engine.version} does so by itself, and its times hold it", "library")
+        raise Refusal(
+            f"{one.key}: on already: {q.engine.name} {q.engine.version} does so by itself, and its times hold it", "library"
+        )
     if not catalog.fabric(name, q.cluster).kernels:
         families = ", ".join(dict.fromkeys(family for row in one.path for family in row.families))
         raise Refusal(f"{one.key}: has kernels for {families} chips, and none for {chip.key} with {q.cluster.intra.key}", "library")

@@ -26,6 +26,8 @@ SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
 SUMMED = {FUSED_OP: "all-reduce"}
 """What is sent where a collective has more to do."""
+COMPILED = "fused"
+"""Whose small kernels stand for compiled ones: they were timed by themselves."""
 NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes both
 
 
@@ -121,7 +123,7 @@ def expect(
     fabric = _by_itself(fabric, sent, nbytes, where)
     chosen = price(sent, nbytes, size, where, met, fabric)
     if sent != op:
-        fixed, moving = _norm_s(nbytes, place, library)
+        fixed, moving = _norm_s(nbytes, place)
         chosen = replace(chosen, latency_s=chosen.latency_s + fixed, wire_s=chosen.wire_s + moving)
     crosses, index = bool(where.crosses), int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[sent][index]
@@ -174,12 +176,10 @@ def _by_itself(fabric: Fabric, op: str, nbytes: Number, where: Span) -> Fabric:
     return replace(fabric, paths={**fabric.paths, op: tuple(own)}) if own and not where.crosses else fabric
 
 
-def _norm_s(nbytes: Number, place: Cluster, library: str) -> Parts:
-    """Seconds of the residual add and norm behind a sum, as a kernel of its own inside a graph."""
-    name = library.partition("@")[0]
-    engine = catalog.engine(name if name in catalog.keys("engines") else PHASES["decode"].engine)
+def _norm_s(nbytes: Number, place: Cluster) -> Parts:
+    """Seconds of the residual add and norm behind a sum, as one compiled kernel inside a graph."""
     norm = Kernel("norm", "small", 1, 0.0, NORM_PASSES * nbytes)
-    return kernel_seconds(norm, place.chip, catalog.kernel_constants(engine, place.chip))
+    return kernel_seconds(norm, place.chip, catalog.kernel_constants(catalog.engine(COMPILED), place.chip))
 
 
 def billed_library(profile: Profile | None = None) -> str:
