@@ -62,7 +62,7 @@ def test_a_one_shot_kernel_pushes_the_tensor_to_every_other_rank():
 def test_the_bytes_of_quantised_all_reduces_are_their_values_and_scales():
     """32 values share 16 bits: 16, 8.5, 6.5 and 4.5 bits of 16; twice 3/4 of that leaves each of four ranks."""
     for level, bits in {"fp": 16, "int8": 8.5, "int6": 6.5, "int4": 4.5}.items():
-        (path,) = catalog.fabric(f"quickreduce-{level}", catalog.cluster("8xmi300x")).kernels["all-reduce"]
+        path = catalog.fabric(f"quickreduce-{level}", catalog.cluster("8xmi300x")).kernels["all-reduce"][0]
         bare = replace(path, beside_s=0.0, contention=())
         wire = path_parts(bare, 1e9, 4)[1]
         assert wire == pytest.approx(2 * 3 / 4 * 1e9 * bits / 16 / (path.bandwidth_Bps * 3 / 7))

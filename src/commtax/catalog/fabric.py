@@ -264,7 +264,7 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
-        kernels=_unlimited(_paths(asked, cluster, measured, version)) if asked.alone else {},
+        kernels=_of_any_size(own, len(_paths(asked, cluster, measured, version))) if asked.alone else {},
         fused=fusion(cluster) if asked.ops == OPS else None,
         eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
@@ -323,10 +323,10 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: st
     return chained
 
 
-def _unlimited(paths: tuple[Path, ...]) -> Mapping[str, tuple[Path, ...]]:
-    """Paths by collective, for tensors of any size."""
-    free = [replace(path, max_bytes=(), min_bytes=()) for path in paths]
-    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free)}
+def _of_any_size(paths: tuple[Path, ...], own: int) -> Mapping[str, tuple[Path, ...]]:
+    """Paths of the collectives that the first ``own`` of them are for, small tensors too, which an engine gives to others."""
+    free = (*(replace(path, min_bytes=()) for path in paths[:own]), *paths[own:])
+    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:own])}
 
 
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:

@@ -8,7 +8,7 @@ from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
 from commtax.catalog.techniques import changes_of
-from commtax.cost.collectives import Parts, applies, price, ring_factor
+from commtax.cost.collectives import Parts, price, ring_factor
 from commtax.cost.fused_reduce import AUTO, FUSED_OP, fused_fabric
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds as kernel_seconds
@@ -113,14 +113,20 @@ def expect(
     size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
     _check_sizes(size, nbytes, place)
     library = library or (next(iter(own.libraries), "") if own else "") or NCCL
-    where = _span(op, size, place)
     if algorithm:
-        whole, sent = _fused(place, library, algorithm), op
+        whole = _fused(place, library, algorithm)
     else:
-        whole, sent = overlay.paths(own, library, place) if own else catalog.fabric(library, place), SUMMED.get(op, op)
+        whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
+    priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)
+    return replace(priced, profile=own.name) if own else priced
+
+
+def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
+    """The price of what is ``sent`` for a collective on a library's paths, and of the norm behind it where that is not in it."""
+    where = _span(op, size, place)
     # The first two GPUs of a host are a pair.
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
-    fabric = _by_itself(fabric, sent, nbytes, where)
+    fabric = _by_itself(fabric, sent, where)
     chosen = price(sent, nbytes, size, where, met, fabric)
     if sent != op:
         fixed, moving = _norm_s(nbytes, place)
@@ -143,7 +149,6 @@ def expect(
         source=source_of(fabric, sent, index, size, crosses, float(np.max(chosen.inside))),
         # Bridged pairs share the slots of a host.
         floor_s=_floor_s(SUMMED.get(op, op), nbytes, where, met) / (2 if place.bridge and where.ranks_per_domain > 2 else 1),
-        profile=own.name if own else "",
     )
 
 
@@ -170,10 +175,10 @@ def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
     return found
 
 
-def _by_itself(fabric: Fabric, op: str, nbytes: Number, where: Span) -> Fabric:
-    """A library's own kernels for tensors of any size, where it has some for a group of this size inside a domain."""
-    own = [path for path in fabric.kernels.get(op, ()) if np.all(applies(path, nbytes, where.ranks))]
-    return replace(fabric, paths={**fabric.paths, op: tuple(own)}) if own and not where.crosses else fabric
+def _by_itself(fabric: Fabric, op: str, where: Span) -> Fabric:
+    """A library's own kernels, also for tensors that an engine would not give them."""
+    own = () if where.crosses else fabric.kernels.get(op, ())
+    return replace(fabric, paths={**fabric.paths, op: own}) if own else fabric
 
 
 def _norm_s(nbytes: Number, place: Cluster) -> Parts:
