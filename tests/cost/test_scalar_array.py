@@ -48,6 +48,7 @@ from commtax.spec import (
     Path,
     Plan,
     Quant,
+    Techniques,
     TrainStep,
     Workload,
 )
@@ -96,6 +97,7 @@ SAMPLES = {
     KernelFactors: KernelFactors((("step.clock", 0.9),), 1.1),
     Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
     list[Line]: [],
+    list[Item]: [Item("sums", "tp", "all-reduce", NUMBERS * 1e5, TP, NUMBERS, part="attention", place="reduced")],
     PricingTerms: PricingTerms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
     list[Kernel]: [KERNEL],
     ClosedLoopLoad: ClosedLoopLoad(
@@ -115,9 +117,13 @@ SAMPLES = {
     KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1)), ((0.1, 0.2), (0.3, 0.1)), 0.1)
+FUSING = replace(SAMPLES[PricingTerms], engine=catalog.engine("sglang"), techniques=Techniques(fused_reduce="auto"))
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
+    ("fuse", "t"): FUSING,
+    ("runs_fused", "t"): FUSING,
+    ("most_fused_bytes", "ranks"): TP,
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed_kernels", "plan"): replace(PLAN, recompute="full"),
@@ -151,6 +157,7 @@ SCALAR = {
         f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "training")
     ),  # tests/cost/test_latent.py
     *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
+    "fused_fabric",  # of one chip: tests/cost/test_reduce_techniques.py
     "expose_lines",  # tests/verbs/test_two_batches.py
     # Of one kernel or collective that is explained.
     *(

@@ -4,7 +4,7 @@ One launch less for each, and the sum is not written and read again; in turn the
 form pushes the whole tensor to every other rank. Which tensors it takes are the engine's limits, not what would be cheaper.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -49,12 +49,13 @@ def runs_fused(item: Item, t: PricingTerms) -> Condition:
     if fabric is None:
         return np.asarray(item.count) < 0
     rows = item.nbytes / _row_bytes(t)
-    able = np.logical_or.reduce([applies(path, item.nbytes, item.ranks) for path in fabric.paths[FUSED_OP]])
-    small = np.logical_and(
-        item.nbytes <= most_fused_bytes(t.engine, t.cluster.chip, item.ranks), rows <= t.engine.sends.fused_reduce_rows
-    )
-    inside = np.logical_not(span(item.axis, t.plan, t.cluster, t.engine).crosses)
-    return able & small & inside & (np.asarray(item.ranks) > 1)
+    taken: Condition = np.logical_not(span(item.axis, t.plan, t.cluster, t.engine).crosses)
+    taken = taken & (np.asarray(item.ranks) > 1) & (np.asarray(rows) <= t.engine.sends.fused_reduce_rows)
+    taken = taken & (np.asarray(item.nbytes) <= most_fused_bytes(t.engine, t.cluster.chip, item.ranks))
+    able: Condition = False
+    for path in fabric.paths[FUSED_OP]:
+        able = able | applies(path, item.nbytes, item.ranks)
+    return taken & able
 
 
 def _row_bytes(t: PricingTerms) -> float:
@@ -70,10 +71,10 @@ OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))
 """Part and place of sums that a norm follows."""
 
 
-def fuse(items: Sequence[Item], kernels: Sequence[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:
+def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:
     """Collectives and kernels of a step, sums and norms run together where the engine does so; each takes one norm's launch."""
     if not t.techniques.fused_reduce:
-        return list(items), list(kernels)
+        return items, kernels
     split = [list(_split(item, t)) for item in items]
     fused = sum((item.count for parts in split for item in parts if item.form == FUSED_FORM), start=0.0)
     norms = sum((k.count for k in kernels if k.part == "norms"), start=0.0)

@@ -128,9 +128,7 @@ class Fabric:
     eager_floor_s: float = 0.0
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor
     exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
-    kernels: Mapping[str, tuple[Path, ...]] = field(
-        default_factory=dict
-    )  # its own, small tensors included
+    kernels: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # its own, small tensors included
     fused: Fabric | None = None  # the kernel that all-reduces, adds the residual and norms; None: there is none for these chips
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
