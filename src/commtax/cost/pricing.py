@@ -77,7 +77,7 @@ class Pricer:
         inside = fabric.paths[op]
         if path >= len(inside) and not (fabric.flat or fabric.network.direct):
             return "hierarchical"
-        if fabric in (self.exchange, self.fused):
+        if fabric is self.exchange or fabric is self.fused:
             return "custom"
         first = path < len(inside) - len(fabric.network_paths[op]) and inside[path].algorithm not in NCCL_ALGORITHMS
         return "custom" if first or (path < len(inside) and inside[path].own) else ""

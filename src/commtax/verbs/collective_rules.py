@@ -34,14 +34,14 @@ def _check_fused(q: Question) -> None:
         raise Refusal(f"{FUSED}={asked}: one of {', '.join(ALGORITHMS)}", "technique", ALGORITHMS)
     if q.trains:
         raise Refusal(f"{FUSED}: belongs to serving, and training has none", "technique")
+    if catalog.fabric(engine.library, q.cluster).fused is None:
+        raise Refusal(f"{FUSED}: no time of such a kernel is known on {chip.key} with {q.cluster.intra.key}", "technique")
     if is_on_already(q, FUSED):
         raise Refusal(
             f"{FUSED}: on already: {engine.name} {engine.version} does so by itself here, and its times hold it", "technique"
         )
     if engine.key not in technique(FUSED).flags:
         raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique")
-    if catalog.fabric(engine.library, q.cluster).fused is None:
-        raise Refusal(f"{FUSED}: no time of such a kernel is known on {chip.key} with {q.cluster.intra.key}", "technique")
     if np.all(np.asarray(q.plan.tp) == 1):
         raise Refusal(f"{FUSED}: with tp 1 nothing is reduced", "technique")
     if q.plan.sequence_parallel:
