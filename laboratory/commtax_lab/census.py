@@ -288,6 +288,7 @@ READERS: Mapping[str, Callable[[str, Table], Iterator[CensusEntry]]] = {
     "kernels": _kernel_numbers,
     "libraries": _library_numbers,
     "exchanges": _library_numbers,
+    "fusions": _library_numbers,
     "links": _link_numbers,
     "engines": _engine_numbers,
 }

@@ -50,6 +50,7 @@ from commtax.spec import (
     Path,
     Plan,
     Quant,
+    Techniques,
     TrainStep,
     Workload,
 )
@@ -100,6 +101,7 @@ SAMPLES = {
     Item: Item("sums", "tp", "all-reduce", NUMBERS * 1e6, NUMBERS, NUMBERS),
     list[Line]: [],
     PricingTerms: TERMS,
+    list[Item]: [Item("sums", "tp", "all-reduce", NUMBERS * 1e5, TP, NUMBERS, part="attention", place="reduced")],
     list[Kernel]: [KERNEL],
     ClosedLoopLoad: ClosedLoopLoad(
         np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])
@@ -120,9 +122,13 @@ SAMPLES = {
     KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1)), ((0.1, 0.2), (0.3, 0.1)), 0.1)
+FUSING = replace(SAMPLES[PricingTerms], engine=catalog.engine("sglang"), techniques=Techniques(fused_reduce="auto"))
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
+    ("fuse", "t"): FUSING,
+    ("runs_fused", "t"): FUSING,
+    ("most_fused_bytes", "ranks"): TP,
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed_kernels", "plan"): replace(PLAN, recompute="full"),
@@ -173,6 +179,7 @@ SCALAR = {
         "keeps_sequences",
     ),
     *("exchange_of", "kept_sms"),
+    "fused_fabric",  # of one chip: tests/cost/test_reduce_techniques.py
     # Of one kernel or collective that is explained.
     *(
         "terms",

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 from commtax.catalog.clusters import cluster, is_file, whole_host, whole_unit, with_hosts
-from commtax.catalog.fabric import fabric, library
+from commtax.catalog.fabric import fabric, fusion, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
 from commtax.catalog.hosts import with_between, with_inside_link
 from commtax.catalog.kernel_constants import kernel_constants

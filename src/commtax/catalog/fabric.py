@@ -19,6 +19,8 @@ from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, S
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+FUSED = "all-reduce-norm"
+"""What a kernel does that sums over the ranks, adds the residual and norms."""
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
@@ -42,6 +44,7 @@ class PathRow:
     measured_on: tuple[str, ...] = ()  # chips; (): all of the families
     version: str = ""  # of the library; "": it does not say
     transferred: bool = False  # from another collective of the same library, or the same one on a sister chip
+    passes: float = 0.0  # times that a rank reads or writes the tensor in its own memory beside what travels
 
     @property
     def link(self) -> Link:
@@ -82,7 +85,7 @@ class FittedTable:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A file of ``libraries`` or ``exchanges``."""
+    """A file of ``libraries``, ``exchanges`` or ``fusions``."""
 
     key: str
     name: str
@@ -90,6 +93,7 @@ class Library:
     aliases: tuple[str, ...] = ()
     note: str = ""
     fallback: str = ""  # the library that does what this one does not
+    alone: bool = False  # its kernels can be asked for by themselves, whatever sizes an engine leaves to others
     leaves_hosts: bool = False  # its own kernels serve the GPUs of a whole fast domain, not of one host only
     elsewhere: tuple[str, ...] = ()  # chips of measured families in hosts that it was not measured on
     kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
@@ -142,7 +146,7 @@ def library(name: str) -> Library:
 
 @lru_cache(maxsize=64)
 def read_library(kind: str, key: str) -> Library:
-    """A file of ``libraries`` or ``exchanges``."""
+    """A file of ``libraries``, ``exchanges`` or ``fusions``."""
     where = f"{kind}/{key}"
     facts = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
@@ -174,34 +178,54 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
     return sorted((int(n), float(x)) for n, x in numbers.items())
 
 
-def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
+def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
     """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
 
     ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's. They
-    were measured on the inside link; bridged pairs keep the library's.
+    were measured on the inside link; bridged pairs keep the library's. ``behind`` is an engine's library, which takes over what
+    kernels of one kind leave to it.
     """
     if cluster.bridge:
-        return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
-    version = name.partition("@")[2]
+        return with_pairs(fabric(name, cluster.without_pairs, own, behind), fabric(name, cluster.as_pairs, behind=behind))
+    version, asked = name.partition("@")[2], library(name)
+    if behind and asked.alone and library(behind).fallback:
+        asked = replace(asked, fallback=library(behind).key)
     if own:
-        return _make(library(name), cluster, own, version)
+        return _make(asked, cluster, own, version)
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, cluster.domain, *links)
+    key = (name, asked.fallback, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, cluster.domain, *links)
     if key not in _MADE:
-        _MADE[key] = _make(library(name), cluster, version=version)
+        _MADE[key] = _make(asked, cluster, version=version)
     return _MADE[key]
 
 
 def source_title(name: str, source: str) -> str:
     """What a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
     key = name.partition("@")[0]
-    files = (read_library("exchanges", key),) if key in stems("exchanges") else library(key).chain
+    apart = next((kind for kind in ("exchanges", "fusions") if key in stems(kind)), "")
+    files = (read_library(apart, key),) if apart else library(key).chain
     return next((str(one.sources[source]["title"]) for one in files if source in one.sources), "")
 
 
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
     return _make(read_library("exchanges", key), cluster)
+
+
+def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
+    """The paths of a kernel that all-reduces, adds the residual and norms (``FUSED``), as its own file tells them for these chips.
+
+    A kernel that was measured on this very chip goes before one of its family; a ``name`` asks for one of them, in a version.
+    """
+    key, _, version = name.partition("@")
+    chip, kind = cluster.chip, cluster.intra.kind
+    found = [
+        (bool(row.measured_on), one)
+        for one in (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
+        for row in one.path
+        if chip.family in row.families and kind in row.links and row.of_chip(chip.key)
+    ]
+    return _make(max(found, key=lambda pair: pair[0])[1], cluster, version=version) if found else None
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
@@ -243,6 +267,8 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
+        kernels=_of_any_size(own, len(_paths(asked, cluster, measured, version))) if asked.alone else {},
+        fused=fusion(cluster) if asked.ops == OPS else None,
         eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
         busy_s=asked.busy_s,
         busy_Bps=asked.busy_Bps,
@@ -303,6 +329,12 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: st
     return chained
 
 
+def _of_any_size(paths: tuple[Path, ...], own: int) -> Mapping[str, tuple[Path, ...]]:
+    """Paths of the collectives that the first ``own`` of them are for, small tensors too, which an engine gives to others."""
+    free = (*(replace(path, min_bytes=()) for path in paths[:own]), *paths[own:])
+    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:own])}
+
+
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
     """The all-reduce's spread over all sizes, for those who do not ask by size."""
     return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
@@ -335,6 +367,7 @@ def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float
         bandwidth_Bps=row.path.bandwidth_Bps * rate,
         contention=row.path.contention if here else hosts,
         mesh=cluster.intra.mesh,
+        local_s=row.passes / cluster.chip.memory_Bps,
         spread=row.path.spread if here else 0.0,
         ranks=row.path.ranks if here else (),
     )

@@ -23,7 +23,9 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
 @click.command("expect", cls=Verb)
 @click.argument("op", metavar="COLLECTIVE")
 @add_verb_options("expect")
-def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: object) -> None:
+def expect_command(
+    op: str, size: float, ranks: int, library: str, technique: str, measured: str, as_json: bool, **options: object
+) -> None:
     """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
 
     Slower than the range fails. Nothing passes on a range that is only assumed: that is undecided.
@@ -38,8 +40,8 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     if measured and os.path.exists(measured):
         _expect_file(op, place, ranks, library, own, Path(measured), output)
     usual = "" if measured else billed_library(own)  # what is judged was measured by tests of NCCL
-    expectation = expect(op, place, nbytes=size, ranks=ranks, library=library or usual, profile=own)
-    alone = expect(op, place, nbytes=size, ranks=ranks, library=NCCL) if not (library or measured or own) else None
+    expectation = expect(op, place, nbytes=size, ranks=ranks, library=library or usual, profile=own, technique=technique)
+    alone = expect(op, place, nbytes=size, ranks=ranks, library=NCCL) if not (library or technique or measured or own) else None
     seconds = _measured_seconds(measured, expectation) if measured else None
     code = 0 if seconds is None else VERDICTS[expectation.verdict(seconds)]
     output.answer(bills.expectation_document, bills.show_expectation, expectation, seconds, alone, code=code)

@@ -69,10 +69,11 @@ def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes (fewer if quantised).
 
-    t = launch + extra + hop (N - 1) + 2 (N - 1)/N bytes wire_share / bandwidth seconds.
+    t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds.
     """
-    fixed = p.launch_s + p.extra_s + p.hop_s * (ranks - 1)
-    return fixed * (ranks > 1), ring_factor("all-reduce", ranks) * nbytes * p.wire_share / p.bandwidth_Bps
+    fixed = p.launch_s + p.extra_s + p.beside_s + p.hop_s * (ranks - 1)
+    wire = ring_factor("all-reduce", ranks) * nbytes * p.wire_share / p.bandwidth_Bps
+    return fixed * (ranks > 1), np.hypot(p.beside_s, wire) - p.beside_s if p.beside_s else wire
 
 
 def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
@@ -123,6 +124,8 @@ def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:
     if path.contention:
         worlds, slower = zip(*path.contention, strict=True)
         wire = wire * np.interp(ranks, worlds, slower)
+    if path.local_s:
+        wire = wire + path.local_s * nbytes * (ranks > 1)
     return fixed, wire
 
 

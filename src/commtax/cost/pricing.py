@@ -18,6 +18,7 @@ from commtax.cost.collectives import Parts, PathChoice, price
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.drafting import draft_host_s, draft_step
 from commtax.cost.forms.experts import AROUND
+from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.measured_curves import curve_of, sigma_over
@@ -42,6 +43,7 @@ class Pricer:
     def __init__(self, terms: PricingTerms) -> None:
         self.terms, self.cluster, self.fabric = terms, terms.cluster, terms.fabric
         self.exchange = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-"))
+        self.fused = fused_fabric(self.fabric.fused, terms.techniques.fused_reduce) if terms.techniques.fused_reduce else None
         pairs = self.fabric.pairs
         self.pairs = Pricer(replace(terms, cluster=self.cluster.as_pairs, fabric=pairs)) if pairs else None
         self._spans: dict[str, Span] = {}
@@ -57,6 +59,8 @@ class Pricer:
         """Whose paths carry an item, and what it is called there: tokens may reach experts by kernels of their own."""
         if self.exchange and item.axis == "ep" and item.op == "all-to-all":
             return self.exchange, item.place
+        if self.fused and item.form == FUSED_FORM:
+            return self.fused, FUSED_OP
         return self.fabric, item.op
 
     def names(self, item: Item) -> tuple[str, ...]:
@@ -75,7 +79,7 @@ class Pricer:
         inside = fabric.paths[op]
         if path >= len(inside) and not (fabric.flat or fabric.network.direct):
             return "hierarchical"
-        if fabric is self.exchange:
+        if fabric is self.exchange or fabric is self.fused:
             return "custom"
         first = path < len(inside) - len(fabric.network_paths[op]) and inside[path].algorithm not in NCCL_ALGORITHMS
         return "custom" if first or (path < len(inside) and inside[path].own) else ""
@@ -335,6 +339,7 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
+    items, made = fuse(items, made, t)
     drafted, sent = draft_step(t, work)
     kernels = served_lines([*made, *drafted], t)
     comm = comm_lines([*items, *sent], Pricer(t), repeat(ran))

@@ -209,7 +209,7 @@ def _library(engine: str, env: dict[str, str]) -> str:
     found = ""
     for variable, words in flags_of(engine).libraries.items():
         if env.get(variable, "").upper() in words:
-            found = words[env.pop(variable).upper()]
+            found = words[env.pop(variable).upper()] or found
     return found
 
 

@@ -32,6 +32,8 @@ class Path:
     extra_s: float = 0.0
     each_s: float = 0.0  # beside it, for each further rank of a switch's pipeline
     sqrt_s: float = 0.0  # seconds per root of a byte
+    beside_s: float = 0.0  # fixed time that bytes run beside: both together take the root of their squares
+    local_s: float = 0.0  # seconds per byte of the tensor that a rank spends in its own memory, beyond what travels
     copied: float = 0.0  # least share of the tensor that a rank moves, whatever leaves it: its own part is copied too
     turn: int = 0
     min_ranks: int = 1
@@ -129,6 +131,8 @@ class Fabric:
     kept_sms: int = 0  # … of one whose kernels stay: multiprocessors that they keep from others
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor
     exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
+    kernels: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # its own, small tensors included
+    fused: Fabric | None = None  # the kernel that all-reduces, adds the residual and norms; None: there is none for these chips
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
     pairs: Fabric | None = None  # the same library between two bridged neighbours, where the hosts have such

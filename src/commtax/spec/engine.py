@@ -24,6 +24,11 @@ class Sending:
     graph_pads_prefill: bool = False
     logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
     reduce_share: float = 1.0  # an all-reduce's time against its library's tables: fused with neighbours, in registered buffers
+    fused_reduce_most: tuple[str, ...] = ()  # "chip ranks bytes": the largest tensors whose sum runs with its norm; (): any
+    fused_reduce_rows: float = float("inf")  # … and the most rows of one
+    on_by_default: tuple[
+        str, ...
+    ] = ()  # techniques that its times hold already, each followed by the families or models, if not all
     pp_tensors: int = 1  # tensors handed to the next stage
     odd_layers: str = "before-last"  # stages that take the odd layers of an uneven split: also "last", "first"
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers

@@ -18,7 +18,7 @@ class Techniques:
     async_tp: bool = False  # products are cut into tiles, beside which gathers and scatters run
     shared_stream: bool = False  # the shared expert runs beside the routed ones
     async_scheduling: bool = False  # the host prepares a step while the one before it runs
-    fused_reduce: str = ""  # "one-shot", "two-shot" or "auto": an all-reduce, residual and norm in one kernel
+    fused_reduce: str = ""  # an all-reduce, residual and norm in one kernel: "auto", or the algorithm that it shall run
     dispatch_dtype: str = ""  # what tokens travel to their experts in; "": as the experts' arithmetic is
     balanced: bool = False  # experts are laid out by measured loads (EPLB)
     balanced_prompts: bool = False  # replicas that share experts wait until each of them has a prompt

@@ -13,6 +13,7 @@ from commtax.question import Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
+from commtax.verbs.collective_rules import check_collectives
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Types as engines' options spell them."""
@@ -249,6 +250,7 @@ def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
     check_backend(q)
+    check_collectives(q)
     _check_experts(q)
     if not q.trains:
         return

@@ -1,11 +1,17 @@
 """What a collective should take on this hardware, and whether a measurement is as it should be."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
-from commtax.cost.collectives import price, ring_factor
+from commtax.catalog.techniques import changes_of
+from commtax.cost.collectives import Parts, price, ring_factor
+from commtax.cost.fused_reduce import AUTO, FUSED_OP, fused_fabric
+from commtax.cost.kernel import Kernel
+from commtax.cost.kernels import seconds as kernel_seconds
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, source_of, spread_of
 from commtax.question import PHASES
@@ -17,7 +23,12 @@ from commtax.verbs.checking import positive
 NCCL = "nccl"
 """Whose collectives are measured by nccl-tests, and so what a measurement is judged by."""
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
-OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
+SUMMED = {FUSED_OP: "all-reduce"}
+"""What is sent where a collective has more to do."""
+COMPILED = "fused"
+"""Whose small kernels stand for compiled ones: they were timed by themselves."""
+NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes both
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class Expectation:
     @property
     def busbw_Bps(self) -> Number:
         """algbw x 2(n-1)/n for all-reduce, (n-1)/n for the other collectives, 1 for send-recv."""
-        return self.algbw_Bps * ring_factor(self.op, self.ranks)
+        return self.algbw_Bps * ring_factor(SUMMED.get(self.op, self.op), self.ranks)
 
     @property
     def is_assumed(self) -> bool:
@@ -72,7 +83,7 @@ class Expectation:
 
     def seconds_of_busbw(self, busbw_Bps: float) -> float:
         """The time that a measured bus bandwidth means for this size."""
-        return float(self.nbytes * ring_factor(self.op, self.ranks) / busbw_Bps)
+        return float(self.nbytes * ring_factor(SUMMED.get(self.op, self.op), self.ranks) / busbw_Bps)
 
 
 def expect(
@@ -84,27 +95,44 @@ def expect(
     library: str = "",
     eager: bool = False,
     profile: GivenProfiles | None = None,
+    technique: str = "",
 ) -> Expectation:
     """Price one collective over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL's paths.
 
-    ``profile`` is a machine's own constants: its first library is used unless another is named.
+    ``profile`` is a machine's own constants: its first library is used unless another is named. A library of kernels of one kind
+    (QuickReduce) is priced for any size, also where an engine would not take it. ``all-reduce-norm`` is an all-reduce, residual and
+    norm: one kernel with ``technique="fused-allreduce"`` or a library that has it (``flashinfer``), else two.
     """
     op = SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
+    op, library, algorithm = _as_asked(op, library, technique)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     own = overlay.load_profile(profile)
     place = overlay.measured_cluster(own, place) if own else place
     size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
     _check_sizes(size, nbytes, place)
     library = library or (next(iter(own.libraries), "") if own else "") or NCCL
+    if algorithm:
+        whole = _fused(place, library, algorithm)
+    else:
+        whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
+    priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)
+    return replace(priced, profile=own.name) if own else priced
+
+
+def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
+    """The price of what is ``sent`` for a collective on a library's paths, and of the norm behind it where that is not in it."""
     where = _span(op, size, place)
-    whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
     # The first two GPUs of a host are a pair.
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
-    chosen = price(op, nbytes, size, where, met, fabric)
+    fabric = _by_itself(fabric, sent, where)
+    chosen = price(sent, nbytes, size, where, met, fabric)
+    if sent != op:
+        fixed, moving = _norm_s(nbytes, place)
+        chosen = replace(chosen, latency_s=chosen.latency_s + fixed, wire_s=chosen.wire_s + moving)
     crosses, index = bool(where.crosses), int(np.asarray(chosen.path).ravel()[0])
-    path = (fabric.network_paths if crosses else fabric.paths)[op][index]
+    path = (fabric.network_paths if crosses else fabric.paths)[sent][index]
     latency = launched_s(fabric, chosen.latency_s, chosen.wire_s, crosses) if eager else chosen.latency_s
     return Expectation(
         op=op,
@@ -113,16 +141,50 @@ def expect(
         ranks=size,
         nbytes=nbytes,
         seconds=latency + chosen.wire_s,
-        spread=spread_of(fabric, op, nbytes, size, chosen, met, crosses, eager=eager),
+        spread=spread_of(fabric, sent, nbytes, size, chosen, met, crosses, eager=eager),
         latency_s=latency,
         wire_s=chosen.wire_s,
-        algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
+        algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}{', norm' * (sent != op)}",
         link=(met.inter if crosses else met.intra).key,
-        source=source_of(fabric, op, index, size, crosses, float(np.max(chosen.inside))),
+        source=source_of(fabric, sent, index, size, crosses, float(np.max(chosen.inside))),
         # Bridged pairs share the slots of a host.
-        floor_s=_floor_s(op, nbytes, where, met) / (2 if place.bridge and where.ranks_per_domain > 2 else 1),
-        profile=own.name if own else "",
+        floor_s=_floor_s(SUMMED.get(op, op), nbytes, where, met) / (2 if place.bridge and where.ranks_per_domain > 2 else 1),
     )
+
+
+def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
+    """The collective, whose kernels carry it, and the algorithm of a fused one; "": nothing is fused."""
+    on = changes_of(technique) if technique else {}
+    if on.keys() - {"fused_reduce", "library"}:
+        raise Refusal(f"technique '{technique[:40]}': changes more than one collective, and expect prices one", "technique")
+    algorithm = str(on.get("fused_reduce", ""))
+    if not algorithm and op == FUSED_OP and library.partition("@")[0] in catalog.keys("fusions"):
+        algorithm = AUTO
+    if algorithm and op not in (FUSED_OP, "all-reduce"):
+        raise Refusal(f"technique '{technique[:40]}': fuses an all-reduce, and {op} is none", "technique")
+    return (FUSED_OP if algorithm else op), str(on.get("library", library)), algorithm
+
+
+def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
+    """The kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
+    name = library if library.partition("@")[0] in catalog.keys("fusions") else ""
+    found = fused_fabric(catalog.fusion(place, name), algorithm)
+    if found is None:
+        rule = f"no such kernel's times are known on {place.chip.key} with {place.intra.key}"
+        raise Refusal(f"fused-allreduce={algorithm}: {rule}", "technique")
+    return found
+
+
+def _by_itself(fabric: Fabric, op: str, where: Span) -> Fabric:
+    """A library's own kernels, also for tensors that an engine would not give them."""
+    own = () if where.crosses else fabric.kernels.get(op, ())
+    return replace(fabric, paths={**fabric.paths, op: own}) if own else fabric
+
+
+def _norm_s(nbytes: Number, place: Cluster) -> Parts:
+    """Seconds of the residual add and norm behind a sum, as one compiled kernel inside a graph."""
+    norm = Kernel("norm", "small", 1, 0.0, NORM_PASSES * nbytes)
+    return kernel_seconds(norm, place.chip, catalog.kernel_constants(catalog.engine(COMPILED), place.chip))
 
 
 def billed_library(profile: Profile | None = None) -> str:

@@ -23,6 +23,10 @@ COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
 
 
+WORTH_NAMING = 0.005
+"""Share of a step from which on a sentence names what saves it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
     """What the step would take if fields of its question were otherwise; ``code`` names that, ``what`` says it.
@@ -64,7 +68,7 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
         return _compute_words(b)
     saved = {c.code: -c.delta_s / float(b.step_s) for c in what_ifs}
     latency, bandwidth = saved["latency"], saved["bandwidth"]
-    fused = " (a fused all-reduce would do that)" if top.item.op == "all-reduce" else ""
+    fused = f" (a fused all-reduce {saved['fused']:.0%})" if saved.get("fused", 0.0) > WORTH_NAMING else ""
     if max(latency, bandwidth) < 0.01:
         remedy = "neither half the latency nor twice the bandwidth would save 1 %"
     elif bandwidth > latency:
@@ -214,6 +218,8 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
             yield _try(code, f"tp {size}", note, tp=size, ep=size * int(q.plan.dp) if q.plan.ep > 1 else 1)
     if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
         yield _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")
+    if not q.techniques.fused_reduce:
+        yield _try("fused", "fused all-reduce", "with residual and norm, in one kernel", fused_reduce="auto")
     if not what_if.eager and q.engine.sends.graph_sizes:
         yield _try("eager", "eager", "no CUDA graphs", eager=True)
     if what_if.eager:

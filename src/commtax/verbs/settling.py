@@ -233,7 +233,7 @@ def _own_library(engine: Engine) -> str:
 def fabric_of(q: Question) -> Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
-        return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster)
+        return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster, behind=q.engine.library)
     from commtax.catalog import profile as overlay
 
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)

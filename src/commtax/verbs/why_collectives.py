@@ -20,7 +20,19 @@ from commtax.verbs.billing import StepBill
 from commtax.verbs.settling import terms_of
 from commtax.verbs.why_parts import CollectiveWay, Explanation, Floor, PricedBy, TimePart, factor_effects
 
-CONSTANTS = ("bandwidth_Bps", "launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "copied", "wire_share", "mesh")
+CONSTANTS = (
+    "bandwidth_Bps",
+    "launch_s",
+    "hop_s",
+    "extra_s",
+    "each_s",
+    "sqrt_s",
+    "beside_s",
+    "local_s",
+    "copied",
+    "wire_share",
+    "mesh",
+)
 ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")
 """Constants of a path, and of the network between hosts."""
 
