@@ -99,6 +99,8 @@ class Library:
     network: Network = field(default_factory=Network)
     networks: Mapping[str, Network] = field(default_factory=dict)  # … of generations that cross hosts otherwise
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
+    sms: float = 0.0  # of an exchange: multiprocessors that it takes from kernels beside it …
+    copying_sms: float = 0.0  # … and those that copy; 0: one for each expert, as far as there are so many
     path: tuple[PathRow, ...] = ()
     hosts: tuple[Hosts, ...] = ()
     spread: tuple[Spread, ...] = ()
@@ -243,6 +245,8 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
+        sms=asked.sms,
+        copying_sms=asked.copying_sms,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
 

@@ -108,6 +108,15 @@ def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), nbytes / ranks * (ranks > 1) / p.bandwidth_Bps
 
 
+def one_sided(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Ranks write to each other's memory, or read it, and wait for one flag of each: that wait and the bytes overlap.
+
+    t = [ (launch + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
+    """
+    waited = (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1)
+    return waited, np.hypot(waited, ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps) - waited
+
+
 ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
     name: globals()[name.replace("-", "_")] for name in get_args(Algorithm)
 }

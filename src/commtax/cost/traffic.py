@@ -11,19 +11,17 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.exchanges import AG_RS, PER_EXPERT, dispatched_bytes, expected_destinations
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
-from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 SUM_BYTES = 4  # of a row: a sum of squares, fp32
 NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
-FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
-NVFP4_SCALE_GROUP = 16
 WIDE = 4  # from this tp on an engine may capture larger graphs
-AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
@@ -48,7 +46,9 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     return padded if np.ndim(padded) else float(padded)
 
 
-def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False) -> list[Item]:
+def inference(
+    model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
+) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
@@ -79,7 +79,7 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
         items.append(tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note))
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
-    items += _served_experts(model, plan, rows, backend, pick(shared, num_moe, 0), split)
+    items += _served_experts(model, plan, rows, (backend, dispatch_dtype), pick(shared, num_moe, 0), split)
     return items + tower_items(model, plan, work)
 
 
@@ -149,19 +149,22 @@ def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Numbe
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
-def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count: Number, split: Condition) -> list[Item]:
+def _served_experts(
+    model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition
+) -> list[Item]:
     """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
-    and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
+    and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert. ``how``: the backend, and what tokens
+    travel in.
     """
-    moe = model.experts
+    moe, (backend, dispatch_dtype) = model.experts, how
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
         return [exchange_item(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
     sent = pick(split, np.ceil(rows / plan.tp), rows)
     width = moe.latent or model.hidden
-    out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)))
+    out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)), dispatch_dtype)
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
     regather = exchange_item("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
@@ -171,35 +174,12 @@ def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count:
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
         sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
         return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
-    copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
-    routed = None if backend == DEEPEP_LL else moe
-    note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
+    each = backend in PER_EXPERT
+    copies, routed = (moe.top_k, None) if each else (expected_destinations(moe, plan.ep), moe)
+    note = "one copy an expert" if each else "one copy a destination rank, uniform routing"
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
     home = exchange_item("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]
-
-
-def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
-    """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
-    kind = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
-    if kind == "fp8":
-        return 1 + 4 / FP8_SCALE_GROUP
-    if kind == "nvfp4":
-        return 0.5 + 1 / NVFP4_SCALE_GROUP
-    return DTYPE_BYTES[plan.activations_dtype]
-
-
-def expected_destinations(moe: Experts, ep: Number) -> Number:
-    """Mean number of different ranks that a token's ``top_k`` experts lie on, routing uniform: ep (1 - C(E-E/ep, k)/C(E, k)).
-
-    >>> round(float(expected_destinations(Experts(256, 8, 2048), 8)), 2)
-    5.29
-    """
-    others = moe.num_experts - moe.num_experts / ep
-    missed: Number = 1.0
-    for drawn in range(moe.top_k):
-        missed = missed * np.maximum(0, others - drawn) / (moe.num_experts - drawn)
-    return ep * (1 - missed)
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:

@@ -14,7 +14,8 @@ from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
-from commtax.cost.traffic import DEEPEP, ROUND_TRIP, exchange_item, expected_destinations, tp_item
+from commtax.cost.exchanges import ONCE, expected_destinations
+from commtax.cost.traffic import ROUND_TRIP, exchange_item, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
@@ -160,7 +161,7 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
     moe = model.experts or Experts(1, 1, 1)
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
-    once = backend == DEEPEP
+    once = backend in ONCE
     copies = expected_destinations(moe, plan.ep) if once else moe.top_k
     nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
     passes = _passes(plan) + 1 + ("moe" in plan.remade)

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 from commtax.records import Number, dataclass
 from commtax.statement import Source
 
-Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer"]
+Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer", "one-sided"]
 """What a collective can run as: each is a function of that name in ``cost/collectives.py``."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
@@ -32,6 +32,8 @@ class Path:
     extra_s: float = 0.0
     each_s: float = 0.0  # beside it, for each further rank of a switch's pipeline
     sqrt_s: float = 0.0  # seconds per root of a byte
+    expert_s: float = 0.0  # of an exchange: for each expert of a layer, whose counts every rank is told
+    sm_Bps: float = 0.0  # … and what one multiprocessor copies; 0: as fast as the link takes it
     copied: float = 0.0  # least share of the tensor that a rank moves, whatever leaves it: its own part is copied too
     turn: int = 0
     min_ranks: int = 1
@@ -128,6 +130,8 @@ class Fabric:
     exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
+    sms: float = 0.0  # of an exchange: multiprocessors that it takes from kernels beside it …
+    copying_sms: float = 0.0  # … and those that copy; 0: one for each expert, as far as there are so many
     pairs: Fabric | None = None  # the same library between two bridged neighbours, where the hosts have such
 
 

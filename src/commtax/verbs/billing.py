@@ -359,7 +359,8 @@ def question_traffic(q: Settled) -> Traffic:
         from commtax.cost.train_traffic import training_items
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
-    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
+    asked = {"ep_backend": q.what_if.ep_backend, "dispatch_dtype": q.techniques.dispatch_dtype}
+    items = inference(q.model, q.plan, q.work, q.engine, eager=q.what_if.eager, **asked)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 
 
