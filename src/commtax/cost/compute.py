@@ -17,6 +17,7 @@ from commtax.cost.adapters import adapter_kernels
 from commtax.cost.attention import BLOCKS, COMPRESSED, LATENT, decode_attention, prefill_attention, projections
 from commtax.cost.forms.experts import RoutedSizes, routed_kernels
 from commtax.cost.kernel import Kernel, KernelStep, input_bytes
+from commtax.cost.expert_loads import Placing, busiest_rank, largest_load
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
@@ -32,12 +33,14 @@ def step_kernels(
     exchange: str = "",
     imbalance: float = 0.0,
     sorts: bool = False,
+    balanced: bool = False,
 ) -> list[Kernel]:
-    """Every kernel of one step, all pipeline stages in sequence; ``exchange`` and ``imbalance`` as in ``KernelStep``.
+    """Every kernel of one step, all pipeline stages in sequence; ``exchange``, ``imbalance`` and ``balanced`` as in
+    ``KernelStep``.
 
     ``sorts``: tokens are drawn from the most likely ones.
     """
-    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance)
+    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced)
     kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
@@ -193,11 +196,8 @@ def _layer_kernels(s: KernelStep, t: Tower, rows: Number, cut: Number, count: Nu
     yield s.small("tower activation", "tower", "", count, rows * (both + 1) * wide)
 
 
-LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
-"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
 EXCHANGED = {"deepep_low_latency": "generation", "deepep_high_throughput": "context"}
 """What experts run as behind an all-to-all: masked grouped products over slots of one size, or contiguous ones."""
-DRAWS = 8  # of popularities that a placement is judged by
 GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
 
 
@@ -223,7 +223,8 @@ def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
     tokens = s.rows * ranks.reach
     slots = f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
-    load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, popularity, plan.redundant_experts)
+    placing = Placing.of(s.engine, plan, s.balanced)
+    load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, placing)
     copies = tokens * f.top_k / plan.ep * load
     elsewhere = np.maximum(0.0, tokens * f.top_k - copies)
     inner, up = f.intermediate / ranks.inside, 2.0 if f.gated else 1.0
@@ -299,59 +300,4 @@ def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) 
     """
     owned, share = moe.num_experts / ep, chosen_experts(moe, tokens, popularity) / moe.num_experts
     spread: Number = np.sqrt(owned * share * (1 - share) * (1 - 1 / ep)) * np.isfinite(popularity)
-    return np.minimum(owned, owned * share + _largest_load(ep) * spread)
-
-
-def busiest_rank(moe: Experts, tokens: Number, ep: Number, popularity: float, redundant: int = 0) -> Number:
-    """Copies of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
-
-    A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)),
-    beside that of drawing n copies by chance, sqrt(ep / n); less what the fixed total takes, sqrt(1 - 1/ep). Redundant copies
-    of popular experts, placed by load, leave what ``replicated_imbalance`` says instead of the first.
-
-    >>> moe = Experts(128, 8, 1)
-    >>> round(float(busiest_rank(moe, 1e9, 8, 0.3)), 2), round(float(busiest_rank(moe, 1e9, 8, np.inf)), 2)
-    (1.61, 1.0)
-    """
-    chance: Number = ep / np.maximum(1.0, tokens * moe.top_k) * np.isfinite(popularity)
-    uneven = 0.0 if redundant else ep / (moe.num_experts * popularity)
-    placed = replicated_imbalance(moe.num_experts, ep, popularity, redundant) if redundant else 1.0
-    return np.minimum(ep, placed + _largest_load(ep) * np.sqrt((uneven + chance) * (1 - 1 / ep)))
-
-
-def _largest_load(ep: Number) -> Number:
-    return np.interp(np.log2(ep * 1.0), np.arange(len(LARGEST)), LARGEST)
-
-
-def replicated_imbalance(num_experts: int, ep: Number, popularity: float, redundant: int) -> Number:
-    """Load of the busiest rank over the mean after the most popular experts got ``redundant`` further copies (EPLB).
-
-    Each copy in turn goes to the expert with the most tokens a copy, then copies go to the emptiest rank, largest first: means
-    of a few draws of the popularities.
-
-    >>> round(replicated_imbalance(256, 72, 0.7, 32), 2)
-    1.03
-    """
-    if np.ndim(ep):
-        return np.asarray(np.vectorize(lambda n: replicated_imbalance(num_experts, n, popularity, redundant), otypes=[float])(ep))
-    return _mean_imbalance(num_experts, int(ep), popularity, redundant)
-
-
-@lru_cache(maxsize=256)
-def _mean_imbalance(num_experts: int, ep: int, popularity: float, redundant: int) -> float:
-    rng = np.random.default_rng(0)
-    draws = rng.gamma(popularity, size=(DRAWS, num_experts)) if np.isfinite(popularity) else np.ones((1, num_experts))
-    return float(np.mean([_imbalance_of(loads, ep, redundant) for loads in draws]))
-
-
-def _imbalance_of(loads: Number, ep: int, redundant: int) -> float:
-    copies = np.ones_like(loads)
-    for _ in range(redundant):
-        copies[np.argmax(loads / copies)] += 1
-    each = np.sort(np.repeat(loads / copies, copies.astype(int)))[::-1]
-    ranks, room = np.zeros(ep), np.full(ep, len(each) // ep)
-    for load in each:
-        place = np.argmin(np.where(room > 0, ranks, np.inf))
-        ranks[place] += load
-        room[place] -= 1
-    return float(ranks.max() / ranks.mean())
+    return np.minimum(owned, owned * share + largest_load(ep) * spread)

@@ -308,7 +308,7 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     asked = {"ep_backend": ran.ep_backend, "dispatch_dtype": t.techniques.dispatch_dtype}
     items = inference(t.model, t.plan, work, t.engine, eager=ran.eager, **asked)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
-    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
+    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced)
     kernels = served_lines(made, t)
     comm = comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]

@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import cache_answers, pick
-from commtax.cost.compute import busiest_rank
+from commtax.cost.expert_loads import Placing, busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
@@ -246,7 +246,7 @@ def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
     if moe is None or q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep) or plan.ep <= 1:
         return
     tokens = rows * expert_ranks(plan, q.engine).reach
-    load = float(busiest_rank(moe, tokens, plan.ep, q.engine.kernels.popularity, plan.redundant_experts))
+    load = float(busiest_rank(moe, tokens, plan.ep, Placing.of(q.engine, plan, q.techniques.balanced)))
     yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, as routers were seen to choose (--imbalance)")
 
 
