@@ -247,7 +247,8 @@ def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
         return
     tokens = rows * expert_ranks(plan, q.engine).reach
     load = float(busiest_rank(moe, tokens, plan.ep, Placing.of(q.engine, plan, q.techniques.balanced)))
-    yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, as routers were seen to choose (--imbalance)")
+    why = "as a layout by measured loads leaves it" if q.techniques.balanced else "as routers were seen to choose"
+    yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, {why} (--imbalance)")
 
 
 def flight_notes(q: Question) -> Iterator[Note]:

@@ -12,6 +12,7 @@ from commtax.options import Option
 from commtax.question import Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Note, Refusal
+from commtax.verbs.expert_checks import check_exchange, check_experts_techniques
 from commtax.units import MAX_COUNT, parse_seconds
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
@@ -249,6 +250,7 @@ def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
     check_backend(q)
+    check_experts_techniques(q)
     _check_experts(q)
     if not q.trains:
         return
@@ -298,6 +300,8 @@ def check_backend(q: Question) -> None:
         raise Refusal(f"all2all backend '{backend}': {q.model.key} is dense and has no experts to reach", "ep_backend")
     if backend and backend not in able:
         raise Refusal(f"all2all backend '{backend}': {q.engine.key} has {', '.join(able) or 'none'}", "ep_backend", able)
+    if backend:
+        check_exchange(q)
 
 
 def check_copies(q: Question) -> None:
