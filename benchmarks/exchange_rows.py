@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from commtax.cost.exchanges import PER_EXPERT, dispatched_bytes, expected_destinations
 from commtax.cost.pricing import Pricer
-from commtax.cost.traffic import exchange_item
+from commtax.cost.traffic import PER_EXPERT, dispatched_bytes, exchange_item, expected_destinations
 from commtax.spec import Experts, Plan
 from commtax.verbs.settling import ask, settle, terms_of
 
@@ -27,7 +26,10 @@ SECOND = {("h100-sxm", 2): (90, 81), ("h100-sxm", 4): (61, 61), ("b200-sxm", 2):
 """DeepEP V2 (README): GB/s of 8192 tokens by hosts, counted likewise."""
 SECOND_INSIDE = {64: (726, 740), 24: (643, 675)}
 """… and of eight ranks over NVLink 5, by multiprocessors, counting what stays in a rank."""
-RACK = {16: {32: (20.2, 34.2), 128: (34.6, 39.9), 1024: (181.2, 188.2)}, 64: {32: (23.1, 36.1), 128: (41.6, 44.5), 1024: (209.4, 199.2)}}
+RACK = {
+    16: {32: (20.2, 34.2), 128: (34.6, 39.9), 1024: (181.2, 188.2)},
+    64: {32: (23.1, 36.1), 128: (41.6, 44.5), 1024: (209.4, 199.2)},
+}
 """TensorRT-LLM's tech blog 18: microseconds of one-sided exchanges on GB200 NVL72, by ranks and tokens, in bf16 …"""
 FORMATS = {"bf16": 311.8, "fp8": 172.2, "nvfp4": 101.7}
 """… and of the dispatch of 2048 tokens to 8 ranks, by number format."""
@@ -57,15 +59,25 @@ def first_version() -> Iterator[Row]:
         reached = float(expected_destinations(moe, hosts if hosts > 1 else ep))
         for (way, dtype), rate in zip(WAYS.items(), published, strict=True):
             measured = 4096 * reached * HIDDEN * dispatched_bytes(Plan(), None, dtype) / (rate * 1e9)
-            yield f"V1 normal, {ep} ranks, {way}", one_way("deepep_high_throughput", f"{hosts}x8xh800-sxm", ep, 4096, way, dtype, moe), measured
+            yield (
+                f"V1 normal, {ep} ranks, {way}",
+                one_way("deepep_high_throughput", f"{hosts}x8xh800-sxm", ep, 4096, way, dtype, moe),
+                measured,
+            )
 
 
 def second_version() -> Iterator[Row]:
     moe = Experts(EXPERTS, TOP_K, 1)
     for (chip, hosts), published in SECOND.items():
         for (way, dtype), rate in zip(WAYS.items(), published, strict=True):
-            measured = 8192 * float(expected_destinations(moe, hosts)) * HIDDEN * dispatched_bytes(Plan(), None, dtype) / (rate * 1e9)
-            yield f"V2, {hosts} hosts of {chip}, {way}", one_way("deepep_v2", f"{hosts}x8x{chip}", 8 * hosts, 8192, way, dtype, moe), measured
+            measured = (
+                8192 * float(expected_destinations(moe, hosts)) * HIDDEN * dispatched_bytes(Plan(), None, dtype) / (rate * 1e9)
+            )
+            yield (
+                f"V2, {hosts} hosts of {chip}, {way}",
+                one_way("deepep_v2", f"{hosts}x8x{chip}", 8 * hosts, 8192, way, dtype, moe),
+                measured,
+            )
     for (way, dtype), rate in zip(WAYS.items(), SECOND_INSIDE[24], strict=True):
         measured = 8192 * float(expected_destinations(moe, 8)) * HIDDEN * dispatched_bytes(Plan(), None, dtype) / (rate * 1e9)
         yield f"V2, 8 b200-sxm, {way}", one_way("deepep_v2", "8xb200-sxm", 8, 8192, way, dtype, moe), measured

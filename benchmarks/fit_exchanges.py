@@ -1,9 +1,9 @@
-"""Fit the constants of kernels that carry tokens to experts, and test them: ``python benchmarks/fit_exchanges.py DATA_DIR [--write]``.
+"""Fit and test constants of kernels that carry tokens to experts: ``python benchmarks/fit_exchanges.py DATA_DIR [--write]``.
 
-Inside a host, on published tables: fitted are rows whose hash is even, a fixed time, one for each expert, the rates of the link and
-of one multiprocessor, and the host's time, each way, by engine and family; generic ones are of all. Each constant is tried larger and
-smaller, by ever finer factors, for the least soft-L1 sum. Device times (SGLang's) also give the paths of ``catalog/exchanges``. At the
-end all published exchanges are priced as bills price them: across hosts, and in a rack.
+Inside a host, on published tables: fitted are rows whose hash is even, a fixed time, one for each expert, the rates of the link
+and of one multiprocessor, and the host's time, each way, by engine and family; generic ones are of all. Each constant is tried
+larger and smaller, by ever finer factors, for the least soft-L1 sum. Device times (SGLang's) also give the paths of
+``catalog/exchanges``. At the end all published exchanges are priced as bills price them: across hosts, and in a rack.
 """
 
 from __future__ import annotations
@@ -145,7 +145,12 @@ def main(arguments: list[str]) -> None:
                 text = put(text, section, way, values)
             path.write_text(text)
     for family, form in product(("hopper", "blackwell"), ("exchange_low", "exchange_high")):
-        rows = [row for (chip, engine, f), some in found.items() if (family_of(chip), engine, f) == (family, "sglang", form) for row in some]
+        rows = [
+            row
+            for (chip, engine, f), some in found.items()
+            if (family_of(chip), engine, f) == (family, "sglang", form)
+            for row in some
+        ]
         tables = fit(rows, host=False)
         tell(f"device alone: {family} {form}", errors(rows, tables, False))
         print(tables)

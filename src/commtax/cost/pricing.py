@@ -13,15 +13,14 @@ from itertools import repeat
 import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
-from commtax.cost.collectives import Parts, PathChoice, price
+from commtax.cost.collectives import Parts, PathChoice, for_experts, price
 from commtax.cost.compute import EXCHANGED, step_kernels
-from commtax.cost.exchanges import exchange_key, expected_destinations, for_experts
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.measured_curves import curve_of, sigma_over
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via, Windows
 from commtax.question import WhatIf
 from commtax.spec import Cluster, Condition, Engine, Fabric, Number, Path, Workload
@@ -40,7 +39,7 @@ class Pricer:
 
     def __init__(self, terms: PricingTerms) -> None:
         self.terms, self.cluster, self.fabric = terms, terms.cluster, terms.fabric
-        found, experts = self.fabric.exchanges.get(exchange_key(terms.settings.ep_backend)), terms.model.experts
+        found, experts = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-")), terms.model.experts
         self.exchange = for_experts(found, experts.num_experts, self.cluster.chip.num_sms) if found and experts else None
         pairs = self.fabric.pairs
         self.pairs = Pricer(replace(terms, cluster=self.cluster.as_pairs, fabric=pairs)) if pairs else None
@@ -305,10 +304,12 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``expose_lines`` to say."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
-    asked = {"ep_backend": ran.ep_backend, "dispatch_dtype": t.techniques.dispatch_dtype}
-    items = inference(t.model, t.plan, work, t.engine, eager=ran.eager, **asked)
+    sent_as = t.techniques.dispatch_dtype
+    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
-    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced)
+    made = step_kernels(
+        t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced
+    )
     kernels = served_lines(made, t)
     comm = comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]

@@ -11,17 +11,25 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.exchanges import AG_RS, PER_EXPERT, dispatched_bytes, expected_destinations
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
-from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Workload
+from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 SUM_BYTES = 4  # of a row: a sum of squares, fp32
 NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 WIDE = 4  # from this tp on an engine may capture larger graphs
+AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
+PER_EXPERT = (DEEPEP_LL, "nixl_ep")
+"""Exchanges that send a copy to each expert; others send one to each rank that has some."""
+ONCE = (DEEPEP, "hybridep")
+"""Exchanges of training that send a token once to each rank, and through the NICs once to each host."""
+ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
+"""Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
+FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
+NVFP4_SCALE_GROUP = 16
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
@@ -149,14 +157,12 @@ def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Numbe
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
-def _served_experts(
-    model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition
-) -> list[Item]:
+def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition) -> list[Item]:
     """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
-    and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert. ``how``: the backend, and what tokens
-    travel in.
+    and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
+    ``how``: the backend, and what tokens travel in.
     """
     moe, (backend, dispatch_dtype) = model.experts, how
     if moe is None or not np.any(count):
@@ -180,6 +186,65 @@ def _served_experts(
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
     home = exchange_item("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]
+
+
+def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
+    """Bytes of one activation element on its way to an expert, its share of scales with it.
+
+    As asked; else quantised first where the experts' arithmetic is.
+    """
+    own = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
+    kind = dispatch_dtype or own
+    if kind == "fp8":
+        return 1 + 4 / FP8_SCALE_GROUP
+    if kind == "nvfp4":
+        return 0.5 + 1 / NVFP4_SCALE_GROUP
+    return DTYPE_BYTES[dispatch_dtype or plan.activations_dtype]
+
+
+def expected_destinations(moe: Experts, ep: Number) -> Number:
+    """Mean number of different ranks that a token's ``top_k`` experts lie on: ep (1 - C(E-E/ep, k)/C(E, k)).
+
+    Routing is uniform, within the groups of experts that a token may choose among (node-limited routing): a rank is missed if none
+    of its groups is chosen, or none of its experts in them.
+
+    >>> round(float(expected_destinations(Experts(256, 8, 2048), 8)), 2)
+    5.29
+    >>> round(float(expected_destinations(Experts(256, 8, 2048, groups=8, top_groups=4), 8)), 2)
+    3.63
+    """
+    if moe.top_groups >= moe.groups:
+        return ep * (1 - _missed(moe, moe.num_experts, moe.num_experts / ep))
+    whole = np.asarray(moe.groups) % np.minimum(ep, moe.groups) == 0  # else a group lies on parts of ranks: as if there were none
+    mine = np.where(
+        whole, np.maximum(1, moe.groups / ep), 1.0
+    )  # groups of a rank; it has a share of one where there are more ranks
+    owned = moe.num_experts / np.maximum(ep, moe.groups)  # experts of a rank in each of them
+    allowed = moe.num_experts * moe.top_groups / moe.groups
+    missed: Number = 0.0
+    for chosen in range(moe.top_groups + 1):
+        chance = (
+            _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen) / _choices(moe.groups, moe.top_groups)
+        )
+        missed = missed + chance * _missed(moe, allowed, chosen * owned)
+    found = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
+    return found if np.ndim(found) else float(found)
+
+
+def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
+    """Chance that none of ``top_k`` different experts is among the ``owned`` ones."""
+    missed: Number = 1.0
+    for drawn in range(moe.top_k):
+        missed = missed * np.maximum(0, experts - owned - drawn) / (experts - drawn)
+    return missed
+
+
+def _choices(of: Number, taken: int) -> Number:
+    """Ways to take some of so many."""
+    ways: Number = 1.0
+    for i in range(taken):
+        ways = ways * np.maximum(0, of - i) / (i + 1)
+    return ways
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:

@@ -14,8 +14,7 @@ from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
-from commtax.cost.exchanges import ONCE, expected_destinations
-from commtax.cost.traffic import ROUND_TRIP, exchange_item, tp_item
+from commtax.cost.traffic import ONCE, ROUND_TRIP, exchange_item, expected_destinations, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.cost import legality
-from commtax.cost.exchanges import ONE_DOMAIN
+from commtax.cost.traffic import ONE_DOMAIN
 from commtax.planner.columns import Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question

@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import cache_answers, pick
-from commtax.cost.expert_loads import Placing, busiest_rank
+from commtax.cost.compute import Placing, busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
@@ -360,8 +360,8 @@ def question_traffic(q: Settled) -> Traffic:
         from commtax.cost.train_traffic import training_items
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
-    asked = {"ep_backend": q.what_if.ep_backend, "dispatch_dtype": q.techniques.dispatch_dtype}
-    items = inference(q.model, q.plan, q.work, q.engine, eager=q.what_if.eager, **asked)
+    how, sent_as = q.what_if, q.techniques.dispatch_dtype
+    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=how.ep_backend, eager=how.eager, dispatch_dtype=sent_as)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 
 

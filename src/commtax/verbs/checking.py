@@ -12,8 +12,8 @@ from commtax.options import Option
 from commtax.question import Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Note, Refusal
-from commtax.verbs.expert_checks import check_exchange, check_experts_techniques
 from commtax.units import MAX_COUNT, parse_seconds
+from commtax.verbs.expert_checks import check_exchange, check_experts_techniques
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Types as engines' options spell them."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.cost.exchanges import ONE_DOMAIN
+from commtax.cost.traffic import ONE_DOMAIN
 from commtax.question import Question
 from commtax.statement import Refusal
 
@@ -14,11 +14,11 @@ def check_exchange(q: Question) -> None:
     """MoRI is AMD's; one- and two-sided exchanges write to GPUs of one NVLink domain."""
     backend, place = q.what_if.ep_backend, q.cluster
     if backend.startswith("mori") != (place.chip.vendor == "amd") and backend.startswith(("mori", "flashinfer")):
-        raise Refusal(f"all2all backend '{backend}': not for {place.chip.vendor} GPUs", "ep_backend")
+        raise Refusal.of(f"not for {place.chip.vendor} GPUs", ep_backend=backend)
     widest = int(np.max(q.plan.ep, initial=1))
     if backend in ONE_DOMAIN and (place.intra.kind != "nvlink" or widest > place.domain):
         rule = f"needs all of its {widest} ranks in one NVLink domain, and {place.key} has {place.domain} GPUs in each"
-        raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend")
+        raise Refusal.of(rule, ep_backend=backend)
 
 
 def check_experts_techniques(q: Question) -> None:
@@ -31,4 +31,6 @@ def check_experts_techniques(q: Question) -> None:
     if on.dispatch_dtype not in FORMATS:
         raise Refusal(f"dispatch in '{on.dispatch_dtype}': one of {', '.join(FORMATS)}", "technique", FORMATS)
     if q.model.experts is None or np.all(np.asarray(q.plan.ep) <= q.plan.tp) or q.trains:
-        raise Refusal("dispatch: needs replicas that share experts (dp > 1, ep = tp x dp); within one nothing is dispatched", "technique")
+        raise Refusal(
+            "dispatch: needs replicas that share experts (dp > 1, ep = tp x dp); within one nothing is dispatched", "technique"
+        )

@@ -77,7 +77,7 @@ def sms_by_expert(experts: Number, num_sms: float) -> Number:
 
 
 def copying_slowness(link_Bps: Number, sm_Bps: float, sms: Number) -> Number:
-    """Seconds per byte: the link's, or those of the multiprocessors that copy where they are few, and a little more near the turn."""
+    """Seconds per byte: the link's, or those of multiprocessors where few of them copy, and a little more near the turn."""
     slowness: Number = ((sm_Bps * sms) ** -SHARPNESS + link_Bps**-SHARPNESS) ** (1 / SHARPNESS)
     return slowness
 
@@ -88,7 +88,10 @@ def exchanged_kernel(what: str, form: str, sent_bytes: Number, ranks: Number, sm
 
 
 def exchange(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds: the kernel, or the host that launches it and waits for counts."""
+    """The kernel, or the host that launches it and waits for counts, whichever takes longer.
+
+    t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds.
+    """
     e: Exchange = k.shape
     fixed = c["t0"] + c["te"] * e.experts
     moving = k.nbytes * np.maximum(1 / bandwidth_Bps, copying_slowness(c["link_Bps"], c["sm_Bps"], e.sms))
