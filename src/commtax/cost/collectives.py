@@ -112,10 +112,11 @@ def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
 def one_sided(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Ranks write to each other's memory, or read it, and wait for one flag of each: that wait and the bytes overlap.
 
-    t = [ (launch + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
+    t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
     """
-    waited = (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1)
-    return waited, np.hypot(waited, ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps) - waited
+    waited = (p.extra_s + p.hop_s * (ranks - 1)) * (ranks > 1)
+    wire = np.hypot(waited, ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps) - waited
+    return p.launch_s * (ranks > 1) + waited, wire
 
 
 ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
