@@ -157,7 +157,7 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
 
     DeepEP and its like send a token once to each rank that has experts for it, and through the NICs once to each host.
     """
-    moe = model.experts or Experts(1, 1, 1)
+    moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
     once = backend in ONCE
