@@ -119,7 +119,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
     ("span", "axis"): "tp",
-    ("busiest_rank", "placing"): Placing(0.7, 32, True, 0.15),
+    ("busiest_rank", "placing"): Placing(0.7, 32, True),
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed_kernels", "plan"): replace(PLAN, recompute="full"),
     ("exchange_item", "place"): "dispatch",

@@ -63,7 +63,6 @@ class KernelHabits:
     experts_apart: str = ""  # the experts' implementation where attention runs in replicas; "": as the exchange asks
     experts_spread: tuple[str, ...] = ()  # "format backend": experts that lie whole on ranks with other kernels than cut ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
-    drift: float = 0.0  # how far an expert's load of one step lies from the measured one that a layout rests on, as a share of it
 
     def experts_backend(self, architecture: str, stored: str) -> str:
         """The implementation of a model's experts in a format; "": the usual one."""
