@@ -1,7 +1,9 @@
-"""Fit the constants of DeepEP's kernels on published tables: ``python benchmarks/fit_exchanges.py DATA_DIR [--write]``.
+"""Fit and test constants of kernels that carry tokens to experts: ``python benchmarks/fit_exchanges.py DATA_DIR [--write]``.
 
-Fitted are rows whose hash is even: a fixed time, the rate of the link and that of one multiprocessor, each way, by engine and
-family; generic ones are of all. Each constant is tried larger and smaller, by ever finer factors, for the least soft-L1 sum.
+Inside a host, on published tables: fitted are rows whose hash is even, a fixed time, one for each expert, the rates of the link
+and of one multiprocessor, and the host's time, each way, by engine and family; generic ones are of all. Each constant is tried
+larger and smaller, by ever finer factors, for the least soft-L1 sum. Device times (SGLang's) also give the paths of
+``catalog/exchanges``. At the end all published exchanges are priced as bills price them: across hosts, and in a rack.
 """
 
 from __future__ import annotations
@@ -13,22 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from exchange_rows import tell_published
 from fit_experts import CHIPS, put
 from fit_kernels import FOLDER
 
+from commtax import catalog
 from commtax.cost.forms.modules import exchange
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read
 
 TAILS = ("wideep_deepep_ll", "wideep_deepep_normal", "moe_a2a")
-START = {"t0": 3e-5, "link_Bps": 3e11, "sm_Bps": 1.5e10}
-Key = tuple[str, str, str]
+START = {"t0": 2e-5, "te": 1e-8, "link_Bps": 3e11, "sm_Bps": 1.5e10, "host": 2e-5}
+HELD_BY_LINK = ("exchange_low", "exchange_low2")  # whose rate goes with the link's; in bulk it is the kernels' own
+Key = tuple[str, str, str]  # chip, engine, form
 Rows = list[tuple[Any, Any, Any]]  # kernel of one way, seconds, fitted
+Tables = dict[str, dict[str, float]]
 SCALE, MOST_BPS = 0.1, 9e11  # no faster than an NVLink of the fifth generation carries one way
 
 
 def gather(folder: Path) -> dict[Key, Rows]:
-    """Rows by family, engine and form."""
+    """Rows by chip, engine and form."""
     found: dict[Key, Rows] = defaultdict(list)
     for chip, tail in product(CHIPS, TAILS):
         path = folder / "kernels_more" / f"{chip}_{tail}.csv.gz"
@@ -40,7 +46,7 @@ def gather(folder: Path) -> dict[Key, Rows]:
         for words, mask in table.groups():
             sizes = {name: column[mask] for name, column in table.sizes.items()}
             for kernel, seconds in timed(table, list(table.kind.make(words, sizes)), mask):
-                found[table.chip.family, words["framework"], kernel.form].append((kernel, seconds, even[mask]))
+                found[table.chip.key, words["framework"], kernel.form].append((kernel, seconds, even[mask]))
     return found
 
 
@@ -50,55 +56,108 @@ def timed(table: kernel_tables.KernelTable, kernels: list[Any], mask: Any) -> li
     return list(zip(kernels, columns, strict=True))
 
 
-def errors(rows: Rows, tables: dict[str, dict[str, float]], fitted: bool) -> Any:
+def errors(rows: Rows, tables: Tables, fitted: bool | None) -> Any:
+    """Errors of the logarithm on rows that were fitted, or not, or of both kinds."""
     out = []
     for kernel, seconds, even in rows:
         took = sum(exchange(kernel, tables[kernel.stored], 1e13, 1.0))
-        out.append(np.log(took / seconds)[even == fitted])
+        out.append(np.log(took / seconds)[slice(None) if fitted is None else even == fitted])
     return np.abs(np.concatenate(out))
 
 
-def loss(rows: Rows, tables: dict[str, dict[str, float]]) -> float:
+def loss(rows: Rows, tables: Tables) -> float:
     return float(np.sum(np.sqrt(1 + (errors(rows, tables, True) / SCALE) ** 2)))
 
 
-def fit(rows: Rows) -> dict[str, dict[str, float]]:
-    tables = {way: dict(START) for way in sorted({kernel.stored for kernel, _, _ in rows})}
-    best = loss(rows, tables)
+def fit(rows: Rows, host: bool = True) -> Tables:
+    """Constants of each way; without ``host`` those of the device alone."""
+    ways = sorted({kernel.stored for kernel, _, _ in rows})
+    return {way: _fit_way([row for row in rows if row[0].stored == way], way, host) for way in ways}
+
+
+def _fit_way(rows: Rows, way: str, host: bool) -> dict[str, float]:
+    table = dict(START) if host else {**START, "host": 0.0}
+    best = loss(rows, {way: table})
     for factor in (3.0, 1.6, 1.25, 1.1, 1.04):
         for _ in range(12):
             before = best
-            for way, name, up in product(tables, START, (factor, 1 / factor)):
-                tried = {**tables, way: {**tables[way], name: tables[way][name] * up}}
-                if tried[way]["link_Bps"] <= MOST_BPS and (now := loss(rows, tried)) < best:
-                    tables, best = tried, now
+            for name, up in product(START, (factor, 1 / factor)):
+                tried = {**table, name: table[name] * up}
+                if tried["link_Bps"] <= MOST_BPS and (now := loss(rows, {way: tried})) < best:
+                    table, best = tried, now
             if best >= before * (1 - 1e-4):
                 break
-    return {way: {n: float(f"{v:.4g}") for n, v in table.items()} for way, table in tables.items()}
+    return {n: float(f"{v:.4g}") for n, v in table.items()}
+
+
+def family_of(chip: str) -> str:
+    return catalog.chip(chip).family
+
+
+def constants(found: dict[Key, Rows]) -> dict[tuple[str, str], Rows]:
+    """Rows of each section of each file of constants."""
+    pooled: dict[tuple[str, str], Rows] = defaultdict(list)
+    for (chip, engine, form), rows in found.items():
+        for file, section in product((family_of(chip), "generic"), (f"engine.{engine}.{form}", form)):
+            pooled[file, section] += rows
+    forms = {form for _, _, form in found}
+    for file, form in product({file for file, _ in pooled}, forms):  # a family with some of the forms has all of them
+        pooled[file, form] = pooled[file, form] or pooled["generic", form]
+    return pooled
+
+
+def tell(what: str, off: Any) -> None:
+    gone = np.expm1(off)
+    print(f"{what:52s} {len(gone):5d} rows  median {np.median(gone):6.1%}  nine of ten {np.quantile(gone, 0.9):6.1%}", flush=True)
+
+
+def moved(table: dict[str, float], form: str, of: list[str], chip: str) -> dict[str, float]:
+    """Constants of some chips for another one: a rate that the link holds goes with it."""
+    there = np.mean([catalog.cluster(f"8x{one}").intra.bandwidth_Bps for one in of])
+    ratio = catalog.cluster(f"8x{chip}").intra.bandwidth_Bps / there if form in HELD_BY_LINK else 1.0
+    return {**table, "link_Bps": table["link_Bps"] * ratio}
+
+
+def left_out(found: dict[Key, Rows], chip: str) -> Any:
+    """Errors on a chip that nothing was fitted on: by its family, or by the other one where it is alone in it."""
+    off = []
+    for (own, engine, form), rows in found.items():
+        others = [c for c, e, f in found if c != chip and (e, f) == (engine, form)]
+        near = [c for c in others if family_of(c) == family_of(chip)] or others
+        if own == chip and near:
+            tables = fit([row for c in near for row in found[c, engine, form]])
+            off.append(errors(rows, {way: moved(t, form, near, chip) for way, t in tables.items()}, None))
+    return np.concatenate(off)
 
 
 def main(arguments: list[str]) -> None:
-    found = gather(Path(arguments[0]))
-    files: dict[tuple[str, str], Rows] = {}
-    pooled: dict[tuple[str, str], Rows] = defaultdict(list)
-    for (family, engine, form), rows in found.items():
-        files[family, f"engine.{engine}.{form}"] = rows
-        pooled["generic", f"engine.{engine}.{form}"] += rows
-        pooled[family, form] += rows
-        pooled["generic", form] += rows
-    families, forms = {family for family, _, _ in found}, {form for _, _, form in found}
-    for family, form in product(families, forms):  # a family with some of the forms has all of them
-        pooled[family, form] = pooled[family, form] or pooled["generic", form]
-    for (file, section), rows in {**files, **pooled}.items():
+    found, all_off = gather(Path(arguments[0])), []
+    for (file, section), rows in constants(found).items():
         tables = fit(rows)
-        tested = np.expm1(errors(rows, tables, False))
-        print(f"{file:10s} {section:34s} tested {np.median(tested):6.1%} ({np.quantile(tested, 0.9):6.1%}) {tables}", flush=True)
+        off = errors(rows, tables, False)
+        tell(f"{file} {section}", off)
+        if section.startswith("engine.") and file != "generic":
+            all_off.append(off)
         if "--write" in arguments:
             path = FOLDER / f"{file}.toml"
             text = path.read_text()
             for way, values in tables.items():
                 text = put(text, section, way, values)
             path.write_text(text)
+    for family, form in product(("hopper", "blackwell"), ("exchange_low", "exchange_high")):
+        rows = [
+            row
+            for (chip, engine, f), some in found.items()
+            if (family_of(chip), engine, f) == (family, "sglang", form)
+            for row in some
+        ]
+        tables = fit(rows, host=False)
+        tell(f"device alone: {family} {form}", errors(rows, tables, False))
+        print(tables)
+    tell("INSIDE A HOST, rows not fitted", np.concatenate(all_off))
+    for chip in sorted({chip for chip, _, _ in found}):
+        tell(f"INSIDE A HOST, {chip} left out", left_out(found, chip))
+    tell_published(Path(arguments[0]), tell)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
-from commtax.cost.compute import step_kernels
+from commtax.cost.compute import Placing, step_kernels
 from commtax.cost.forms.form import Table
 from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
@@ -130,6 +130,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("runs_fused", "t"): FUSING,
     ("most_fused_bytes", "ranks"): TP,
     ("span", "axis"): "tp",
+    ("busiest_rank", "placing"): Placing(0.7, 32, True),
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed_kernels", "plan"): replace(PLAN, recompute="full"),
     ("exchange_item", "place"): "dispatch",

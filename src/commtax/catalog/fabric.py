@@ -106,6 +106,7 @@ class Library:
     busy_s: float = 0.0  # as in ``Fabric``
     busy_Bps: float = math.inf
     kept_sms: int = 0
+    copying_sms: float = 0.0  # of an exchange: multiprocessors that copy; 0: one for each expert, as far as there are so many
     path: tuple[PathRow, ...] = ()
     hosts: tuple[Hosts, ...] = ()
     spread: tuple[Spread, ...] = ()
@@ -275,6 +276,7 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         kept_sms=asked.kept_sms,
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
+        copying_sms=asked.copying_sms,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
 

@@ -8,7 +8,7 @@ and so does the price: small tensors at once with a flag beside each word (LL), 
 long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from typing import get_args
@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 
 from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
+from commtax.cost.forms.modules import copying_slowness, sms_by_expert
 from commtax.cost.measured_curves import factor_over
 from commtax.cost.placement import Span
 from commtax.records import dataclass
@@ -107,6 +108,16 @@ def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
     t = launch + hop (N - 1) + bytes / N / bandwidth seconds.
     """
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), nbytes / ranks * (ranks > 1) / p.bandwidth_Bps
+
+
+def one_sided(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Ranks write to each other's memory, or read it, and wait for one flag of each: that wait and the bytes overlap.
+
+    t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
+    """
+    waited = (p.extra_s + p.hop_s * (ranks - 1)) * (ranks > 1)
+    wire = np.hypot(waited, ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps) - waited
+    return p.launch_s * (ranks > 1) + waited, wire
 
 
 ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
@@ -365,3 +376,17 @@ def _as_measured(priced: PathChoice, factor: Number) -> PathChoice:
 def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:
     parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
     return PathChoice(*(pick(condition, a, b) for a, b in parts))
+
+
+def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:
+    """An exchange's paths for layers of so many experts, on chips of so many multiprocessors."""
+
+    def tuned(path: Path) -> Path:
+        sms = fabric.copying_sms or sms_by_expert(experts, num_sms)
+        slowness = copying_slowness(path.bandwidth_Bps, path.sm_Bps, sms) if path.sm_Bps else 1 / path.bandwidth_Bps
+        return replace(path, launch_s=path.launch_s + experts * path.expert_s, bandwidth_Bps=1 / slowness)
+
+    def every(paths: Mapping[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
+        return {op: tuple(map(tuned, some)) for op, some in paths.items()}
+
+    return replace(fabric, paths=every(fabric.paths), network_paths=every(fabric.network_paths))

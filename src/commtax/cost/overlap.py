@@ -242,6 +242,8 @@ def in_flight(line: Line, exchange: Fabric | None) -> Number:
     """Share of an exchange during which its kernels are not on the chip, or stay beside others."""
     if exchange is None or exchange.kept_sms:
         return 1.0
+    if not exchange.busy_s:  # nobody says that its kernels leave the chip: nothing runs beside them
+        return 0.0 * line.each_s
     busy = exchange.busy_s + line.item.nbytes / exchange.busy_Bps
     return np.maximum(0.0, 1 - busy / np.maximum(line.each_s, 1e-12))
 

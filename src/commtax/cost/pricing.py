@@ -14,7 +14,7 @@ import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost import overlap
-from commtax.cost.collectives import Parts, PathChoice, price
+from commtax.cost.collectives import Parts, PathChoice, for_experts, price
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.drafting import draft_host_s, draft_step
 from commtax.cost.forms.experts import AROUND
@@ -42,7 +42,8 @@ class Pricer:
 
     def __init__(self, terms: PricingTerms) -> None:
         self.terms, self.cluster, self.fabric = terms, terms.cluster, terms.fabric
-        self.exchange = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-"))
+        found, experts = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-")), terms.model.experts
+        self.exchange = for_experts(found, experts.num_experts, self.cluster.chip.num_sms) if found and experts else None
         self.fused = fused_fabric(self.fabric.fused, terms.techniques.fused_reduce) if terms.techniques.fused_reduce else None
         pairs = self.fabric.pairs
         self.pairs = Pricer(replace(terms, cluster=self.cluster.as_pairs, fabric=pairs)) if pairs else None
@@ -336,9 +337,12 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """The lines of one batch, one after the other."""
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
-    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
+    sent_as = t.techniques.dispatch_dtype
+    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
-    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
+    made = step_kernels(
+        t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced
+    )
     items, made = fuse(items, made, t)
     drafted, sent = draft_step(t, work)
     kernels = served_lines([*made, *drafted], t)

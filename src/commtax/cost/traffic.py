@@ -20,10 +20,16 @@ from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model,
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 SUM_BYTES = 4  # of a row: a sum of squares, fp32
 NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
-FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
-NVFP4_SCALE_GROUP = 16
 WIDE = 4  # from this tp on an engine may capture larger graphs
 AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
+PER_EXPERT = (DEEPEP_LL, "nixl_ep")
+"""Exchanges that send a copy to each expert; others send one to each rank that has some."""
+ONCE = (DEEPEP, "hybridep")
+"""Exchanges of training that send a token once to each rank, and through the NICs once to each host."""
+ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
+"""Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
+FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
+NVFP4_SCALE_GROUP = 16
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
@@ -52,7 +58,9 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     return padded if np.ndim(padded) else float(padded)
 
 
-def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False) -> list[Item]:
+def inference(
+    model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
+) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
@@ -83,7 +91,7 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
         items.append(tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note))
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
-    items += _served_experts(model, plan, rows, backend, pick(shared, num_moe, 0), split)
+    items += _served_experts(model, plan, rows, (backend, dispatch_dtype), pick(shared, num_moe, 0), split)
     return items + tower_items(model, plan, work)
 
 
@@ -153,19 +161,20 @@ def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Numbe
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
-def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count: Number, split: Condition) -> list[Item]:
+def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition) -> list[Item]:
     """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
     and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
+    ``how``: the backend, and what tokens travel in.
     """
-    moe = model.experts
+    moe, (backend, dispatch_dtype) = model.experts, how
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
         return [exchange_item(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
     sent = pick(split, np.ceil(rows / plan.tp), rows)
     width = moe.latent or model.hidden
-    out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)))
+    out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)), dispatch_dtype)
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
     regather = exchange_item("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
@@ -175,35 +184,71 @@ def _served_experts(model: Model, plan: Plan, rows: Number, backend: str, count:
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
         sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
         return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
-    copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
-    routed = None if backend == DEEPEP_LL else moe
-    note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
+    each = backend in PER_EXPERT
+    copies, routed = (moe.top_k, None) if each else (expected_destinations(moe, plan.ep), moe)
+    note = "one copy an expert" if each else "one copy a destination rank, uniform routing"
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
     home = exchange_item("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]
 
 
-def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
-    """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
-    kind = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
+def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
+    """Bytes of one activation element on its way to an expert, its share of scales with it.
+
+    As asked; else quantised first where the experts' arithmetic is.
+    """
+    own = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
+    kind = dispatch_dtype or own
     if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
     if kind == "nvfp4":
         return 0.5 + 1 / NVFP4_SCALE_GROUP
-    return DTYPE_BYTES[plan.activations_dtype]
+    return DTYPE_BYTES[dispatch_dtype or plan.activations_dtype]
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
-    """Mean number of different ranks that a token's ``top_k`` experts lie on, routing uniform: ep (1 - C(E-E/ep, k)/C(E, k)).
+    """Mean number of different ranks that a token's ``top_k`` experts lie on: ep (1 - C(E-E/ep, k)/C(E, k)).
+
+    Routing is uniform, within the groups of experts that a token may choose among (node-limited routing): a rank is missed if none
+    of its groups is chosen, or none of its experts in them.
 
     >>> round(float(expected_destinations(Experts(256, 8, 2048), 8)), 2)
     5.29
+    >>> round(float(expected_destinations(Experts(256, 8, 2048, groups=8, top_groups=4), 8)), 2)
+    3.63
     """
-    others = moe.num_experts - moe.num_experts / ep
+    if moe.top_groups >= moe.groups:
+        return ep * (1 - _missed(moe, moe.num_experts, moe.num_experts / ep))
+    whole = np.asarray(moe.groups) % np.minimum(ep, moe.groups) == 0  # else a group lies on parts of ranks: as if there were none
+    mine = np.where(
+        whole, np.maximum(1, moe.groups / ep), 1.0
+    )  # groups of a rank; it has a share of one where there are more ranks
+    owned = moe.num_experts / np.maximum(ep, moe.groups)  # experts of a rank in each of them
+    allowed = moe.num_experts * moe.top_groups / moe.groups
+    missed: Number = 0.0
+    for chosen in range(moe.top_groups + 1):
+        chance = (
+            _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen) / _choices(moe.groups, moe.top_groups)
+        )
+        missed = missed + chance * _missed(moe, allowed, chosen * owned)
+    found = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
+    return found if np.ndim(found) else float(found)
+
+
+def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
+    """Chance that none of ``top_k`` different experts is among the ``owned`` ones."""
     missed: Number = 1.0
     for drawn in range(moe.top_k):
-        missed = missed * np.maximum(0, others - drawn) / (moe.num_experts - drawn)
-    return ep * (1 - missed)
+        missed = missed * np.maximum(0, experts - owned - drawn) / (experts - drawn)
+    return missed
+
+
+def _choices(of: Number, taken: int) -> Number:
+    """Ways to take some of so many."""
+    ways: Number = 1.0
+    for i in range(taken):
+        ways = ways * np.maximum(0, of - i) / (i + 1)
+    return ways
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:

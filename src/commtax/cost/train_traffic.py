@@ -14,7 +14,7 @@ from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
-from commtax.cost.traffic import DEEPEP, ROUND_TRIP, exchange_item, expected_destinations, tp_item
+from commtax.cost.traffic import ONCE, ROUND_TRIP, exchange_item, expected_destinations, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
@@ -157,10 +157,10 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
 
     DeepEP and its like send a token once to each rank that has experts for it, and through the NICs once to each host.
     """
-    moe = model.experts or Experts(1, 1, 1)
+    moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
-    once = backend == DEEPEP
+    once = backend in ONCE
     copies = expected_destinations(moe, plan.ep) if once else moe.top_k
     nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
     passes = _passes(plan) + 1 + ("moe" in plan.remade)

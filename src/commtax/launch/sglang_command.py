@@ -9,7 +9,10 @@ from commtax.launch.launch_record import group_attention
 
 FLAGS = flags_of("sglang")
 DOOR = 8998  # first port where servers for prompts are met
-DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}
+MODES = {"low_latency": "low_latency", "high_throughput": "normal"}
+EXCHANGES = {"flashinfer": "flashinfer_nvlink_one_sided", "nixl": "nixl_ep"}
+TWO_MODES = ("deepep", "mori")
+"""Exchanges with kernels for prompts and others for decodes, and those with one kind."""
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
@@ -18,9 +21,12 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     if str(values.role) not in ("prefill", "decode"):
         values.pop("role", None)
     exchange = str(values.a2a or "none")
-    if exchange == "deepep" or values.deepep:
+    if exchange in TWO_MODES or values.deepep:
         low = str(values.deepep_mode) in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
-        values.ep_backend, values.ep = "deepep_low_latency" if low else "deepep_high_throughput", tp
+        maker = exchange if exchange in TWO_MODES else "deepep"
+        values.ep_backend, values.ep = f"{maker}_{'low_latency' if low else 'high_throughput'}", tp
+    elif exchange in EXCHANGES:
+        values.ep_backend, values.ep = EXCHANGES[exchange], tp
     elif exchange != "none":
         reading.unread.append(f"--moe-a2a-backend {exchange}")
     if values.expert_parallel:
@@ -55,17 +61,19 @@ def _drawn_below(reading: FlagReading) -> None:
 
 def write(job: LaunchJob) -> Command:
     limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
-    inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(how.ep_backend, "")
-    if exchange == "low_latency" and not job.apart:  # prompts go in bulk, as they are priced
-        exchange = "auto"
+    inner, (maker, _, kind) = job.dp if shared else 1, how.ep_backend.partition("_")
+    mode = MODES.get(kind, "")
+    if mode == "low_latency" and not job.apart:  # prompts go in bulk, as they are priced
+        mode = "auto"
+    exchange = maker if mode else next((name for name, backend in EXCHANGES.items() if backend == how.ep_backend), "")
     args = ["python -m sglang.launch_server", *FLAGS.spell(model=model_id(job.question.model))]
     args += server_flags(
         job,
         tp=above_one(job.plan.tp * inner),
         dp_attention=shared,
         expert_parallel=False,
-        a2a="deepep" if exchange else "",
-        deepep_mode=exchange,
+        a2a=exchange,
+        deepep_mode=mode,
         max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
         max_num_batched_tokens=limits.max_num_batched_tokens * inner,
         eager=False,

@@ -8,9 +8,22 @@ from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id
 from commtax.launch.launch_record import group_attention
 
 FLAGS = flags_of("trtllm")
+METHOD = "TRTLLM_FORCE_COMM_METHOD"
+METHODS = {
+    "ALLGATHER": "allgather_reducescatter",
+    "DEEPEP": "deepep_high_throughput",
+    "DEEPEPLOWLATENCY": "deepep_low_latency",
+    "NVLINK_ONE_SIDED": "flashinfer_nvlink_one_sided",
+    "NVLINK_TWO_SIDED": "flashinfer_nvlink_two_sided",
+}
+"""How tokens reach experts, as that variable says it."""
 
 
-def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
+def understand(reading: FlagReading, _loose: list[str], env: Mapping[str, str]) -> None:
+    said = env.get(METHOD, "")
+    if said in METHODS:
+        reading.values.ep_backend = METHODS[said]
+        reading.unread = [word for word in reading.unread if word != f"{METHOD}={said}"]
     reading.values.eager = str(reading.values.graphs).lower() in ("null", "none", "~")
     if str(reading.values.mode) in ("prefill", "decode"):
         reading.values["role"] = str(reading.values.mode)

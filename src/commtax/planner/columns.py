@@ -219,7 +219,7 @@ class ServingPlans(SearchAnswer):
     def layout(self, rows: ServingColumns, i: int) -> str:
         exchange = self.exchanges[int(rows.exchange[i])]
         decode = rows.plan_of(i, redundant_experts=exchange.redundant)
-        over = " (DeepEP)" if exchange.wide else ""
+        over = f" ({exchange.title})" if exchange.title else ""
         on = f", with {exchange.techniques.replace(',', ', ')}" if exchange.techniques else ""
         if not rows.mode[i]:
             return describe_layout(decode) + over + on

@@ -7,8 +7,11 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.steps import BULK
 
-LOW_LATENCY = "deepep_low_latency"
-"""How engines send tokens to experts on many ranks; prompts go by its kernels for throughput."""
+TITLES = {"deepep": "DeepEP", "mori": "MoRI", "flashinfer": "NVLink one-sided"}
+"""What exchanges are called, by the first word of a backend."""
+DEEPEP, MORI, ONE_SIDED = "deepep_low_latency", "mori_low_latency", "flashinfer_nvlink_one_sided"
+"""How engines send tokens to experts on many ranks; prompts go by the first two's kernels for throughput."""
+ONE_SIDED_ON = ("blackwell",)  # families of chips whose one-sided exchanges were timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,11 @@ class ExpertExchange:
         return self.wide or bool(self.techniques)
 
     @property
+    def title(self) -> str:
+        """How it is called, where it is tried beside the engine's own."""
+        return TITLES.get(self.backend.partition("_")[0], self.backend) if self.wide else ""
+
+    @property
     def asked(self) -> dict[str, object]:
         """As fields of a question."""
         own = {"ep_backend": self.backend, "redundant_experts": self.redundant}
@@ -41,15 +49,30 @@ def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
 
 
 def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """The engine's own as it is asked; and where nobody says, DeepEP's kernels for experts on many ranks, with and without as many
-    redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
+    """The engine's own as it is asked; and where nobody says, those for experts on many ranks, with and without as many redundant
+    experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
 
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
     own, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
-    if model is None or own.backend or LOW_LATENCY not in q.engine.sends.ep_backends:
+    if model is None or own.backend:
         return (own,)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
-    copies, both = [own.redundant] if own.redundant else list(usual), q.engine.sends.exchange_by_step
-    bulk = [] if both else [ExpertExchange(BULK[LOW_LATENCY], n, wide=True, apart=False) for n in copies]
-    return own, *(ExpertExchange(LOW_LATENCY, n, wide=True, shared=both) for n in copies), *bulk
+    copies = [own.redundant] if own.redundant else list(usual)
+    return own, *(one for backend in wide_backends(q) for one in _ways(backend, copies, q.engine.sends.exchange_by_step))
+
+
+def wide_backends(q: Question) -> list[str]:
+    """Backends that are made for many ranks, of those that the engine has and the cluster's links carry."""
+    place, able = q.cluster, q.engine.sends.ep_backends
+    made = [MORI] if place.chip.vendor == "amd" else [DEEPEP]
+    if place.intra.kind == "nvlink" and place.chip.family in ONE_SIDED_ON:
+        made.append(ONE_SIDED)
+    return [backend for backend in made if backend in able]
+
+
+def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange]:
+    """One backend with several numbers of copies; prompts of servers that also decode go in bulk where it has kernels for that."""
+    both = by_step or backend not in BULK
+    bulk = [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
+    return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 from commtax.records import Number, dataclass
 from commtax.statement import Source
 
-Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer"]
+Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer", "one-sided"]
 """What a collective can run as: each is a function of that name in ``cost/collectives.py``."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
@@ -34,6 +34,8 @@ class Path:
     sqrt_s: float = 0.0  # seconds per root of a byte
     beside_s: float = 0.0  # fixed time that bytes run beside: both together take the root of their squares
     local_s: float = 0.0  # seconds per byte of the tensor that a rank spends in its own memory, beyond what travels
+    expert_s: float = 0.0  # of an exchange: for each expert of a layer, whose counts every rank is told
+    sm_Bps: float = 0.0  # … and what one multiprocessor copies; 0: as fast as the link takes it
     copied: float = 0.0  # least share of the tensor that a rank moves, whatever leaves it: its own part is copied too
     turn: int = 0
     min_ranks: int = 1
@@ -135,6 +137,7 @@ class Fabric:
     fused: Fabric | None = None  # the kernel that all-reduces, adds the residual and norms; None: there is none for these chips
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
+    copying_sms: float = 0.0  # of an exchange: multiprocessors that copy; 0: one for each expert, as far as there are so many
     pairs: Fabric | None = None  # the same library between two bridged neighbours, where the hosts have such
 
 

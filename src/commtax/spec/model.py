@@ -151,6 +151,8 @@ class Experts:
     shared_apart: bool = False  # shared experts and routed ones each have a norm before both are added
     latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
     latent_norm: bool = False
+    groups: int = 1  # of experts, of which a token chooses among the best ``top_groups`` …
+    top_groups: int = 1  # … so that it goes to few hosts
     hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none
 
 

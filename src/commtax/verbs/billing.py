@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import cache_answers, pick
-from commtax.cost.compute import busiest_rank
+from commtax.cost.compute import Placing, busiest_rank
 from commtax.cost.drafting import draft_items
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
@@ -246,8 +246,9 @@ def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
     if moe is None or q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep) or plan.ep <= 1:
         return
     tokens = rows * expert_ranks(plan, q.engine).reach
-    load = float(busiest_rank(moe, tokens, plan.ep, q.engine.kernels.popularity, plan.redundant_experts))
-    yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, as routers were seen to choose (--imbalance)")
+    load = float(busiest_rank(moe, tokens, plan.ep, Placing.of(q.engine, plan, q.techniques.balanced)))
+    why = "as a layout by measured loads leaves it" if q.techniques.balanced else "as routers were seen to choose"
+    yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, {why} (--imbalance)")
 
 
 def flight_notes(q: Question) -> Iterator[Note]:
@@ -359,7 +360,8 @@ def question_traffic(q: Settled) -> Traffic:
         from commtax.cost.train_traffic import training_items
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
-    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
+    how, sent_as = q.what_if, q.techniques.dispatch_dtype
+    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=how.ep_backend, eager=how.eager, dispatch_dtype=sent_as)
     items += draft_items(drafter_of(q), q.plan, q.work, q.engine, q.what_if.ep_backend, q.what_if.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 

@@ -14,6 +14,7 @@ from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, TAXES, Chip, E
 from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 from commtax.verbs.collective_rules import check_collectives
+from commtax.verbs.expert_checks import check_exchange, check_experts_techniques
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Types as engines' options spell them."""
@@ -251,6 +252,7 @@ def check_run(q: Question) -> None:
     check_adapters(q)
     check_backend(q)
     check_collectives(q)
+    check_experts_techniques(q)
     _check_experts(q)
     if not q.trains:
         return
@@ -300,6 +302,8 @@ def check_backend(q: Question) -> None:
         raise Refusal(f"all2all backend '{backend}': {q.model.key} is dense and has no experts to reach", "ep_backend")
     if backend and backend not in able:
         raise Refusal(f"all2all backend '{backend}': {q.engine.key} has {', '.join(able) or 'none'}", "ep_backend", able)
+    if backend:
+        check_exchange(q)
 
 
 def check_copies(q: Question) -> None:

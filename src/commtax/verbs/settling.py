@@ -170,11 +170,11 @@ def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
     q = q if q.techniques is NO_TECHNIQUES else without_idle_overlap(q)
-    if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance):
+    if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance or q.techniques.balanced):
         return q
     widest = np.max(_spread(q.plan), initial=1)
     if widest == 1:
-        return q.but(redundant_experts=0, imbalance=0.0)
+        return q.but(redundant_experts=0, imbalance=0.0, balanced=False)
     return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
 
 

@@ -13,7 +13,7 @@ from commtax.spec import Number, Workload
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import terms_of
 
-BULK = {"deepep_low_latency": "deepep_high_throughput"}
+BULK = {"deepep_low_latency": "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
 """How prompts reach their experts, by how decodes do."""
 SPREAD = ("experts", "routing")
 """Parts of a step whose work all ranks that share experts have, whosever tokens it is for."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.forms.modules import exchanged_kernel
+from commtax.cost.forms.modules import exchanged_kernel, sms_by_expert
 from commtax.cost.kernel import Kernel
 from commtax.cost.traffic import expected_destinations
 from commtax.spec import Experts
@@ -18,6 +18,8 @@ from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 WIDTHS = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "default": 1 + 4 / 128, "nvfp4": 0.5625, "fp4": 0.5625}
 """Bytes of an element on its way out, with scales; the default is fp8. On the way back it is bf16, unless in fp4."""
 BACK = 2.0
+NUM_SMS, SET_ASIDE = 132, 20.0
+"""Multiprocessors of the smallest chip that was timed; those that copy in bulk where a table does not say."""
 
 
 def _copies(tokens: Array, experts: Array, top_k: Array, ranks: Array, low: bool) -> Array:
@@ -33,7 +35,9 @@ def _exchange_kind(form: str, low: bool) -> KernelKind:
         ranks = x["node_num"] * x["gpus_per_host"]
         elements = x["hidden_size"] * _copies(x["num_token"], x["num_experts"], x["num_topk"], ranks, low)
         widths = {"dispatch": WIDTHS["default"], "combine": BACK}
-        return [exchanged_kernel(way, form, elements * w, ranks, x.get(f"{way}_sms", 0.0 * ranks)) for way, w in widths.items()]
+        by_expert, experts = sms_by_expert(x["num_experts"], NUM_SMS), x["num_experts"]
+        sms = {way: by_expert if low else x[f"{way}_sms"] for way in widths}
+        return [exchanged_kernel(way, form, elements * w, ranks, sms[way], experts) for way, w in widths.items()]
 
     sizes = ("num_token", "hidden_size", "num_topk", "num_experts", "node_num")
     tail, timed = ("ll", "avg_t_us") if low else ("normal", "transmit_us")
@@ -50,7 +54,8 @@ def _exchange_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
     width = out if phase == "dispatch" or words["comm_dtype"] == "fp4" else BACK
     form = f"exchange_{'low' if low else 'high'}{'2' if '_v2_' in backend else ''}"
     elements = x["hidden_size"] * _copies(x["num_tokens"], x["num_experts"], x["topk"], x["ep_size"], low)
-    return [exchanged_kernel(phase, form, elements * width, x["ep_size"])]
+    sms = sms_by_expert(x["num_experts"], NUM_SMS) if low else SET_ASIDE
+    return [exchanged_kernel(phase, form, elements * width, x["ep_size"], sms, x["num_experts"])]
 
 
 _SIZES = ("num_tokens", "hidden_size", "topk", "num_experts", "ep_size")

@@ -96,7 +96,11 @@ def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Exp
     """Experts narrower than a dense layer, and shared ones of the same width; ``usual_shared`` where the config counts none."""
     width = c.need("moe_intermediate_size")
     shared, sizes = width * c.number("n_shared_experts", usual_shared), (c.need("n_routed_experts"), c.need("num_experts_per_tok"))
-    return Experts(*sizes, width, shared_intermediate=shared, correction_bias=correction_bias)
+    groups, top_groups = (max(1, c.number(name, 1)) for name in ("n_group", "topk_group"))
+    grouped = sizes[0] % groups == 0 and sizes[1] <= sizes[0] * top_groups // groups
+    groups, top_groups = (groups, top_groups) if grouped and top_groups < groups else (1, 1)
+    plain = Experts(*sizes, width, shared_intermediate=shared, correction_bias=correction_bias)
+    return replace(plain, groups=groups, top_groups=top_groups)
 
 
 def chosen_layers(c: Fields, count: int, name: str, picked: str = "sparse") -> list[bool] | None:

@@ -20,6 +20,7 @@ TINY = 1e-300  # keeps the root of 0 defined
 SECONDS = {
     "t0": "launch and other fixed work",
     "te": "bookkeeping for each expert",
+    "host": "the host, before the kernel may run",
     "tl": "the longest loop, in turn",
     "kl": "the serial loop, in turn",
     "kb": "batched products, one launch",

@@ -60,24 +60,43 @@ SHARPNESS = 4.0  # of the turn from what multiprocessors copy to what the link c
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """``sms``: multiprocessors that copy; 0: as many as the kernel likes."""
+    """``sms``: multiprocessors that copy."""
 
     ranks: Number
-    sms: Number = 0.0
+    sms: Number
+    experts: Number
 
 
-def exchanged_kernel(what: str, form: str, sent_bytes: Number, ranks: Number, sms: Number = 0.0) -> Kernel:
+def sms_by_expert(experts: Number, num_sms: float) -> Number:
+    """Multiprocessors that copy where each has the same number of experts: all experts at once, or in as few turns as they need.
+
+    >>> sms_by_expert(256, 132), sms_by_expert(8, 132)
+    (128.0, 8.0)
+    """
+    return experts / np.ceil(experts / max(1.0, num_sms))
+
+
+def copying_slowness(link_Bps: Number, sm_Bps: float, sms: Number) -> Number:
+    """Seconds per byte: the link's, or those of multiprocessors where few of them copy, and a little more near the turn."""
+    slowness: Number = ((sm_Bps * sms) ** -SHARPNESS + link_Bps**-SHARPNESS) ** (1 / SHARPNESS)
+    return slowness
+
+
+def exchanged_kernel(what: str, form: str, sent_bytes: Number, ranks: Number, sms: Number, experts: Number) -> Kernel:
     """One way of an exchange: ``sent_bytes`` of one rank, of which 1/ranks stay where they are."""
-    return Kernel(what, form, 1, 0.0, sent_bytes * (1 - 1 / ranks), stored=what, shape=Exchange(ranks, sms))
+    return Kernel(what, form, 1, 0.0, sent_bytes * (1 - 1 / ranks), stored=what, shape=Exchange(ranks, sms, experts))
 
 
 def exchange(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """t = t0 + bytes / rate seconds; the rate is the link's, or that of the multiprocessors that copy where they are few."""
+    """The kernel, or the host that launches it and waits for counts, whichever takes longer.
+
+    t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds.
+    """
     e: Exchange = k.shape
-    few = np.asarray(e.sms) > 0
-    copied = np.where(few, 1 / (c["sm_Bps"] * np.where(few, e.sms, 1)), 0.0)
-    slowness = np.maximum(1 / bandwidth_Bps, (copied**SHARPNESS + c["link_Bps"] ** -SHARPNESS) ** (1 / SHARPNESS))
-    return c["t0"], k.nbytes * slowness
+    fixed = c["t0"] + c["te"] * e.experts
+    moving = k.nbytes * np.maximum(1 / bandwidth_Bps, copying_slowness(c["link_Bps"], c["sm_Bps"], e.sms))
+    waited = (fixed**SHARPNESS + c["host"] ** SHARPNESS) ** (1 / SHARPNESS)
+    return waited, ((fixed + moving) ** SHARPNESS + c["host"] ** SHARPNESS) ** (1 / SHARPNESS) - waited
 
 
 WAYS = ("low", "high", "low2", "high2")
