@@ -37,7 +37,7 @@ def step_kernels(
 
     ``sorts``: tokens are drawn from the most likely ones.
     """
-    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance)
+    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, plan.cp)
     kernels = [*_layers(step), head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
     if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))

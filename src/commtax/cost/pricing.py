@@ -15,6 +15,7 @@ import numpy as np
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost.collectives import Parts, PathChoice, price
 from commtax.cost.compute import EXCHANGED, step_kernels
+from commtax.cost.context_parallel import own_prompts
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
@@ -302,10 +303,11 @@ def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
 def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``expose_lines`` to say."""
     ran = t.settings
-    rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
+    own = own_prompts(work, t.plan.cp)
+    rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
-    made = step_kernels(t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
+    made = step_kernels(t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p")
     kernels = served_lines(made, t)
     comm = comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
