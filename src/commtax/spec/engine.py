@@ -137,6 +137,7 @@ class Scheduling:
 
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps
     chunked: bool = True  # prompts are cut to the step's token budget
+    chunks_follow: bool = False  # chunks of a prompt follow each other through stages; else one leaves the last before the next
     kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts_per_step: int = 2**31  # at most
