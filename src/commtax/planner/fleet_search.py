@@ -70,6 +70,8 @@ class Search:
     """The search on one cluster. What it has so far is an answer at any time."""
 
     def __init__(self, put: Question, workers: Crew, top: int, progress: Progress | None) -> None:
+        if put.plan.dcp > 1:
+            raise Refusal.of("at a request rate plans are sized without split caches", (1,), dcp=put.plan.dcp)
         self.question = replace(ground(put), plan=put.plan)
         self.workers, self.top, self.progress = workers, top, progress
         self.held: list[Trial] = []

@@ -110,14 +110,15 @@ def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Ques
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
-    lost = [] if exchange.wide else list(reasons.illegal_families(base, whole))
+    further = exchange.wide or exchange.dcp > 1
+    lost = [] if further else list(reasons.illegal_families(base, whole))
     legal = whole.legal
     if not len(legal):
         return base, legal, lost, len(whole)
     every = base.but(**sizes(legal))
     legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
     fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
-    lost += [] if exchange.wide else reasons.too_large(put, legal, fits, index)
+    lost += [] if further else reasons.too_large(put, legal, fits, index)
     return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
 

@@ -77,7 +77,7 @@ ServeOptions = TypedDict("ServeOptions", {
     "bandwidth_scale": Number}, total=False)
 
 PlanOptions = TypedDict("PlanOptions", {
-    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "technique": str,
+    "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "technique": str, "dcp": Numbers,
     "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str,
     "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
     "gpu_memory_utilization": float | None, "input_len": int, "output_len": int, "spread": float, "disaggregated": bool,
