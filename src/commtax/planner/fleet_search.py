@@ -28,6 +28,7 @@ from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.planner.serving_search import refuse_length
 from commtax.question import Question
 from commtax.spec import Plan
+from commtax.statement import Refusal
 
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
