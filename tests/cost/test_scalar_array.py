@@ -152,6 +152,7 @@ SCALAR = {
     ),  # tests/cost/test_latent.py
     *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
     "expose_lines",  # tests/verbs/test_two_batches.py
+    *("joining_kernels", "split_cache_items", "split_prompt_items"),  # none without a split: tests/cost/test_context_parallel.py
     # Of one kernel or collective that is explained.
     *(
         "terms",

@@ -6,8 +6,8 @@ corrected by the log-sums of all parts and go back to the ranks whose heads they
 ``FlashAttentionImpl._forward_with_dcp``, ``cp_lse_ag_out_rs``, ``dcp_a2a_lse_reduce``). Prompts over a latent attend at home, and
 gather what is cached of them; over plain keys their queries go round as those of decodes do.
 
-A split prompt (vLLM's prefill context parallelism, SGLang's attention CP, ATOM): each rank has every cp-th of its tokens, and the keys
-of all, which it gathers; decodes run on all cp ranks alike.
+A split prompt (vLLM's prefill context parallelism, SGLang's attention CP, ATOM): each rank has every cp-th of its tokens, and the
+keys of all, which it gathers; decodes run on all cp ranks alike.
 """
 
 from collections import Counter
