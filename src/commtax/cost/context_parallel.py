@@ -18,7 +18,7 @@ import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost.kernel import Kernel, KernelStep
-from commtax.ledger import Item, Place
+from commtax.ledger import Item, Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Model, Number, Plan, Workload
 
 LOG_SUM_BYTES = 4  # of a row and head: fp32
@@ -147,5 +147,5 @@ def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, e
 
 def _among_splitters(what: str, op: str, nbytes: Number, tokens: Number, count: int, plan: Plan, place: Place) -> Item:
     sent = pick((np.asarray(plan.cp) > 1) & (np.asarray(tokens) > 0), count, 0)
-    part = "attention" if place == "key" else "experts" if place else "head"
+    part: Part = "attention" if place == "key" else "experts" if place else "head"
     return Item(what, "cp", op, nbytes, plan.cp, sent, part=part, place=place)

@@ -211,7 +211,7 @@ def parse_plan(text: str) -> dict[str, int]:
     if not given or "".join(name + size for name, size in given) != plain or twice or bare:
         raise Refusal.of(f"write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text)
     named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
-    sizes = dict.fromkeys((*SIZES, "dcp", "replicas"), 1) | named
+    sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
         raise Refusal.of("sizes are at least 1", plans=text)
     return sizes
