@@ -13,10 +13,25 @@ from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import Condition, dataclass, with_fields
 from commtax.shipped_tables import table
-from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
+from commtax.spec import (
+    AXES,
+    CACHE_SPLIT,
+    SIZES,
+    Attention,
+    Cluster,
+    DeltaNet,
+    Engine,
+    Experts,
+    Mamba2,
+    Mlp,
+    Model,
+    Number,
+    Plan,
+    Quant,
+)
 from commtax.statement import Note, Refusal
 
-WHOLE = (*SIZES, "dcp", "microbatches")
+WHOLE = (*SIZES, CACHE_SPLIT, "microbatches")
 _sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
 
