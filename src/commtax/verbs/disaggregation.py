@@ -116,12 +116,12 @@ def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_toke
     (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.computed)
     fitting = budget / load.computed if serves.chunked else budget // load.computed
     held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
-    most = np.maximum(1.0, np.minimum(fitting, held))
+    most: Number = np.maximum(1.0, np.minimum(fitting, held))
     two = np.maximum(2.0, most)
     one, several = (step_bill(asked, asked.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
     chunks = load.computed / chunk
     one_s = one.step_s * prompt_passes(chunks, plan.pp, asked.engine)
-    more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
+    more_s: Number = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
     alone = lone_ranks(asked.model, plan)
     ranks = plan.dp / alone
     follows = (np.asarray(chunks) > 1) & serves.chunks_follow  # one prompt fills all stages, and the next comes behind it
