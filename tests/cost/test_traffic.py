@@ -258,7 +258,7 @@ def test_sequence_parallel_splits_the_all_reduce():
         ({"tp": 16}, "nearest legal tp: 8"),
         ({"tp": 0}, "at least 1"),
         ({"ep": 8}, "dense"),
-        ({"cp": 2}, "no context parallelism"),
+        ({"cp": 2, "engine": "trtllm"}, "no context parallelism"),
         ({"ep_backend": "deepep_low_latency"}, "dense"),
         ({"phase": "prefill", "speculative": 3}, "speculative=3"),
         ({"tp": "8"}, "tp='8'"),

@@ -301,7 +301,8 @@ def test_commands_that_cannot_be_written():
         (Plan(tp=2, dp=4, ep=8), "trtllm", "whole on a GPU"),
         (Plan(dp=8, zero=3), "megatron", "ZeRO 0 or 1"),
         (Plan(dp=8), "torchrun", "FSDP"),
-        (Plan(cp=2), "vllm", "context parallelism"),
+        (Plan(cp=2), "trtllm", "does not split prompts"),
+        (Plan(tp=2, dcp=2), "megatron", "does not split caches"),
     ):
         with pytest.raises(ValueError, match=says):
             launched(model, plan, engine, cluster)

@@ -16,6 +16,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
+from commtax.cost.context_parallel import joining_kernels, made_queries
 from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, SelectorScan
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
 from commtax.cost.linear_attention import quantised_before
@@ -62,7 +63,7 @@ def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Queries, keys and values of a rank's heads, and their outputs."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
-    width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
+    width = made_queries(s, a) * a.head_dim + kv * (a.head_dim + a.v_head_dim)
     yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
     if qkv.static_scales and s.engine.kernels.quantises_apart:
         yield quantised_before(qkv)
@@ -185,13 +186,14 @@ def _cache(s: KernelStep, a: Attention) -> tuple[Number, Number]:
 
 def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
-    seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
+    seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp * s.plan.dcp
     kv_heads, per_token = _cache(s, a)
-    length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s)
+    length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s) / s.plan.dcp
     flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
     shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
     stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
     yield _attend(s, "decode", seqs, count, flops, moved, shape, stored, a.window)
+    yield from joining_kernels(s, a, count)
 
 
 def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
@@ -224,7 +226,7 @@ def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool |
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
     low = m.q_rank + m.kv_rank + m.rope_dim
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
-    width = heads * (m.nope_dim + m.rope_dim)
+    width = made_queries(s, a) * (m.nope_dim + m.rope_dim)
     yield s.gemm("query up-projection", "projections", "query", count, rows, width, m.q_rank or h, "self_attn.q_b_proj")
     yield s.small("rotary, latent norms and KV write", "projections", "rotary", count, 3 * rows * low)
     yield from head_products(s, a, m, count, work.decode_seqs * work.rows_per_seq)
@@ -232,16 +234,19 @@ def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool |
         yield from head_products(s, a, m, count, work.prefill_tokens)
     else:
         runs = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
-        shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
+        shape = (work.prefill_tokens * s.prompt_ranks, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
         yield s.gemm("key/value up-projection", "projections", "key", runs, *shape, "self_attn.kv_b_proj")
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, heads * a.v_head_dim, "self_attn.o_proj")
 
 
 def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
     """Queries into the latents' space and outputs out of it, a matrix a head."""
-    runs, heads = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
-    each: tuple[tuple[str, Place, int], ...] = (("key", "key", m.nope_dim), ("value", "value", a.v_head_dim))
-    for what, place, dim in each:
+    runs, own = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
+    each: tuple[tuple[str, Place, int, Number], ...] = (
+        ("key", "key", m.nope_dim, made_queries(s, a)),
+        ("value", "value", a.v_head_dim, own),
+    )
+    for what, place, dim, heads in each:
         yield replace(
             head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {what} projection", count=runs, place=place, fused=CHAINED
         )
@@ -266,11 +271,13 @@ def latent_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]
 
 def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Latents of all cached tokens, or of those that the selector chose."""
-    heads, entries, m = a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s), _own(a.latent)
+    heads, m = a.num_heads / s.plan.tp * s.plan.dcp * s.work.rows_per_seq, _own(a.latent)
+    entries = visible_tokens(s) / s.plan.dcp
     if a.indexer:
         entries = np.minimum(entries, a.indexer.top_k)
     shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
     yield read(s, "sparse-decode" if a.indexer else "latent-decode", count, shape, _latent_bytes(s, a), s.plan.kv_dtype)
+    yield from joining_kernels(s, a, count)
 
 
 def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:

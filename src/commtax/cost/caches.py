@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import holds_anywhere
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, RECURRENT, Attention, Compressed, DeltaNet, Mamba2, Mixer, Model, Number, Plan, StateHabits
 
@@ -105,9 +106,9 @@ def with_states(model: Model, dtype: str) -> Model:
 
 
 def kv_bytes_per_token(model: Model, plan: Plan) -> Number:
-    """… of all layers together, while every layer keeps the token."""
+    """… of all layers together, while every layer keeps the token: of ranks that share a sequence's cache each keeps its part."""
     mixers = (model.blocks[i].mixer for i in model.layers)
-    return sum((kv_bytes_per_token_layer(mixer, plan.tp, plan.kv_dtype) for mixer in mixers), start=plan.tp * 0.0)
+    return sum((kv_bytes_per_token_layer(mixer, plan.tp, plan.kv_dtype) for mixer in mixers), start=plan.tp * 0.0) / plan.dcp
 
 
 def state_bytes_per_sequence(model: Model, plan: Plan) -> Number:
@@ -181,7 +182,20 @@ class KvPool:
 
 
 def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits = PLAIN) -> KvPool:
-    """What a stage of these layers keeps its caches in, by the engine's habits."""
+    """What a stage of these layers keeps its caches in, by the engine's habits.
+
+    Where ranks share the cache of a sequence, a block is as large as before and holds the tokens of all of them, each its part
+    (vLLM: a virtual block of dcp blocks).
+    """
+    pool = _whole_pool(model, plan, layers, block_size, habits)
+    if not holds_anywhere(np.asarray(plan.dcp) > 1):
+        return pool
+    groups = tuple(replace(group, tokens=group.tokens * plan.dcp) for group in pool.groups)
+    size, each = pool.block_size * plan.dcp, pool.bytes_per_token / plan.dcp
+    return replace(pool, bytes_per_token=each, block_size=size, groups=groups)
+
+
+def _whole_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits) -> KvPool:
     mixers = [model.blocks[model.layers[i]].mixer for i in layers]
     cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache] or [model.attention]
     states = [m for m in mixers if isinstance(m, RECURRENT)]

@@ -225,7 +225,7 @@ def closed_loop(
     others = seqs - 1
     decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
-    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs)
+    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs, engine)
     extra = extra * _waiting_factor(load, steps, seqs)
     # Prompts that have room beside one token's way through all stages.
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
@@ -235,7 +235,8 @@ def closed_loop(
     tpot = steps.decode_s + stretch
     turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
-    own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * steps.chunks
+    passes = prompt_passes(steps.chunks, steps.stages, engine)
+    own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * passes
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before
     life = first + decodes * tpot
@@ -261,17 +262,31 @@ def closed_loop(
     )
 
 
-def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
+def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
+    """Ways through all stages that the chunks of a prompt take: one for each, or where they follow each other, the last chunk
+    enters when those before it have left the first stage, and then has its way.
+
+    >>> from commtax.spec.engine import Scheduling
+    >>> float(prompt_passes(16, 8, Engine("", "", "", (), (), serves=Scheduling(chunks_follow=True))))
+    2.875
+    """
+    return (chunks + stages - 1) / stages if engine.serves.chunks_follow else chunks
+
+
+def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
     """Part of a prompt's seconds that a request loses to it: all of it, or 1/stages where all batches have equally many.
 
     Batches follow each other through the stages, and the longest of those in flight holds up the others. With m prompts to a
     batch, by chance more to one than to another, that is the mean of the largest of ``stages`` Poisson numbers over their sum:
 
         1/stages + (1 - 1/stages) / sqrt(1 + (stages + 1) m)
+
+    Chunks that follow each other lie in as many batches, which hold the others up once for all of them.
     """
     batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
     uneven = np.where(load.output_len > 1, 1 / np.sqrt(1 + (steps.stages + 1) * batch), 0.0)  # prompts alone fill all batches
-    return 1 / steps.stages + (1 - 1 / steps.stages) * uneven
+    alone = 1 / np.minimum(np.maximum(1.0, steps.chunks), steps.stages) if engine.serves.chunks_follow else 1
+    return 1 / steps.stages + (alone - 1 / steps.stages) * uneven
 
 
 def _waiting_factor(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:

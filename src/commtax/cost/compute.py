@@ -40,7 +40,7 @@ def step_kernels(
 
     ``sorts``: tokens are drawn from the most likely ones.
     """
-    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced)
+    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced, plan.cp)
     layers = _layers(step)
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
         layers = [replace(k, nbytes=k.nbytes / plan.tp) if k.part == "norms" else k for k in layers]

@@ -104,6 +104,7 @@ class KernelStep:
     exchange: str = ""  # the experts' implementation where tokens come by an all-to-all among replicas; "": they do not
     imbalance: float = 0.0  # copies of the busiest expert rank over the mean; 0: as routers choose
     balanced: bool = False  # experts lie on ranks by their measured load
+    prompt_ranks: Number = 1  # that split the prompts of a served step; each makes keys of all their tokens
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
         """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.

@@ -13,10 +13,25 @@ from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import Condition, dataclass, with_fields
 from commtax.shipped_tables import table
-from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
+from commtax.spec import (
+    AXES,
+    CACHE_SPLIT,
+    SIZES,
+    Attention,
+    Cluster,
+    DeltaNet,
+    Engine,
+    Experts,
+    Mamba2,
+    Mlp,
+    Model,
+    Number,
+    Plan,
+    Quant,
+)
 from commtax.statement import Note, Refusal
 
-WHOLE = (*SIZES, "microbatches")
+WHOLE = (*SIZES, CACHE_SPLIT, "microbatches")
 _sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
 
@@ -115,6 +130,23 @@ class PlanToCheck:
         return ", ".join(str(d) for d in range(1, int(self.plan.dp) + 1) if self.plan.dp % d == 0)
 
     @property
+    def sharing(self) -> str:
+        """How many ranks keep the same keys, at the least."""
+        most = min(max(1, int(self.plan.tp) // (1 if _whole_cache(a) else a.num_kv_heads)) for a in self.model.attentions)
+        return f"{most} of them here" if most > 1 else "and each has keys of its own here"
+
+    @property
+    def unsplit(self) -> str:
+        """Attention of the model whose cache the engine does not split among ranks; "": it splits all of it."""
+        for a in self.model.attentions:
+            kind = "latent" if a.latent else "grouped"
+            if a.compressed or a.indexer or a.window:
+                return "a window" if a.window else "compressed tokens" if a.compressed else "a selector"
+            if kind not in self.engine.contexts.cache_kinds:
+                return f"{kind} keys"
+        return ""
+
+    @property
     def schedule(self) -> Schedule:
         return SCHEDULES[self.plan.schedule]
 
@@ -168,6 +200,13 @@ def _splits_kv_heads(c: PlanToCheck) -> Condition:
     return split
 
 
+def _splits_beyond_heads(c: PlanToCheck) -> Condition:
+    """Only ranks that would keep the same keys share a cache, and each has as many of their queries (vLLM's ModelConfig)."""
+    many = np.asarray(c.plan.dcp) > 1
+    shared = [(1, a.num_heads) if _whole_cache(a) else (a.num_kv_heads, a.num_heads) for a in c.model.attentions]
+    return many & (sum((c.plan.dcp > c.plan.tp // kv) | (heads // kv % c.plan.dcp != 0) for kv, heads in shared) > 0)
+
+
 def _splits_quant_block(c: PlanToCheck) -> Condition:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
@@ -208,7 +247,7 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "experts-divisible": lambda c: c.slots % c.plan.ep != 0,
     "ep-group": _breaks_ep_group,
     "attention-dp-whole": lambda c: (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole,
-    "cp-engine": lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == ""),
+    "cp-engine": lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == "" and not c.engine.contexts.prompt_split),
     "ep-engine": lambda c: (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends),
     "schedule-microbatches": lambda c: (
         (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks))
@@ -219,6 +258,11 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
         sum(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1) > 0
     ),
     "redundant-experts": lambda c: c.slots > c.moe.num_experts * c.plan.ep,
+    "cp-experts": lambda c: (c.plan.cp > 1) & (c.plan.ep > 1) & (c.engine.contexts.prompt_experts == "cut"),
+    "dcp-engine": lambda c: (c.plan.dcp > 1) & (c.engine.contexts.cache_join == ""),
+    "dcp-divides": lambda c: c.plan.tp % c.plan.dcp != 0,
+    "dcp-attention": lambda c: (c.plan.dcp > 1) & (c.unsplit != ""),
+    "dcp-heads": _splits_beyond_heads,
 }
 RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("cost/rules.toml").items())
 """Words and order of the rules are data (``rules.toml``)."""
@@ -298,12 +342,16 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     said = []
-    tp, pp = int(plan.tp), int(plan.pp)
+    tp, pp, dcp = int(plan.tp), int(plan.pp), int(plan.dcp)
+    beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
-        if tp > kv:
-            said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
-    if any(map(_whole_cache, model.attentions)) and tp > 1:
-        said.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
+        if tp > kv * dcp:
+            copies = f"{tp // kv // dcp} copies of each"
+            said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {copies}"))
+    if any(map(_whole_cache, model.attentions)) and tp > dcp:
+        whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
+        split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
+        said.append(Note("kv-whole", split if dcp > 1 else whole))
     if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, Mamba2)):
         said.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):

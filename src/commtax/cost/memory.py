@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import holds_anywhere, pick
 from commtax.cost.adapters import adapter_bytes, trained_params
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, holders, padded_vocab
@@ -36,6 +36,8 @@ from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
 LOGIT_BYTES = 6  # bf16 as the head writes them, and fp32 for the loss
+QUERIES = ("q_proj.weight", "q_b_proj.weight")
+"""Weights that make queries; of a latent those that widen it."""
 RECOMPUTE = ("none", "selective", "full")
 LIGHT = ("layernorm,moe_act", "layernorm,mla_up_proj,moe_act")
 """Modules of mixtures whose recomputation takes next to no time; the second of those with latent attention."""
@@ -74,6 +76,9 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) ->
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
         yield WeightLine("padding of mxfp4 experts", experts * grown, 0.0)
+    if engine.contexts.queries_remade and holds_anywhere(np.asarray(plan.dcp) > 1):
+        queries = sum((r.bytes_per_rank for r in rows if r.tensor.name.endswith(QUERIES)), start=0.0)
+        yield WeightLine("queries of split caches", queries * (plan.dcp - 1), queries * (plan.dcp - 1))
     if plan.lora_rank:
         yield WeightLine("LoRA adapters", adapter_bytes(model, plan, engine, rows), 0.0)
     if engine.memory.rotary_table and not model.positions:

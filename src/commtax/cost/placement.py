@@ -35,8 +35,9 @@ def expert_ranks(plan: Plan, engine: Engine) -> ExpertRanks:
         return ExpertRanks(over, plan.tp * 0 + 1, pick(np.asarray(plan.ep) > 1, plan.ep / plan.tp, 1))
     if engine.sends.experts_keep_tp:
         return ExpertRanks(over, plan.tp, plan.ep)
-    world = pick(over, plan.tp * plan.dp, plan.tp)
-    return ExpertRanks(over, np.maximum(1, world // np.maximum(1, plan.ep)), pick(over, plan.dp, 1))
+    split = plan.cp if engine.contexts.prompt_experts == "cut" else 1  # ranks that split prompts share experts as well
+    world = pick(over, plan.tp * plan.dp, plan.tp) * split
+    return ExpertRanks(over, np.maximum(1, world // np.maximum(1, plan.ep)), pick(over, plan.dp, 1) * split)
 
 
 def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
@@ -155,6 +156,8 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
         return [(plan.dp / plan.num_shards, _stride("dp", plan) * plan.num_shards)]
     if axis in ("dp", "shard"):
         return [(plan.cp, _stride("cp", plan)), (plan.dp if axis == "dp" else plan.num_shards, _stride("dp", plan))]
+    if axis == "dcp":  # neighbours among the tp ranks
+        return [(plan.dcp, _stride("tp", plan))]
     return [(getattr(plan, axis), _stride(axis, plan))]
 
 

@@ -16,6 +16,7 @@ from commtax.arrays import holds_anywhere, pick
 from commtax.cost import overlap
 from commtax.cost.collectives import Parts, PathChoice, for_experts, price
 from commtax.cost.compute import EXCHANGED, step_kernels
+from commtax.cost.context_parallel import own_prompts
 from commtax.cost.drafting import draft_host_s, draft_step
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fuse, fused_fabric
@@ -336,12 +337,13 @@ def _own_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]
 def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """The lines of one batch, one after the other."""
     ran = t.settings
-    rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
+    own = own_prompts(work, t.plan.cp)
+    rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)
     sent_as = t.techniques.dispatch_dtype
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(
-        t.model, t.plan, work, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced
+        t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced
     )
     items, made = fuse(items, made, t)
     drafted, sent = draft_step(t, work)

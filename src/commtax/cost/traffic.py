@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.context_parallel import own_prompts, split_cache_items, split_prompt_items
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.tensors import quantisation
@@ -62,6 +63,7 @@ def inference(
     model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
 ) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
+    whole, work = work, own_prompts(work, plan.cp)
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
@@ -92,6 +94,7 @@ def inference(
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, (backend, dispatch_dtype), pick(shared, num_moe, 0), split)
+    items += [*split_cache_items(model, plan, work, rows, engine), *split_prompt_items(model, plan, whole, rows, engine)]
     return items + tower_items(model, plan, work)
 
 

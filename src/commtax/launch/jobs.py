@@ -85,6 +85,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     weights = "" if job.question.model.quant else plan.weights_dtype
     whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
     facts = SaidValues(tp=above_one(plan.tp), pp=above_one(plan.pp), dp=above_one(job.dp), dp_attention=False)
+    facts |= SaidValues(dcp=above_one(plan.dcp), cp=above_one(plan.cp))
     facts |= SaidValues(ep=above_one(plan.ep), expert_parallel=bool(plan.ep > 1), ep_backend=how.ep_backend, a2a="", deepep_mode="")
     facts |= SaidValues(quantization="fp8" if weights == "fp8" else "", compute="float32" if weights == "fp32" else "")
     facts |= SaidValues(kv_dtype="fp8" if plan.kv_dtype == "fp8" else "", max_model_len=limits.max_model_len)

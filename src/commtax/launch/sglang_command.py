@@ -6,6 +6,7 @@ from dataclasses import replace
 from commtax.launch.flags import FlagReading, Value, flags_of
 from commtax.launch.jobs import EVERY_HOST, PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
+from commtax.statement import Refusal
 
 FLAGS = flags_of("sglang")
 DOOR = 8998  # first port where servers for prompts are met
@@ -16,8 +17,11 @@ TWO_MODES = ("deepep", "mori")
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
+    """``--tp`` counts all GPUs of a server where attention is data-parallel, dp of them groups of tp / dp, or splits prompts."""
     values, tp = reading.values, int(reading.values.tp or 1)
+    splits = int(values.cp or 1)
+    if tp % splits:
+        raise Refusal(f"from: prompts split over {splits} ranks do not divide the server's {tp} GPUs", "from")
     if str(values.role) not in ("prefill", "decode"):
         values.pop("role", None)
     exchange = str(values.a2a or "none")
@@ -38,6 +42,8 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     groups = int(values.dp or 1)  # limits are of the whole server: every group gets its part
     values.max_num_seqs = _part(values.max_num_seqs, groups)
     values.max_num_batched_tokens = _part(values.max_num_batched_tokens, groups if values.dp_attention else 1)
+    if splits > 1:
+        values.tp = tp // splits
     if values.dp_attention:
         group_attention(reading, groups)
 
@@ -69,7 +75,7 @@ def write(job: LaunchJob) -> Command:
     args = ["python -m sglang.launch_server", *FLAGS.spell(model=model_id(job.question.model))]
     args += server_flags(
         job,
-        tp=above_one(job.plan.tp * inner),
+        tp=above_one(job.plan.tp * job.plan.cp * inner),
         dp_attention=shared,
         expert_parallel=False,
         a2a=exchange,

@@ -17,6 +17,7 @@ METHODS = {
     "NVLINK_TWO_SIDED": "flashinfer_nvlink_two_sided",
 }
 """How tokens reach experts, as that variable says it."""
+HELIX = "helix"
 
 
 def understand(reading: FlagReading, _loose: list[str], env: Mapping[str, str]) -> None:
@@ -29,14 +30,21 @@ def understand(reading: FlagReading, _loose: list[str], env: Mapping[str, str]) 
         reading.values["role"] = str(reading.values.mode)
     elif reading.values.transceiver:  # prompts are computed without the overlapping scheduler
         reading.values["role"] = "prefill" if reading.values.plain_scheduler else "decode"
+    if int(reading.values.dcp or 1) > 1:  # ranks that split caches are tensor-parallel ranks of all other layers
+        if str(reading.values.split_caches).lower() != HELIX:
+            reading.unread.append(f"context_parallel_size {reading.values.dcp} without cp_type: HELIX")
+            reading.values.dcp = 1
+        reading.values.tp = int(reading.values.tp or 1) * int(reading.values.dcp)
     if reading.values.dp_attention:
         group_attention(reading, int(reading.values.tp or 1))
 
 
 def write(job: LaunchJob) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
-    args += server_flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
-    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
+    split = int(job.plan.dcp)
+    args += server_flags(job, tp=above_one(job.plan.tp * job.dp // split), dcp=0, split_caches="", kv_dtype="", graphs="")
+    helix = [f"context_parallel_size: {split}", f"cp_config:\n  cp_type: {HELIX.upper()}"] * (split > 1)
+    settings = helix + ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
     if job.plan.lora_rank:
         settings.append(f"lora_config:\n  max_lora_rank: {job.plan.lora_rank}\n  max_loras: {job.plan.max_loras}")
     if (experts := job.question.model.experts) and job.plan.redundant:

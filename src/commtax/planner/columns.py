@@ -218,7 +218,7 @@ class ServingPlans(SearchAnswer):
 
     def layout(self, rows: ServingColumns, i: int) -> str:
         exchange = self.exchanges[int(rows.exchange[i])]
-        decode = rows.plan_of(i, redundant_experts=exchange.redundant)
+        decode = replace(rows.plan_of(i, redundant_experts=exchange.redundant), dcp=exchange.dcp)
         over = f" ({exchange.title})" if exchange.title else ""
         on = f", with {exchange.techniques.replace(',', ', ')}" if exchange.techniques else ""
         if not rows.mode[i]:
@@ -358,9 +358,9 @@ class StandingPlan:
 
 
 def ground(put: Question) -> Question:
-    """A search's question, settled as one GPU's, with what plans that spread experts over ranks keep."""
-    spread = {"redundant_experts": put.plan.redundant_experts, "imbalance": put.what_if.imbalance}
-    return settle(replan(put)).plain().but(**spread, techniques=put.techniques)
+    """A search's question, settled as one GPU's, with what plans keep that spread experts over ranks, or caches."""
+    kept = {"redundant_experts": put.plan.redundant_experts, "imbalance": put.what_if.imbalance, "dcp": put.plan.dcp}
+    return settle(replan(put, dcp=1)).plain().but(**kept, techniques=put.techniques)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:

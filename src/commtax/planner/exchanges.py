@@ -1,4 +1,5 @@
-"""How plans are run beside their sizes, as far as a search tries it: how tokens reach spread experts, and techniques."""
+"""How plans are run beside their sizes, as far as a search tries it: how tokens reach spread experts, over how many ranks caches are
+split, and techniques."""
 
 from dataclasses import replace
 
@@ -16,19 +17,20 @@ ONE_SIDED_ON = ("blackwell",)  # families of chips whose one-sided exchanges wer
 
 @dataclass(frozen=True, slots=True)
 class ExpertExchange:
-    """How tokens reach experts that are spread over ranks, and how many copies of popular ones there are."""
+    """How tokens reach experts that are spread over ranks, how many copies of popular ones there are, and who shares caches."""
 
     backend: str = ""  # "": the engine's own
     redundant: int = 0
     wide: bool = False  # tried where many ranks share experts, and nowhere else …
     shared: bool = True  # … by servers that compute prompts and decode …
     apart: bool = True  # … or by those that do one of both
+    dcp: int = 1  # ranks that share the cache of a sequence, where as many would keep the same keys
     techniques: str = ""  # that are on, as ``--technique`` takes them
 
     @property
     def beside(self) -> bool:
         """Whether it is tried beside the engine's own way, which tells why plans are none."""
-        return self.wide or bool(self.techniques)
+        return self.wide or self.dcp > 1 or bool(self.techniques)
 
     @property
     def title(self) -> str:
@@ -38,8 +40,15 @@ class ExpertExchange:
     @property
     def asked(self) -> dict[str, object]:
         """As fields of a question."""
-        own = {"ep_backend": self.backend, "redundant_experts": self.redundant}
+        own = {"ep_backend": self.backend, "redundant_experts": self.redundant, "dcp": self.dcp}
         return own | (changes_of(self.techniques) if self.techniques else {})
+
+    @property
+    def told(self) -> dict[str, object]:
+        """… as far as they are not an engine's own ways."""
+        wide = {"ep_backend": self.backend, "redundant_experts": self.redundant} if self.wide else {}
+        on = {"techniques": self.techniques.split(",")} if self.techniques else {}
+        return wide | ({"dcp": self.dcp} if self.dcp > 1 else {}) | on
 
 
 def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
@@ -55,11 +64,13 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
     own, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
+    split = _split_caches(q, own)
     if model is None or own.backend:
-        return (own,)
+        return (own, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
     copies = [own.redundant] if own.redundant else list(usual)
-    return own, *(one for backend in wide_backends(q) for one in _ways(backend, copies, q.engine.sends.exchange_by_step))
+    wide = (one for backend in wide_backends(q) for one in _ways(backend, copies, q.engine.sends.exchange_by_step))
+    return own, *wide, *split
 
 
 def wide_backends(q: Question) -> list[str]:
@@ -76,3 +87,9 @@ def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange
     both = by_step or backend not in BULK
     bulk = [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
     return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk
+
+
+def _split_caches(q: Question, own: ExpertExchange) -> tuple[ExpertExchange, ...]:
+    """Caches split over 2, 4 … of the ranks that would keep the same keys, up to as many as are asked for."""
+    most = int(q.plan.dcp)
+    return tuple(replace(own, dcp=2**i, apart=False) for i in range(1, most.bit_length()))

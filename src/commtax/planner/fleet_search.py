@@ -28,6 +28,7 @@ from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.planner.serving_search import refuse_length
 from commtax.question import Question
 from commtax.spec import Plan
+from commtax.statement import Refusal
 
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
@@ -70,6 +71,8 @@ class Search:
     """The search on one cluster. What it has so far is an answer at any time."""
 
     def __init__(self, put: Question, workers: Crew, top: int, progress: Progress | None) -> None:
+        if put.plan.dcp > 1:
+            raise Refusal.of("at a request rate plans are sized without split caches", (1,), dcp=put.plan.dcp)
         self.question = replace(ground(put), plan=put.plan)
         self.workers, self.top, self.progress = workers, top, progress
         self.held: list[Trial] = []

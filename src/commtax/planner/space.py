@@ -1,6 +1,7 @@
 """Which plans there are: tensor x pipeline x attention-data x expert parallelism, how tokens reach experts, and how many copies a
 cluster holds."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,20 +50,28 @@ class Space(ColumnTable):
 
 def space(q: Question, exchange: ExpertExchange) -> Space:
     """Every plan of at most the cluster's GPUs, as its experts are reached."""
+    if exchange.dcp > 1:
+        return _split_cache_plans(q, exchange.dcp)
     return _wide_expert_plans(q, exchange) if exchange.wide else _all_plans(q)
 
 
-def _all_plans(q: Question) -> Space:
+def _split_cache_plans(q: Question, dcp: int) -> Space:
+    """Plans whose tp keeps each key ``dcp`` times, once among those who then share it."""
+    kept = {1 if a.latent or a.compressed else a.num_kv_heads for a in q.model.attentions}
+    return _all_plans(q, [dcp * max(kept, default=1)]).legal
+
+
+def _all_plans(q: Question, only: Sequence[int] = ()) -> Space:
     """Every plan, illegal ones too: they are named later.
 
     What is tried depends on the cluster only by what fits on it, so that more GPUs never take a plan away. Degrees of tp
     are those that divide the heads, and all up to 8. A mixture's attention may run data-parallel (dp > 1) with experts
-    over all of it; replicas of dense models are independent copies.
+    over all of it; replicas of dense models are independent copies. ``only``: of these degrees of tp.
     """
     model, gpus, heads = q.model, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [t for t in range(1, min(gpus, max(8, heads)) + 1) if heads % t == 0 or t <= 8]
     rows, mixture = [], model.experts is not None
-    for tp in degrees:
+    for tp in degrees if not only else (t for t in degrees if t in only):
         for dp in [2**i for i in range((gpus // tp).bit_length())] if mixture else [1]:
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
                 spread = sorted({1, tp}) if dp == 1 else [tp * dp]
@@ -84,7 +93,7 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
     own = q.plan
-    kinds = Plan(order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts)
+    kinds = Plan(order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts, dcp=own.dcp)
     whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))

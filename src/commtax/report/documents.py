@@ -113,5 +113,6 @@ def document(name: str, q: Question, /, **things: object) -> Record:
 
 def _plan(plan: Plan) -> Record:
     loras = plan.max_loras if plan.lora_rank else None
-    kinds = record("plan", plan=plan, max_loras=loras, weights_dtype=plan.weights_dtype or "checkpoint")
+    shared = plan.dcp if np.any(np.asarray(plan.dcp) > 1) else None
+    kinds = record("plan", plan=plan, sharing=shared, max_loras=loras, weights_dtype=plan.weights_dtype or "checkpoint")
     return facts(plan, *SIZES) | kinds

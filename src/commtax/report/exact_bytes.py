@@ -139,7 +139,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield f"{graphs} come on top of the budget and do not fit: lower the utilisation"
     if longest > model.max_len:
         yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
-    raised = judged.question.limits.block_size
+    raised = judged.question.limits.block_size * int(judged.question.plan.dcp)
     if judged.block_size > raised:
         yield f"blocks are raised from {raised} to {judged.block_size:,} tokens: they share a pool with states and windows"
     if len(model.windows) > 1:

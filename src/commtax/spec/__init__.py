@@ -57,6 +57,7 @@ from commtax.spec.model import (
 from commtax.spec.plan import (
     ARITHMETIC,
     AXES,
+    CACHE_SPLIT,
     COUNTED,
     DTYPE_BYTES,
     KINDS,

@@ -43,6 +43,20 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextHabits:
+    """How an engine that serves splits a sequence among ranks: its cache among those of tp, and its prompt among those of cp."""
+
+    # What joins the outputs of ranks that each saw a part of the cache: their log-sums gathered and the outputs scattered in sums
+    # ("ag_rs"), or both sent to the ranks that the heads belong to ("a2a"); "": the cache of a sequence is not split.
+    cache_join: str = ""
+    cache_kinds: tuple[str, ...] = ()  # of attention whose cache is split: "latent", "grouped"
+    join_launches: float = 0.0  # small kernels of a layer around that: copies, the correction of outputs
+    queries_remade: bool = False  # ranks that share a cache each make the queries of all of them (Helix); else they gather them
+    prompt_split: bool = False  # prompts are split among cp ranks, which gather the keys of all tokens
+    prompt_experts: str = "copied"  # … and each has all experts that tp leaves it; "cut": cp ranks share them, as tp ranks do
+
+
+@dataclass(frozen=True, slots=True)
 class KernelHabits:
     """How an engine's kernels differ from plain ones."""
 
@@ -129,6 +143,7 @@ class Scheduling:
 
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps
     chunked: bool = True  # prompts are cut to the step's token budget
+    chunks_follow: bool = False  # chunks of a prompt follow each other through stages; else one leaves the last before the next
     kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts_per_step: int = 2**31  # at most
@@ -304,6 +319,7 @@ class Engine:
     library: str = "nccl"  # whose all-reduce it calls
     launched_as: str = ""  # the engine whose command stands for its own, where it has none; "": the usual one of its phases
     sends: Sending = Sending()
+    contexts: ContextHabits = ContextHabits()
     kernels: KernelHabits = KernelHabits()
     host: HostTime = HostTime()
     paces: Paces = Paces()

@@ -55,6 +55,8 @@ SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")
 """The axes of a served step."""
 AXES: tuple[AxisName, ...] = ("tp", "cp", "pp", "dp")
 """The axes that multiply to the number of GPUs, innermost first; ``ep`` re-uses the ranks of tp, cp and dp."""
+CACHE_SPLIT = "dcp"
+"""The size that takes ranks of tp, and no GPUs of its own."""
 TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")
 """The axes in the order in which their taxes are told."""
 OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")

@@ -212,15 +212,15 @@ def parse_plan(text: str) -> dict[str, int]:
 
     >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
     {'tp': 8, 'pp': 2}
-    >>> parse_plan("tp4r2")["replicas"], parse_plan("dp2tp4")["dp"]
-    (2, 2)
+    >>> parse_plan("tp4r2")["replicas"], parse_plan("dp2tp4")["dp"], parse_plan("tp8dcp4")["dcp"]
+    (2, 2, 4)
     """
     plain = text.lower().replace("-", "")
-    given = re.findall(rf"({'|'.join(SIZES)}|r)(\d*)", plain)
+    given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
     twice = len(dict(given)) != len(given)
     bare = any(not size and name != "ep" for name, size in given)
     if not given or "".join(name + size for name, size in given) != plain or twice or bare:
-        raise Refusal.of(f"write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, r for replicas)", plans=text)
+        raise Refusal.of(f"write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text)
     named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():

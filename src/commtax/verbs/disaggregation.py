@@ -5,7 +5,7 @@ import numpy as np
 from commtax.arrays import Array, cache_answers, pick
 from commtax.cost import closed_form as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.closed_form import ClosedLoopLoad
+from commtax.cost.closed_form import ClosedLoopLoad, prompt_passes
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
 from commtax.ledger import Bill
@@ -43,12 +43,15 @@ class Disaggregation:
 
 
 def prompter(asked: Question) -> Question:
-    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them."""
+    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them.
+
+    Its ranks split no caches: that is for those who decode.
+    """
     wanted, plan = asked.requests, asked.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
     spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
-    return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1))
+    return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1), dcp=1)
 
 
 def where_prompts_run(asked: Question, **sizes: object) -> Question:
@@ -114,13 +117,17 @@ def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_toke
     (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.computed)
     fitting = budget / load.computed if serves.chunked else budget // load.computed
     held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
-    most = np.maximum(1.0, np.minimum(fitting, held))
+    most: Number = np.maximum(1.0, np.minimum(fitting, held))
     two = np.maximum(2.0, most)
     one, several = (step_bill(asked, asked.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
-    one_s = one.step_s * load.computed / chunk
-    more_s = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
+    chunks = load.computed / chunk
+    one_s = one.step_s * prompt_passes(chunks, plan.pp, asked.engine)
+    more_s: Number = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
     alone = lone_ranks(asked.model, plan)
-    return PromptStation(workers * alone, one_s, more_s, most, plan.dp / alone * plan.pp), one
+    ranks = plan.dp / alone
+    follows = (np.asarray(chunks) > 1) & serves.chunks_follow  # one prompt fills all stages, and the next comes behind it
+    more_s, most = pick(follows, one.step_s * chunks / plan.pp, more_s), pick(follows, plan.pp * 1.0, most)
+    return PromptStation(workers * alone, one_s, more_s, most, pick(follows, ranks, ranks * plan.pp)), one
 
 
 def lone_ranks(model: Model, plan: Plan) -> Number:

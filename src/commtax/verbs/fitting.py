@@ -162,7 +162,8 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     if model.recurrent or any(a.compressed for a in model.attentions):
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
-    wanted = min(CacheGroup(room.block_size, window).blocks(room.max_model_len, room.max_num_batched_tokens) for window in windows)
+    block = room.block_size * int(asked.plan.dcp)
+    wanted = min(CacheGroup(block, window).blocks(room.max_model_len, room.max_num_batched_tokens) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache

@@ -304,5 +304,6 @@ def describe_layout(plan: Plan, counted: bool = False) -> str:
     parts = [str(int(plan.replicas)), *parts] if counted else parts
     parts += [f"{axis.upper()} {int(n)}" for axis in ("cp", "tp") if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""
+    caches = f", caches over {int(plan.dcp)}" if plan.dcp > 1 else ""
     experts = f", experts over {int(plan.ep)}{copies}" if plan.ep > 1 else ""
-    return f"{' x '.join(parts)}{experts}"
+    return f"{' x '.join(parts)}{caches}{experts}"

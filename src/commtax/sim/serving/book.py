@@ -26,6 +26,7 @@ class Rules:
     states: int = 0  # blocks whose room the states of a request take, from its admission to its end
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on
     chunked: bool = True  # prompts are cut to the step's tokens
+    follows: bool = False  # chunks of a prompt follow each other through the stages of a pipeline
     reserved: bool = False  # a request is admitted when its whole output has room; else blocks are taken as it grows
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts: int = 2**31  # prompts of a step at most
@@ -48,6 +49,7 @@ class Rules:
             block=block,
             prefill_first=serves.prefill_first,
             chunked=serves.chunked,
+            follows=serves.chunks_follow,
             reserved=serves.kv_reserved,
             ahead=serves.ahead,
             prompts=serves.prompts_per_step,

@@ -239,6 +239,13 @@ class Lane:
             self.prompts = [(i, done) for i, done in kept if done < book.goal[i]]
         return ready
 
+    def hand_on(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
+        """Keep the prompts that these chunks end; returns the others, whose next chunks need not wait for these to be computed."""
+        reached, goal = {i: past + new for i, new, past in chunks}, self.pool.book.goal
+        begun = [(i, reached.get(i, done)) for i, done in self.prompts]
+        self.prompts = [(i, done) for i, done in begun if done >= goal[i]]
+        return [(i, done) for i, done in begun if done < goal[i]]
+
     def join(self, i: int, now: float) -> bool:
         """A request with its prompt done, and a token now, decodes on; False where that was its last."""
         book = self.pool.book

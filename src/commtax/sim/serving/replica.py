@@ -353,6 +353,7 @@ class Pipeline(Replica):
         self.out = [inf] * stages  # when the batch of a lane leaves the last stage; infinite: it has none
         self.batches: list[Batch | None] = [None] * stages
         self.busy = [0.0] * stages  # until when a stage works on batches that entered before
+        self.following: list[tuple[int, int]] = []  # prompts begun whose next chunk any lane may take, and tokens that were
 
     def _step(self, begin: float, until: float) -> None:  # noqa: ARG002
         turn = self.out.index(begin)
@@ -362,7 +363,10 @@ class Pipeline(Replica):
         self.seen = begin
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
+        lane.prompts, self.following = [*self.following, *lane.prompts], []
         chunks = lane.form(begin)
+        if self.rules.follows:
+            self.following = lane.hand_on(chunks)
         if not chunks and self.rules.prefill_first:
             lane.secure(begin)
         if chunks or lane.seqs:
@@ -393,7 +397,8 @@ class Pipeline(Replica):
         pool = self.pools[0]
         if inf in self.out:
             empty = self.out.index(inf)
-            if pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free:
+            admits = pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free
+            if self.following or admits:
                 self.out[empty] = self.clock
             elif self.next < len(self.times):
                 coming = max(self.times[self.next], self.clock if self.clock < inf else 0.0)

@@ -1,0 +1,151 @@
+"""Sequences split among ranks while they are served: the cache among neighbours of tp, a prompt among ranks of cp.
+
+A split cache (vLLM's decode context parallelism, Helix) is interleaved: of dcp ranks that would keep the same keys each has every
+dcp-th token. All of them need all of their queries, and each sees its part of the keys with all of their heads. Outputs are
+corrected by the log-sums of all parts and go back to the ranks whose heads they are (vLLM ``MLAAttention.forward_impl``,
+``FlashAttentionImpl._forward_with_dcp``, ``cp_lse_ag_out_rs``, ``dcp_a2a_lse_reduce``). Prompts over a latent attend at home, and
+gather what is cached of them; over plain keys their queries go round as those of decodes do.
+
+A split prompt (vLLM's prefill context parallelism, SGLang's attention CP, ATOM): each rank has every cp-th of its tokens, and the
+keys of all, which it gathers; decodes run on all cp ranks alike.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from commtax.arrays import holds_anywhere, pick
+from commtax.cost.kernel import Kernel, KernelStep
+from commtax.ledger import Item, Part, Place
+from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Model, Number, Plan, Workload
+
+LOG_SUM_BYTES = 4  # of a row and head: fp32
+JOINED_BY_SUMS = "ag_rs"
+
+
+def attentions(model: Model) -> Mapping[Attention, int]:
+    """Layers with attention, those alike but for their window counted together."""
+    layers = (model.blocks[i].attention for i in model.layers)
+    return Counter(replace(a, window=0) for a in layers if a)
+
+
+def whole_rows(work: Workload, rows: Number, latent: bool) -> Number:
+    """Rows whose attention is split: of decodes, padded where they are alone; over plain keys those of prompts too."""
+    prompts = np.asarray(work.prefill_tokens) > 0
+    return pick(prompts, work.decode_seqs * work.rows_per_seq, rows) if latent else rows
+
+
+def joined_widths(a: Attention) -> tuple[int, int]:
+    """Values of a query, and of an output, of one head as they are sent: of a latent those in its space."""
+    return (a.latent.kv_rank + a.latent.rope_dim, a.latent.kv_rank) if a.latent else (a.head_dim, a.v_head_dim)
+
+
+def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
+    """What ranks send that share the cache of a sequence; nothing where none do."""
+    if not holds_anywhere(np.asarray(plan.dcp) > 1):
+        return
+    for a, layers in attentions(model).items():
+        yield from _joining_items(a, layers, plan, whole_rows(work, rows, a.latent is not None), engine)
+        if a.latent:
+            cached = work.past_tokens * joined_widths(a)[0] * DTYPE_BYTES[plan.kv_dtype]
+            some = pick(np.asarray(work.past_tokens) > 0, layers, 0)
+            note = "latents of a prompt's earlier tokens"
+            yield _among_neighbours("cached latents", "all-gather", cached, some, plan, "prefill", note)
+
+
+def _joining_items(a: Attention, layers: int, plan: Plan, rows: Number, engine: Engine) -> Iterator[Item]:
+    """Queries to all ranks that share a cache, and their outputs home."""
+    (query, output), act = joined_widths(a), DTYPE_BYTES[plan.activations_dtype]
+    some = pick(np.asarray(rows) > 0, layers, 0)
+    heads = a.num_heads * plan.dcp / plan.tp
+    if not engine.contexts.queries_remade:
+        yield _among_neighbours("queries", "all-gather", rows * heads * query * act, some, plan, "query")
+    if engine.contexts.cache_join == JOINED_BY_SUMS:
+        sums = plan.dcp * rows * heads * LOG_SUM_BYTES
+        yield _among_neighbours("log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
+        yield _among_neighbours("partial outputs", "reduce-scatter", rows * heads * output * act, some, plan, "value")
+        return
+    sent = rows * heads * (output * act + LOG_SUM_BYTES)
+    yield _among_neighbours("partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
+
+
+def _among_neighbours(what: str, op: str, nbytes: Number, count: Number, plan: Plan, place: Place, note: str = "") -> Item:
+    sent = pick(np.asarray(plan.dcp) > 1, count, 0)
+    return Item(what, "dcp", op, nbytes, plan.dcp, sent, note, part="attention", place=place)
+
+
+def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:
+    """What is launched around that: copies into the order that collectives want and back, and the correction of outputs.
+
+    Queries are joined and put in order, outputs read, corrected, put in order and, at home, in order again. Over plain keys the
+    new tokens are seen in an attention of their own, which is merged with the other.
+    """
+    if not holds_anywhere(np.asarray(s.plan.dcp) > 1):
+        return
+    query, output = joined_widths(a)
+    rows, here = whole_rows(s.work, s.rows, a.latent is not None), a.num_heads / s.plan.tp
+    launches = s.engine.contexts.join_launches + (0 if a.latent else 2)
+    moved = 2 * rows * here * (query * (1 + s.plan.dcp) + output * (1 + 2 * s.plan.dcp)) + (
+        0 if a.latent else 3 * rows * here * output
+    )
+    runs = pick((np.asarray(s.plan.dcp) > 1) & (np.asarray(rows) > 0), launches * layers, 0)
+    yield s.small("outputs of split caches", "attention", "value", runs, moved / launches, fusable=False)
+
+
+def made_queries(s: KernelStep, a: Attention) -> Number:
+    """Heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
+    return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
+
+
+def own_prompts(work: Workload, cp: Number) -> Workload:
+    """The step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
+
+    Every cp-th of n new tokens sees as many keys as n/cp tokens in a row do that follow (n - n/cp)/2 others.
+    """
+    if not holds_anywhere(np.asarray(cp) > 1):
+        return work
+    own = work.prefill_tokens / cp
+    return replace(work, prefill_tokens=own, past_tokens=work.past_tokens + (work.prefill_tokens - own) / 2)
+
+
+def key_values(a: Attention) -> Number:
+    """Values of one token that the others need to see it: keys and values of a rank's heads are counted by ``split_prompt_items``.
+
+    Of a latent the latent; of compressed attention its latent, and what compressors make entries of, values and gates.
+    """
+    beside = a.indexer.head_dim if a.indexer and a.indexer.own else 0
+    if a.compressed:
+        m = a.compressed
+        entries = 2 * m.overlap * (a.head_dim + beside) if m.ratio else 0
+        return a.head_dim + entries
+    if a.latent:
+        return a.latent.kv_rank + a.latent.rope_dim + beside
+    return a.head_dim + a.v_head_dim
+
+
+def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
+    """What cp ranks send of a step whose prompts they split: keys of each layer, and once the last hidden states.
+
+    Where they share experts too, the ``rows`` of each go to all of them, those of decodes once for each rank that has them.
+    """
+    if not holds_anywhere(np.asarray(plan.cp) > 1):
+        return
+    act, tokens = DTYPE_BYTES[plan.activations_dtype], work.prefill_tokens
+    for a, layers in attentions(model).items():
+        heads = 1 if a.latent or a.compressed else a.num_kv_heads / np.minimum(plan.tp, a.num_kv_heads)
+        keys = tokens * heads * key_values(a) * act
+        yield _among_splitters("keys of split prompts", "all-gather", keys, tokens, layers, plan, "key")
+    mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
+    if mixtures and engine.contexts.prompt_experts == "cut":
+        hidden = rows * plan.cp * model.hidden * act
+        yield _among_splitters("tokens for shared experts", "all-gather", hidden, rows, mixtures, plan, "dispatch")
+        yield _among_splitters("tokens for shared experts", "reduce-scatter", hidden, rows, mixtures, plan, "combine")
+    yield _among_splitters("rows of split prompts", "all-gather", tokens * model.hidden * act, tokens, 1, plan, "")
+
+
+def _among_splitters(what: str, op: str, nbytes: Number, tokens: Number, count: int, plan: Plan, place: Place) -> Item:
+    sent = pick((np.asarray(plan.cp) > 1) & (np.asarray(tokens) > 0), count, 0)
+    part: Part = "attention" if place == "key" else "experts" if place else "head"
+    return Item(what, "cp", op, nbytes, plan.cp, sent, part=part, place=place)
