@@ -276,12 +276,15 @@ def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
 def disaggregated_means(net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf) -> ClosedLoopMeans:
     """Means over the requests of a closed loop with prompts on workers of their own (``network``).
 
-    The first prompts of a benchmark arrive at once. The front ends of both kinds of workers limit as those of one do.
+    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be. The front ends of
+    both kinds of workers limit as those of one do.
     """
     full = net.prompting.full(net.clients)
-    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
-    wait = passed.ahead_s + np.minimum(1.0, net.clients / num_prompts) * np.maximum(0.0, burst - passed.ahead_s)
-    life = passed.life_s(net) + wait - passed.ahead_s
+    first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
+    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
+    wait = passed.ahead_s + first * np.maximum(0.0, burst - passed.ahead_s)
+    own = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
+    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s
     tokens_s = engine.host.frontend_token_s * (net.decodes + 1) / net.decoding.workers
     least = net.clients * np.maximum(engine.host.frontend_request_s / net.prompting.workers, tokens_s)
     frontend = _knee(np.maximum(LEAST_S, life), least)
@@ -290,7 +293,7 @@ def disaggregated_means(net: QueueNetwork, passed: Flow, engine: Engine, num_pro
         tpot_s=passed.step_s + after / np.maximum(1.0, net.decodes),
         request_s=net.request_s + passed.per_s * 0,
         boundary_s=passed.boundary_s,
-        prefill_s=passed.prefill_s,
+        prefill_s=own,
         ahead_s=wait,
         slot_s=passed.slot_s,
         frontend_s=frontend - after,
