@@ -24,6 +24,7 @@ class Techniques:
     acceptance: float = 0.0  # probability that a draft is accepted once those before it were; 0: see below
     accepted_length: float = 0.0  # tokens that a step yields per sequence, the model's own included; 0: from the acceptance
     kv_transfer: str = ""  # what carries a cache from prompt workers to those that decode; "": the engine's own
+    kv_tier: str = ""  # where cached prefixes lie: "host", "disk" or "remote" memory; "": in the GPU's own cache
 
 
 NO_TECHNIQUES = Techniques()

@@ -27,6 +27,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
+from commtax.verbs.kv_motion import check_motion, check_moving
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
@@ -69,6 +70,7 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     on = techniques.changes_of(text) if (text := str(given.pop("technique", ""))) else {}
     asked = asked.but(**{**given, **on})
+    check_moving(asked)
     if asked.trains and "microbatches" in given:
         return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
     return asked
@@ -117,6 +119,7 @@ def settle(put: Question) -> Settled:
     """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
     q = put
     checking.check_step(q)
+    check_motion(q)
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
         from commtax.catalog import profile as overlay  # not for those who have none
