@@ -15,6 +15,7 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
+from commtax.catalog.motion import carrier
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import step_kernels
@@ -51,6 +52,7 @@ from commtax.spec import (
     TrainStep,
     Workload,
 )
+from commtax.spec.motion import CacheCarrier
 from each import each
 
 N = 3
@@ -103,6 +105,7 @@ SAMPLES = {
     ),
     Steps: Steps(np.array([1e-3, 2e-3, 9e-3]), np.array([2e-3, 3e-2, 5e-2]), np.array([1, 2, 1])),
     ClosedLoopMeans: ClosedLoopMeans(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
+    CacheCarrier: carrier("mooncake"),
     Stations: STATIONS,
     Flow: flow(STATIONS),
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
@@ -118,6 +121,7 @@ CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
+    ("pieces_sent", "engine"): "vllm",
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed_kernels", "plan"): replace(PLAN, recompute="full"),

@@ -6,7 +6,7 @@ from commtax.catalog.hardware import link
 from commtax.catalog.loader import record, suggest
 from commtax.shipped_tables import table
 from commtax.spec import Chip
-from commtax.spec.motion import CacheTier, Carrier
+from commtax.spec.motion import CacheCarrier, CacheTier
 from commtax.statement import Refusal
 
 USUAL = "usual"
@@ -14,13 +14,13 @@ TIERS = ("host", "disk", "remote")
 
 
 @lru_cache(maxsize=8)
-def carrier(name: str) -> Carrier:
+def carrier(name: str) -> CacheCarrier:
     """A carrier by name; "": what is priced where nobody names one."""
     known = table("catalog/carriers.toml")
     if (key := name or USUAL) not in known:
         told = tuple(one for one in known if one != USUAL)
         raise Refusal(f"kv_transfer '{name}': one of {', '.join(told)}{suggest(name, told)}", "kv_transfer", told)
-    return record(Carrier, {"key": key, **known[key]}, "carriers.toml")
+    return record(CacheCarrier, {"key": key, **known[key]}, "carriers.toml")
 
 
 @lru_cache(maxsize=4)

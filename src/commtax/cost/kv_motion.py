@@ -1,11 +1,11 @@
-"""Caches in motion: the pieces that they travel in, what hides behind computing, and when loading a prefix beats computing it."""
+"""Caches in motion: the pieces that they travel in, what hides behind computing, what loading takes."""
 
 import numpy as np
 
-from commtax.arrays import Array, pick
+from commtax.arrays import pick
 from commtax.records import dataclass
 from commtax.spec import RECURRENT, Attention, Model, Number
-from commtax.spec.motion import Carrier
+from commtax.spec.motion import CacheCarrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def cache_pieces(model: Model) -> CachePieces:
 
 
 def pieces_sent(
-    model: Model, carrier: Carrier, engine: str, tokens: Number, page: Number, tp: Number, ahead_tp: Number
+    model: Model, carrier: CacheCarrier, engine: str, tokens: Number, page: Number, tp: Number, ahead_tp: Number
 ) -> Number:  # fmt: skip
     """Pieces that one rank takes of a request's cache.
 
@@ -45,7 +45,7 @@ def pieces_sent(
     return each.of_tokens * copies + each.of_states
 
 
-def posted_pieces(carrier: Carrier, pieces: Number, tp: Number, ahead_tp: Number) -> Number:
+def posted_pieces(carrier: CacheCarrier, pieces: Number, tp: Number, ahead_tp: Number) -> Number:
     """Pieces that one rank has to post: its own where it fetches, those for all whom it serves where it sends."""
     return pieces * tp / np.minimum(tp, ahead_tp) if carrier.pushes else pieces * 1.0
 
@@ -68,17 +68,3 @@ def loading_s(nbytes: Number, blocks: Number, Bps: Number, piece_s: float, trans
     20.26
     """
     return pick(blocks > 0, transfer_s + piece_s * blocks + nbytes / Bps, 0.0)
-
-
-def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
-    """The least length from which on loading is faster than computing at all that were looked at; infinite where there is none."""
-    slower = np.flatnonzero(loaded_s >= computed_s)
-    if not len(slower):
-        return float(tokens[0])
-    last = int(slower[-1])
-    if last + 1 == len(tokens):
-        return float(np.inf)
-    # between the last that loses and the first that wins, both grow about as powers of the length
-    before, after = (float(np.log(computed_s[i] / loaded_s[i])) for i in (last, last + 1))
-    share = -before / (after - before)
-    return float(tokens[last] * (tokens[last + 1] / tokens[last]) ** share)

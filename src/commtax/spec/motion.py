@@ -8,7 +8,7 @@ from commtax.spec.hardware import Citation
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class CacheCarrier:
     """What carries caches from prompt workers to those that decode."""
 
     key: str

@@ -316,7 +316,7 @@ def _load(asked: Question) -> ClosedLoopLoad:
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
     cached = asked.offered.prefix_hit_rate * lengths[0]
-    loading = prefix_loading_s(asked, cached)
+    loading = prefix_loading_s(prompter(asked) if wanted.disaggregated else asked, cached)
     return ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, state_tokens(asked), cached, loading)
 
 
@@ -340,7 +340,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
     yield from context_notes(s.question, wanted.tokens)
-    yield from prefix_notes(s.question)
+    yield from prefix_notes(prompter(s.question) if s.apart else s.question)
     if s.apart:
         yield from _queue_notes(s, s.apart)
         return

@@ -6,11 +6,11 @@ from commtax.catalog.motion import carrier, tier
 from commtax.catalog.programs import program_of
 from commtax.question import Question
 from commtax.spec import Cluster, Number
-from commtax.spec.motion import Carrier
+from commtax.spec.motion import CacheCarrier
 from commtax.statement import Refusal
 
 
-def carrier_of(asked: Question) -> Carrier:
+def carrier_of(asked: Question) -> CacheCarrier:
     """What carries caches from prompt workers to those that decode."""
     return carrier(asked.techniques.kv_transfer)
 

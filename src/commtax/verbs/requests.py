@@ -258,7 +258,7 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     fleet = fleet_of(asked, longest_of(stream))
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
-    notes = (*asked.notes, *stream.notes, *prefix_notes(asked))
+    notes = (*asked.notes, *stream.notes, *prefix_notes(prompter(asked) if asked.requests.disaggregated else asked))
     answer = RequestsInTime(asked, stream, fleet, ran, notes)
     if ran.stopped:
         return _answered_part(answer)
