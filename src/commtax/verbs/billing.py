@@ -26,7 +26,6 @@ from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
-from commtax.verbs.prefix_tiers import prefix_note
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle, terms_of
 
 USABLE = 0.95
@@ -236,6 +235,8 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
     if q.techniques.kv_tier and np.ndim(q.context) == 0 and q.context:
+        from commtax.verbs.prefix_tiers import prefix_note  # not for those whose prefixes lie at hand
+
         yield prefix_note(q, float(q.context))
     yield from _spread_notes(q, rows)
     if q.speculative:
