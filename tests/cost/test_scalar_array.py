@@ -16,6 +16,7 @@ from commtax.arrays import pick
 from commtax.catalog.drafters import drafter
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
+from commtax.catalog.motion import carrier
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import Placing, step_kernels
@@ -54,6 +55,7 @@ from commtax.spec import (
     TrainStep,
     Workload,
 )
+from commtax.spec.motion import CacheCarrier
 from each import each
 
 N = 3
@@ -108,6 +110,7 @@ SAMPLES = {
     ),
     Steps: Steps(np.array([1e-3, 2e-3, 9e-3]), np.array([2e-3, 3e-2, 5e-2]), np.array([1, 2, 1])),
     ClosedLoopMeans: ClosedLoopMeans(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
+    CacheCarrier: carrier("mooncake"),
     Stations: STATIONS,
     Flow: flow(STATIONS),
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
@@ -129,6 +132,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("fuse", "t"): FUSING,
     ("runs_fused", "t"): FUSING,
     ("most_fused_bytes", "ranks"): TP,
+    ("pieces_sent", "engine"): "vllm",
     ("span", "axis"): "tp",
     ("busiest_rank", "placing"): Placing(0.7, 32, True),
     ("idle_s", "schedule"): "zb-h1",

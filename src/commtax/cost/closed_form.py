@@ -38,6 +38,7 @@ class ClosedLoopLoad:
     spread: Number = SPREAD  # lengths vary by this share of their mean to either side
     state_tokens: Number = 0.0  # tokens whose room in the cache the states of a request take
     cached: Number = 0.0  # tokens of a prompt that are found in the cache
+    loading_s: Number = 0.0  # … which has to be loaded first, where it is not the GPU's
     per_step: float = 1.0  # tokens that a decode step yields per request: its own, and drafts that are accepted …
     rows: int = 1  # … and rows that it has of each
 
@@ -238,20 +239,22 @@ def closed_loop(
     passes = prompt_passes(steps.chunks, steps.stages, engine)
     own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * passes
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
-    first = engine.host.request_s + boundary + own + before
+    way = engine.host.request_s + load.loading_s
+    first = way + boundary + own + before
     life = first + decodes * tpot
     # The first R never wait for a slot, and those sent with them wait half as long as later ones.
     waiting = load.concurrency - seqs
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     slot = waiting / seqs * life * late
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
-    least = load.concurrency * np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
+    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
+    least = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     frontend = _knee(np.maximum(LEAST_S, life + slot), least)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
         tpot_s=(tpot + (after + inside) / np.maximum(1.0, decodes)) * each,
-        request_s=engine.host.request_s + seqs * 0,
+        request_s=way + seqs * 0,
         boundary_s=boundary,
         prefill_s=own,
         ahead_s=before,
@@ -304,24 +307,29 @@ def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
     return (1 - 1 / steps.ranks) * (1 - np.minimum(1.0, arrivals_per_step(load, seqs)))
 
 
-def disaggregated_means(net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf) -> ClosedLoopMeans:
+def disaggregated_means(
+    net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf, loading_s: Number = 0.0
+) -> ClosedLoopMeans:  # fmt: skip
     """Means over the requests of a closed loop with prompts on workers of their own (``network``).
 
-    The first prompts of a benchmark arrive at once. The front ends of both kinds of workers limit as those of one do.
+    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be. The front ends of
+    both kinds of workers limit as those of one do.
     """
     full = net.prompting.full(net.clients)
-    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * net.prompting.step_s(full)
-    wait = passed.ahead_s + np.minimum(1.0, net.clients / num_prompts) * np.maximum(0.0, burst - passed.ahead_s)
-    life = passed.life_s(net) + wait - passed.ahead_s
+    first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
+    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
+    wait = passed.ahead_s + first * np.maximum(0.0, burst - passed.ahead_s)
+    own = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
+    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s
     tokens_s = engine.host.frontend_token_s * (net.decodes / net.steps_per_token + 1) / net.decoding.workers
-    least = net.clients * np.maximum(engine.host.frontend_request_s / net.prompting.workers, tokens_s)
+    least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
     frontend = _knee(np.maximum(LEAST_S, life), least)
     after = np.where(net.decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
         tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
         request_s=net.request_s + passed.per_s * 0,
         boundary_s=passed.boundary_s,
-        prefill_s=passed.prefill_s,
+        prefill_s=own,
         ahead_s=wait,
         slot_s=passed.slot_s,
         frontend_s=frontend - after,

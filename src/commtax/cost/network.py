@@ -60,6 +60,7 @@ class CacheWire:
     alone_s: Number
     out_s: Number  # of the worker that computed the prompt
     in_s: Number  # of the one that decodes
+    hidden_s: Number = 0.0  # of it, that passed while the prompt was computed: left out of ``alone_s``
 
     def most_per_s(self, before: Number, after: Number) -> Number:
         """Caches that so many workers send and so many take."""

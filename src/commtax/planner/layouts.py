@@ -25,9 +25,10 @@ from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import serve
-from commtax.verbs.disaggregation import MOVING, cache_bytes, outside_Bps, prompting_of
+from commtax.verbs.disaggregation import cache_bytes, prompting_of
 from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import step_limits
+from commtax.verbs.kv_motion import carrier_of, outside_Bps
 from commtax.verbs.settling import describe_layout, replan, settle
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
@@ -178,7 +179,7 @@ def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):
         copy = settle(replan(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
-        moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / MOVING)
+        moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
         answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(load.decodes))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)

@@ -108,6 +108,7 @@ class HostTime:
     of_mixtures: bool = False  # both are held in the times above
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
+    handover_s: float = 0.0  # from a prompt's last step on a worker of its own to one that decodes it, but for its cache's way
     launch_s: float = 0.0  # one kernel launch without graphs
     launches: bool = False  # every step is launched kernel by kernel, as it is served …
     gap_s: float = 0.0  # … and the GPU waits this long between two of them

@@ -29,6 +29,7 @@ class Techniques:
     draft_text: str = ""  # kind of text that acceptances were measured on, where nobody gives one; "": chat
     per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, never asked for
     kv_transfer: str = ""  # what carries a cache from prompt workers to those that decode; "": the engine's own
+    kv_tier: str = ""  # where cached prefixes lie: "host", "disk" or "remote" memory; "": in the GPU's own cache
 
 
 NO_TECHNIQUES = Techniques()

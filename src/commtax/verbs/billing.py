@@ -236,6 +236,10 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
     if q.phase != "decode" and np.ndim(wanted) == 0 and wanted > most and q.engine.sends.graph_sizes:
         cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
+    if q.techniques.kv_tier and np.ndim(q.context) == 0 and q.context:
+        from commtax.verbs.prefix_tiers import prefix_note  # not for those whose prefixes lie at hand
+
+        yield prefix_note(q, float(q.context))
     yield from _spread_notes(q, rows)
     yield from draft_notes(q)
 

@@ -28,6 +28,8 @@ from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_o
 from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
+from commtax.verbs.kv_motion import check_sides
+from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
@@ -248,7 +250,7 @@ def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: 
         apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
     room = loop.running_requests(replace(load, concurrency=np.inf), asked.engine, kv, most)
     net, passed, bills = _separate_workers(asked, load, wanted.concurrency, room, apart)
-    served = loop.disaggregated_means(net, passed, asked.engine, wanted.num_prompts)
+    served = loop.disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
     return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
@@ -261,6 +263,7 @@ def _split(asked: Settled, enough: Number) -> Disaggregation | None:
     if not wanted.disaggregated:
         return None
     ahead = prompter(asked)
+    check_sides(asked, ahead.plan.tp)
     if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
         settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
@@ -315,8 +318,9 @@ def _load(asked: Question) -> ClosedLoopLoad:
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
     cached = asked.offered.prefix_hit_rate * lengths[0]
+    loading = prefix_loading_s(prompter(asked) if wanted.disaggregated else asked, cached)
     kept = state_tokens(asked) + asked.speculative  # drafts are in the cache while they are checked
-    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached), asked)
+    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
 
 
 def lengths_note(spread: Number) -> Note:
@@ -340,6 +344,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
     yield from context_notes(s.question, wanted.tokens)
+    yield from prefix_notes(prompter(s.question) if s.apart else s.question)
     if s.apart:
         yield from _queue_notes(s, s.apart)
         return

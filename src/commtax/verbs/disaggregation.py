@@ -3,9 +3,11 @@
 import numpy as np
 
 from commtax.arrays import Array, cache_answers, pick
+from commtax.catalog.programs import program_of
 from commtax.cost import closed_form as loop
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.closed_form import ClosedLoopLoad, prompt_passes
+from commtax.cost.kv_motion import hidden_s, pieces_sent, posted_pieces
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
 from commtax.ledger import Bill
@@ -14,11 +16,11 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs.fitting import step_limits
+from commtax.verbs.kv_motion import carrier_of, outside_Bps
 from commtax.verbs.settling import Settled, replan
 from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
-MOVING = 0.8  # share of a link's bandwidth that moves caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,9 @@ def network_of(
     return QueueNetwork(
         clients=clients,
         decodes=load.decodes,
-        request_s=asked.engine.host.request_s,
+        request_s=asked.engine.host.request_s + load.loading_s,
         prompting=prompting,
-        wire=wire_of(asked, apart, load.input_len),
+        wire=wire_of(asked, apart, load.input_len, prompting.one_s),
         decoding=decoding,
         spread=load.spread,
         steps_per_token=load.steps_per_token,
@@ -156,13 +158,16 @@ def cache_bytes(asked: Question, tokens: Number) -> Number:
     return (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
 
 
-def wire_of(asked: Question, apart: Disaggregation, tokens: Number) -> CacheWire:
+def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Number = 0.0) -> CacheWire:
     """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
 
     The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
     links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
     Between two clusters caches always leave their hosts: by each one's own NICs, no faster than the slower of both.
+    What carries them takes its share of a link, and time for each piece; what can leave while the prompt is computed, in
+    ``prompt_s``, hides behind that.
     """
+    carrier = carrier_of(asked)
     cluster, plan, ahead, nbytes = asked.cluster, asked.plan, apart.plan, cache_bytes(asked, tokens)
     leaving = ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies
     here, there = asked.places[0], asked.places[-1]
@@ -175,16 +180,34 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number) -> CacheWire
         inside = pick(gpus == 2, two.bandwidth_Bps, rest.bandwidth_Bps)  # one rank each: neighbours
         sent_Bps, taken_Bps = (pick(crosses, outside, inside) for outside in (sent_Bps, taken_Bps))
         latency_s = pick(crosses, latency_s, pick(gpus == 2, two.latency_s, rest.latency_s))
-    sent_Bps, taken_Bps = sent_Bps * MOVING, taken_Bps * MOVING
-    alone_s = latency_s + nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
-    out_s = nbytes * lone_ranks(asked.model, ahead) / (ahead.num_gpus * sent_Bps)
-    return CacheWire(alone_s, out_s, nbytes / (plan.num_gpus * taken_Bps))
+    sent_Bps, taken_Bps = sent_Bps * carrier.share, taken_Bps * carrier.share
+    posted_s, moving_s = posting_s(asked, ahead, tokens), nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
+    hidden = hidden_s(posted_s + moving_s, prompt_s, stages_of(asked, tokens))
+    alone_s = asked.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
+    lone = lone_ranks(asked.model, ahead)
+    out_s, in_s = nbytes * lone / (ahead.num_gpus * sent_Bps), nbytes / (plan.num_gpus * taken_Bps)
+    if carrier.pushes:  # whoever posts has no time for other caches meanwhile
+        out_s = np.maximum(out_s, posted_s * lone * ahead.tp / ahead.num_gpus)
+    else:
+        in_s = np.maximum(in_s, posted_s * plan.tp / plan.num_gpus)
+    return CacheWire(alone_s, out_s, in_s, hidden)
 
 
-def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
-    """Of a GPU that leaves its host, while so many of the cluster do."""
-    nics, each = cluster.nics_per_host, cluster.gpus_per_host
-    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
+def posting_s(asked: Question, ahead: Plan, tokens: Number) -> Number:
+    """That a rank posts the pieces of a request's cache."""
+    carrier, page, tp = carrier_of(asked), asked.limits.block_size or asked.engine.memory.block_size, asked.plan.tp
+    if not carrier.piece_s:
+        return 0.0
+    taken = pieces_sent(asked.model, carrier, program_of(asked.engine).key, tokens, page, tp, ahead.tp)
+    return carrier.piece_s * posted_pieces(carrier, taken, tp, ahead.tp)
+
+
+def stages_of(asked: Question, tokens: Number) -> Number:
+    """In how many parts a prompt's cache leaves as they are computed; 1: when all of it is."""
+    kind = carrier_of(asked).stages.get(program_of(asked.engine).key, "")
+    if kind == "layers":
+        return asked.model.num_layers
+    return np.ceil(tokens / chunk_tokens(asked, np.maximum(1, tokens))) if kind == "chunks" else 1
 
 
 def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:

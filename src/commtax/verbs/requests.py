@@ -27,10 +27,12 @@ from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Note, Refusal
 from commtax.verbs.closed_loop import ClosedLoop, spread_share
 from commtax.verbs.closed_loop import serve as closed_loop
-from commtax.verbs.disaggregation import Disaggregation, lone_ranks, prompter, wire_of
+from commtax.verbs.disaggregation import Disaggregation, lone_ranks, prompter, prompting_of, wire_of
 from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.kv_motion import check_sides
 from commtax.verbs.loads import first_requests
+from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
@@ -258,7 +260,12 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     fleet = fleet_of(asked, longest_of(stream))
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
-    notes = (*asked.notes, *draft_notes(asked), *stream.notes)
+    notes = (
+        *asked.notes,
+        *draft_notes(asked),
+        *stream.notes,
+        *prefix_notes(prompter(asked) if asked.requests.disaggregated else asked),
+    )
     answer = RequestsInTime(asked, stream, fleet, ran, notes)
     if ran.stopped:
         return _answered_part(answer)
@@ -334,6 +341,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     if not wanted.disaggregated:
         return Fleet(workers, asked.offered.router)
     ahead = prompter(asked)
+    check_sides(asked, ahead.plan.tp)
     both = Disaggregation(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
     prompts = _workers(ahead, longest)
     count = prompts.count * int(both.workers or 1)
@@ -345,11 +353,14 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
 
 def _moves(asked: Question, both: Disaggregation) -> Moves:
     """How long caches move and keep links busy: a part for states and latency, and one for each token."""
-    none, one = (wire_of(asked, both, tokens) for tokens in (0, 1))
-    of = {name: (float(getattr(none, name)), float(getattr(one, name))) for name in ("alone_s", "out_s", "in_s")}
-    paces = {name: (once, more - once) for name, (once, more) in of.items()}
+    length = float(asked.requests.input_len) if asked.techniques.kv_transfer else 1.0  # pieces of a carrier are of many tokens
+    prompt = prompting_of(prompter(asked), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
+    ends = wire_of(asked, both, 0), wire_of(asked, both, length, prompt)
+    none, all_ = (replace(wire, alone_s=wire.alone_s + wire.hidden_s) for wire in ends)  # what hides begins so much earlier
+    of = {name: (float(getattr(none, name)), float(getattr(all_, name))) for name in ("alone_s", "out_s", "in_s", "hidden_s")}
+    paces = {name: (once, (more - once) / length) for name, (once, more) in of.items()}
     ranks = float(lone_ranks(asked.model, asked.plan))  # each has its own part of a worker's links
-    return Moves(paces["alone_s"], paces["out_s"], (ranks * paces["in_s"][0], ranks * paces["in_s"][1]))
+    return Moves(paces["alone_s"], paces["out_s"], (ranks * paces["in_s"][0], ranks * paces["in_s"][1]), paces["hidden_s"])
 
 
 def _workers(asked: Question, longest: int) -> Workers:
@@ -381,12 +392,14 @@ def _rules(asked: Question, longest: int) -> Rules:
         beside = f" and states of {states * block:,} tokens' room" if states else ""
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
         raise Refusal.of(f"{rule}; more GPUs, smaller weights or shorter requests fit", kv_tokens=int(room))
+    loading = float(prefix_loading_s(asked, asked.offered.prefix_hit_rate * asked.requests.input_len))
+    ranks = float(asked.plan.dp / lone_ranks(asked.model, asked.plan))
     return replace(
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
         ahead=serves.ahead and bool(asked.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
-        way_s=host.request_s,
-        door_s=host.frontend_request_s,
+        way_s=host.request_s + loading - loading / ranks,
+        door_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
         token_s=host.frontend_token_s,
     )
 

@@ -83,9 +83,18 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     on = techniques.changes_of(text) if (text := str(given.pop("technique", ""))) else {}
     asked = asked.but(**{**given, **on})
+    _check_techniques(asked, put=True)
     if asked.trains and "microbatches" in given:
         return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
     return asked
+
+
+def _check_techniques(q: Question, put: bool = False) -> None:
+    """Techniques that move caches; as it was ``put``, whether anything moves at all."""
+    if q.techniques.kv_transfer or q.techniques.kv_tier:
+        from commtax.verbs.kv_motion import check_motion, check_moving  # not for those who move none
+
+        (check_moving if put else check_motion)(q)
 
 
 def _own_profile(profiles: object) -> Profile | None:
@@ -131,6 +140,7 @@ def settle(put: Question) -> Settled:
     """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
     q = put
     checking.check_step(q)
+    _check_techniques(q)
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
         from commtax.catalog import profile as overlay  # not for those who have none

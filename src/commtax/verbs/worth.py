@@ -25,6 +25,7 @@ from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import Fit, fit_of_bill
 from commtax.verbs.keywords import WorthOptions
+from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 
 MOST_BATCH = 1024
@@ -172,6 +173,7 @@ class Scale:
         flag = flag_of(one, self.question)
         try:
             q = self.question.but(**changes_of(asked))
+            check_weighed(q)
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "on already")
             if not flag:

@@ -157,6 +157,7 @@ class Moves:
     alone_s: Pace = (0.0, 0.0)  # a cache that has the wire for itself
     out_s: Pace = (0.0, 0.0)  # that it keeps the links of the worker of its prompt busy …
     in_s: Pace = (0.0, 0.0)  # … and of the one that decodes it
+    early_s: Pace = (0.0, 0.0)  # it begins to leave so long before its prompt is done
 
 
 def _seconds(pace: Pace, tokens: int) -> float:
@@ -291,7 +292,7 @@ class _Wire:
     def leaves(self, i: int, worker: int, now: float) -> None:
         """A prompt is computed: its cache follows those before it."""
         tokens = self.book.input_len[i]
-        begin = max(self.sent[worker], now)
+        begin = max(self.sent[worker], now - _seconds(self.moves.early_s, tokens))
         self.sent[worker] = begin + _seconds(self.moves.out_s, tokens)
         there = max(self.sent[worker], begin + _seconds(self.moves.alone_s, tokens))
         self.book.elsewhere[i], self.book.moved_s[i] = True, there - now

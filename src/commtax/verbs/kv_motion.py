@@ -1,0 +1,50 @@
+"""What carries caches in a question, and whether it can here."""
+
+import numpy as np
+
+from commtax.catalog.motion import carrier, tier
+from commtax.catalog.programs import program_of
+from commtax.question import Question
+from commtax.spec import Cluster, Number
+from commtax.spec.motion import CacheCarrier
+from commtax.statement import Refusal
+
+
+def carrier_of(asked: Question) -> CacheCarrier:
+    """What carries caches from prompt workers to those that decode."""
+    return carrier(asked.techniques.kv_transfer)
+
+
+def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
+    """Of a GPU that leaves its host, while so many of the cluster do."""
+    nics, each = cluster.nics_per_host, cluster.gpus_per_host
+    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
+
+
+def check_motion(q: Question) -> None:
+    """A carrier that the engine has on these chips, and a tier that there is."""
+    if q.techniques.kv_tier:
+        tier(q.techniques.kv_tier)
+    if not q.techniques.kv_transfer:
+        return
+    name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
+    known = carrier_of(q)
+    if engine.key not in known.connectors:
+        raise Refusal(f"{name}: {q.engine.name} has no such carrier", "technique")
+    if known.vendors and any(place.chip.vendor not in known.vendors for place in q.places):
+        raise Refusal(f"{name}: runs on chips of {', '.join(known.vendors).upper()} alone", "technique")
+
+
+def check_moving(q: Question) -> None:
+    """Where nothing moves, nothing carries it."""
+    if q.techniques.kv_transfer and not q.requests.disaggregated:
+        rule = "caches move in disaggregated serving alone (simulate and plan --disaggregated)"
+        raise Refusal(f"kv-transfer={q.techniques.kv_transfer}: {rule}", "technique")
+
+
+def check_sides(asked: Question, ahead_tp: Number) -> None:
+    """Workers of both kinds whose ranks hold the same heads, where their carrier cuts none out."""
+    known = carrier_of(asked)
+    if not known.cuts_heads and np.any(np.asarray(ahead_tp != asked.plan.tp)):
+        rule = f"{known.connectors[program_of(asked.engine).key]} needs the same tp on both sides"
+        raise Refusal(f"kv-transfer={known.key}: {rule}, not {ahead_tp} and {asked.plan.tp}", "technique")
