@@ -15,6 +15,7 @@ from commtax.files import expand_home
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
 from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
+from commtax.launch.unpriced import unread_remarks
 from commtax.logs.startup import StartupLog
 from commtax.logs.startup_facts import CPU, logged_options
 from commtax.options import taken_by
@@ -88,7 +89,7 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     model = usual_name(model_of(launch, remarks), remarks)
     options = options_of(launch, several=True)
     options |= implied_options(launch, known_model(model) if model else None, remarks)
-    unread = [f"not understood, and not in the question: {', '.join(launch.unread)}"] if launch.unread else []
+    unread = unread_remarks(launch.engine, launch.unread, "question")
     notes = tuple(f"{source}: {text}" for text in (*remarks, *launch.notes, *unread))
     if launch.client:  # whoever answers it, and on how many GPUs, is not said by it
         return SaidDeployment(source, model, load=record_from(KnownLoad, options), notes=notes)

@@ -1,8 +1,8 @@
 """Flags of techniques: what their texts in ``techniques.toml`` ask for, word by word, and how they are written for a question.
 
 A text is what a command line would have: flags with values or JSON, ``NAME=value`` for variables, ``path.to.key=value`` for keys of a
-file of settings. ``{field}`` stands for a field of the question and ``{field+1}`` for one more; words in ``[ … ]`` are written
-where their fields are not at their defaults, and nothing is recognised by them.
+file of settings. ``{field}`` stands for a field of the question and ``{field+1}`` for one more, in capitals where nobody has said it;
+words in ``[ … ]`` are left out where their number is what nobody has to say, and nothing is recognised by them.
 """
 
 import ast
@@ -160,12 +160,13 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question) -
             place, value = word.place, word.value
             if place:
                 known = field_value(question, place[0])
-                if word.optional and _is_default(place[0], known):
-                    continue
-                value = _theirs(one, engine, word.key, known, place[1])
                 if known in (None, ""):
                     value = place[0].upper()
                     unsaid.append(value)
+                elif word.optional and _is_default(place[0], known):
+                    continue
+                else:
+                    value = _theirs(one, engine, word.key, known, place[1])
             _put(trees[word.kind], word.path, _typed(value))
     return WrittenFlags(trees["flag"], trees["variable"], trees["setting"], tuple(dict.fromkeys(unsaid)))
 
@@ -222,3 +223,8 @@ def is_on(one: Technique, question: Question) -> bool:
     needed = [name for name in one.takes if not name.endswith("?")] or [name for name in taken if name in one.sets or not one.sets]
     values = [(name, field_value(question, name)) for name in needed]
     return all(not _is_default(name, value) and (not one.words or value in one.words.values()) for name, value in values)
+
+
+def is_carrier(one: Technique) -> bool:
+    """Whether it says what carries caches between servers, which those of a pair are told when they are joined."""
+    return "kv_transfer" in one.sets or "kv_transfer" in (name.strip("?") for name in one.takes)

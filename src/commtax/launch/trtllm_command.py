@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from commtax.catalog.technique_flags import Tree
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
+from commtax.launch.settings_file import settings_lines
 
 FLAGS = flags_of("trtllm")
 
@@ -16,31 +18,38 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
         reading.values["role"] = str(reading.values.mode)
     elif reading.values.transceiver:  # prompts are computed without the overlapping scheduler
         reading.values["role"] = "prefill" if reading.values.plain_scheduler else "decode"
+    if int(reading.values.dcp or 1) > 1:  # ranks that split caches are those of tp x cp
+        reading.values.tp = int(reading.values.tp or 1) * int(reading.values.dcp)
     if reading.values.dp_attention:
         group_attention(reading, int(reading.values.tp or 1))
 
 
+def complete(_reading: FlagReading) -> None:
+    """Its settings say all that they mean."""
+
+
 def write(job: LaunchJob) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
-    args += server_flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
-    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
+    args += server_flags(job, tp=above_one(job.plan.tp * job.dp // job.plan.dcp), kv_dtype="", graphs="")
+    settings: Tree = {"enable_attention_dp": True} if job.dp > 1 else {}
+    if job.question.what_if.eager:
+        settings["cuda_graph_config"] = None
     if job.plan.lora_rank:
-        settings.append(f"lora_config:\n  max_lora_rank: {job.plan.lora_rank}\n  max_loras: {job.plan.max_loras}")
-    if (experts := job.question.model.experts) and job.plan.redundant:
-        slots = experts.num_experts + int(job.plan.redundant)
-        settings.append(f"moe_config:\n  load_balancer:\n    num_slots: {slots}\n    layer_updates_per_iter: 1")
-    settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
+        settings["lora_config"] = {"max_lora_rank": job.plan.lora_rank, "max_loras": job.plan.max_loras}
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
         args += FLAGS.spell(gpus_per_node=job.question.cluster.gpus_per_host)
-    return Command(args, settings=tuple(settings))
+    return job.with_techniques(Command(args, settings=tuple(settings_lines({**settings, **job.asked.settings}))))
 
 
 def join(command: Command, role: str, _number: int, _host: str) -> Command:
     """A server that has either prompts or decodes."""
-    alone = ["disable_overlap_scheduler: true"] * (role == "prefill")  # prompts are computed without the overlapping scheduler
-    return replace(command, settings=(*command.settings, *alone, "cache_transceiver_config:", "  backend: DEFAULT"))
+    alone = (
+        {"disable_overlap_scheduler": True} if role == "prefill" else {}
+    )  # prompts are computed without the overlapping scheduler
+    carried = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
+    return replace(command, settings=(*command.settings, *settings_lines({**alone, **carried})))
 
 
 def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
