@@ -1,8 +1,8 @@
 """Flags of techniques: what their texts in ``techniques.toml`` ask for, word by word, and how they are written for a question.
 
-A text is what a command line would have: flags with values or JSON, ``NAME=value`` for variables, ``path.to.key=value`` for keys of a
-file of settings. ``{field}`` stands for a field of the question and ``{field+1}`` for one more, in capitals where nobody has said it;
-words in ``[ … ]`` are left out where their number is what nobody has to say, and nothing is recognised by them.
+A text is what a command line would have: flags with values or JSON, ``NAME=value`` for variables, ``path.to.key=value`` for
+keys of a file of settings. ``{field}`` stands for a field of the question and ``{field+1}`` for one more, in capitals where
+nobody has said it; words in ``[ … ]`` are left out where their number is what nobody has to say, and nothing is recognised by them.
 """
 
 import ast
@@ -26,6 +26,8 @@ PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")
 OPTIONAL = re.compile(r"(?:^|(?<=\s))\[(.+?)\](?=\s|$)")
 VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 SETTING = re.compile(r"([a-z][\w.]*)(?:=(.*))?")
+OF_REQUESTS = ("acceptance", "accepted_length")
+"""Fields of techniques that texts decide, and no flag."""
 Tree = dict[str, Any]
 """Settings below settings, as they are written."""
 
@@ -223,6 +225,14 @@ def is_on(one: Technique, question: Question) -> bool:
     needed = [name for name in one.takes if not name.endswith("?")] or [name for name in taken if name in one.sets or not one.sets]
     values = [(name, field_value(question, name)) for name in needed]
     return all(not _is_default(name, value) and (not one.words or value in one.words.values()) for name, value in values)
+
+
+def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple[str, object]]:
+    """What a question sets of a technique and an engine has no flag for, beside what its requests decide."""
+    told = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
+    own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
+    values = [(name, field_value(question, name)) for name in own]
+    return [(name, value) for name, value in values if not _is_default(name, value) and one.sets.get(name) != value]
 
 
 def is_carrier(one: Technique) -> bool:

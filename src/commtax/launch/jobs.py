@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.catalog.programs import program
-from commtax.catalog.technique_flags import WrittenFlags, is_carrier, on_techniques, written_flags
+from commtax.catalog.technique_flags import WrittenFlags, is_carrier, on_techniques, untold_fields, written_flags
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
@@ -72,7 +72,9 @@ class LaunchJob:
         carriers = [one for one in on_techniques(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
-        left = [f"# put in what it is for {name}" for name in asked.unsaid]
+        untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
+        left = [f"# put the name of yours for {name}" for name in asked.unsaid]
+        left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         remark = "\n".join([*filter(None, [command.remark]), *left])
         return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
 

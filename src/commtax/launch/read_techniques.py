@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 
-from commtax.catalog.technique_flags import FlagWord, default_of, flag_words
+from commtax.catalog.technique_flags import default_of, flag_words
 from commtax.catalog.techniques import techniques
 from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
 from commtax.launch.unpriced import would_change
@@ -89,7 +89,7 @@ def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: F
     taken: Fields = {}
     for word in words:
         if word.place and word.key in said:
-            taken |= _taken(one, word, word.place, said[word.key])
+            taken |= _taken(one, word.place, said[word.key])
     if not fixed and not taken:
         return None
     fields: Fields = {name: value for name, value in one.sets.items() if isinstance(value, (int, float, str))} | taken
@@ -101,7 +101,7 @@ def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: F
     return AskedTechnique(one, fields, frozenset(word.key for word in words if word.key in said), len(fixed))
 
 
-def _taken(one: Technique, word: FlagWord, place: tuple[str, int], said: SaidWord) -> Fields:
+def _taken(one: Technique, place: tuple[str, int], said: SaidWord) -> Fields:
     """The field that a word sets, where it is not left to the engine."""
     name, _ = place
     if name not in {"slots", *(taken.strip("?") for taken in one.takes)}:  # what is only written, such as a drafter's checkpoint
