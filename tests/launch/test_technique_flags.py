@@ -149,6 +149,13 @@ def test_a_flag_that_no_price_has_is_named_with_what_it_would_have_changed():
     assert all(phrase and not phrase.endswith(".") for phrase in own)
 
 
+def test_settings_of_a_chart_are_flags_too():
+    own = "tensorParallelSize: 2, enableDbo: true, speculativeConfig: {method: ngram, num_speculative_tokens: 4}"
+    chart = f"servingEngineSpec:\n  modelSpec:\n  - name: x\n    modelURL: meta-llama/Llama-3.1-8B\n    vllmConfig: {{{own}}}"
+    found = parse(chart)
+    assert (found.options["tp"], found.options["technique"], found.unread) == (2, "dbo,ngram=4", ())
+
+
 @pytest.mark.parametrize("text", ["-dcp banana", "--speculative-config.method mtp --speculative-config.num_speculative_tokens x"])
 def test_a_number_that_is_none_is_refused_by_its_flag(text):
     with pytest.raises(ValueError, match=r"from: .*a whole number is needed"):

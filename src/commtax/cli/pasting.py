@@ -40,7 +40,8 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in GivenOptions(launch.axes, replicas=servers.count).items() if size > 1)
     beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
-    remarks += [f"from: {options.engine}, {sizes or 'one GPU'}{beside}"]
+    asked = ", ".join([*[f"dcp {launch.options.dcp}"] * bool(launch.options.dcp), *filter(None, [str(launch.options.technique)])])
+    remarks += [f"from: {options.engine}, {sizes or 'one GPU'}{beside}{asked and '; ' + asked}"]
     remarks += launch.notes
     remarks += unread_remarks(launch.engine, launch.unread)
     if unused and about is not VerbSubject.SEARCH:  # which has a use for the pasted plan itself

@@ -4,6 +4,7 @@ Whatever the kind of a document, a server is a container that starts one; what i
 GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
@@ -317,6 +318,8 @@ def _flags(settings: JsonObject) -> list[str]:
             words += [w for w in value if isinstance(w, str)]
         elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
             words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
+        elif isinstance(value, dict) and dash_key(name) in flags_of(programs()[0].key).asked:  # such as speculative_config
+            words.append(f"--{dash_key(name)}={json.dumps(value)}")
     return words
 
 
