@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
-from typing import Any
 
 from commtax.catalog.programs import flag_table
 from commtax.catalog.techniques import techniques
+from commtax.files import Json, JsonObject
 from commtax.question import PARTS, Question
 from commtax.records import dataclass
 from commtax.spec import Plan, Technique
@@ -28,8 +28,6 @@ VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 SETTING = re.compile(r"([a-z][\w.]*)(?:=(.*))?")
 OF_REQUESTS = ("acceptance", "accepted_length")
 """Fields of techniques that texts decide, and no flag."""
-Tree = dict[str, Any]
-"""Settings below settings, as they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +117,9 @@ def _ends(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 class WrittenFlags:
     """Flags of techniques as a command has them, those of several joined."""
 
-    flags: Tree = field(default_factory=dict)
+    flags: JsonObject = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    settings: Tree = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     unsaid: tuple[str, ...] = ()  # what nobody knows: written in capitals, to be put in
 
     @property
@@ -155,7 +153,7 @@ def flag_text(technique: Technique, engine: str, question: Question) -> str:
 
 def written_flags(asked: Iterable[Technique], engine: str, question: Question) -> WrittenFlags:
     """The flags of techniques, as the question sets them."""
-    trees: dict[str, Tree] = {"flag": {}, "variable": {}, "setting": {}}
+    trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
     unsaid: list[str] = []
     for one in asked:
         for word in flag_words(one.flags.get(engine, "")):
@@ -170,16 +168,20 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question) -
                 else:
                     value = _theirs(one, engine, word.key, known, place[1])
             _put(trees[word.kind], word.path, _typed(value))
-    return WrittenFlags(trees["flag"], trees["variable"], trees["setting"], tuple(dict.fromkeys(unsaid)))
+    variables = {name: _flow(value) for name, value in trees["variable"].items()}
+    return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
 
 
-def _put(tree: Tree, path: tuple[str, ...], value: object) -> None:
+def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
     for key in path[:-1]:
-        tree = tree.setdefault(key, {})
+        below = tree.get(key)
+        if not isinstance(below, dict):
+            below = tree[key] = {}
+        tree = below
     tree[path[-1]] = value
 
 
-def _typed(value: str) -> object:
+def _typed(value: str) -> Json:
     return {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
 
 

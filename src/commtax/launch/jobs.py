@@ -130,8 +130,8 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
     facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
-    told = {name for name in ("ep_backend", "kv_dtype", "redundant_experts") if job.told_by_techniques(name)}
-    told |= {"eplb"} if "redundant_experts" in told else set()
+    told = {name for name in facts if job.told_by_techniques(name)}
+    told |= {"eplb"} if "redundant_experts" in told else set()  # the switch of the same technique
     facts = SaidValues({name: value for name, value in (facts | own).items() if name in own_flags.written and name not in told})
     return own_flags.spell(**facts)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.catalog.technique_flags import Tree
+from commtax.files import JsonObject
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
@@ -31,7 +31,7 @@ def complete(_reading: FlagReading) -> None:
 def write(job: LaunchJob) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
     args += server_flags(job, tp=above_one(job.plan.tp * job.dp // job.plan.dcp), kv_dtype="", graphs="")
-    settings: Tree = {"enable_attention_dp": True} if job.dp > 1 else {}
+    settings: JsonObject = {"enable_attention_dp": True} if job.dp > 1 else {}
     if job.question.what_if.eager:
         settings["cuda_graph_config"] = None
     if job.plan.lora_rank:
@@ -45,10 +45,8 @@ def write(job: LaunchJob) -> Command:
 
 def join(command: Command, role: str, _number: int, _host: str) -> Command:
     """A server that has either prompts or decodes."""
-    alone = (
-        {"disable_overlap_scheduler": True} if role == "prefill" else {}
-    )  # prompts are computed without the overlapping scheduler
-    carried = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
+    alone: JsonObject = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prompts need no overlapping one
+    carried: JsonObject = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
     return replace(command, settings=(*command.settings, *settings_lines({**alone, **carried})))
 
 

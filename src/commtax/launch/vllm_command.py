@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.files import need_object, parse_json, text_of
+from commtax.files import need_object, object_of, parse_json, text_of
 from commtax.launch.flags import FlagReading, SaidWord, flags_of
 from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
 from commtax.launch.launch_record import AUTO_EP
@@ -75,7 +75,7 @@ def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
 
 def join(command: Command, role: str, number: int, host: str) -> Command:
     """A server that has either prompts or decodes, and that others on other hosts can talk to."""
-    told = {"kv_connector": "NixlConnector", **command.transfer.flags.get("kv-transfer-config", {})}
+    told = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
     config = shlex.quote(json.dumps({**told, "kv_role": FLAGS.theirs("role", role)}))
     channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] * (host != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
     return replace(command, args=[*command.args, *FLAGS.spell(kv_transfer=config)], variables=(*channel, *command.variables))
