@@ -9,6 +9,7 @@ from functools import reduce
 
 from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
+from commtax.catalog.techniques import changes_of
 from commtax.evidence.identity import names_of, other_model
 from commtax.evidence.thresholds import levels
 from commtax.files import expand_home
@@ -94,7 +95,9 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     if launch.client:  # whoever answers it, and on how many GPUs, is not said by it
         return SaidDeployment(source, model, load=record_from(KnownLoad, options), notes=notes)
     served = {name: value for name, value in options.items() if name in SIMULATED - LOAD}
-    return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), bool(options.speculative), notes)
+    asked = changes_of(str(options.technique)) if options.technique else {}
+    drafts = bool(options.speculative or asked.get("speculative"))
+    return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), drafts, notes)
 
 
 def _without(values: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
