@@ -160,3 +160,11 @@ def test_settings_of_a_chart_are_flags_too():
 def test_a_number_that_is_none_is_refused_by_its_flag(text):
     with pytest.raises(ValueError, match=r"from: .*a whole number is needed"):
         parse(f"vllm serve m -tp 8 {text}")
+
+
+def test_settings_may_be_told_as_yaml_has_them():
+    words = flag_words("context_parallel_size: {dcp} and cp_config.cp_type: HELIX")
+    assert [(word.kind, word.key, word.value) for word in words] == [
+        ("setting", "context-parallel-size", "<dcp>"),
+        ("setting", "cp-config.cp-type", "HELIX"),
+    ]

@@ -63,7 +63,8 @@ def flag_words(text: str) -> tuple[FlagWord, ...]:
 
 
 def _words(text: str, optional: bool) -> Iterator[FlagWord]:
-    words = shlex.split(FIELD.sub(r"<\1\2>", text))
+    text = re.sub(r"(?<![\w\"])([a-z][\w.]*): (?=\S)", r"\1=", text)  # settings as YAML has them
+    words = [word for word in shlex.split(FIELD.sub(r"<\1\2>", text)) if word != "and"]
     for at, word in enumerate(words):
         if word.startswith("-"):
             value = words[at + 1] if at + 1 < len(words) and _is_value(words[at + 1]) else "true"
@@ -209,9 +210,16 @@ def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> 
     """Their word for a value of ours."""
     if isinstance(value, str):
         ours = next((word for word, becomes in one.words.items() if becomes == value), value)
-        words = flag_table(engine).get("words", {}).get(key, {})
+        words = words_of(engine).get(key, {})
         return next((str(theirs) for theirs, word in words.items() if word in (ours, value)), ours)
     return str(int(float(str(value))) + more) if not isinstance(value, bool) else str(value).lower()
+
+
+@lru_cache(maxsize=8)
+def words_of(engine: str) -> Mapping[str, Mapping[str, str]]:
+    """An engine's words for values, by the path of a flag or the name of a variable, and ours."""
+    own = flag_table(engine)
+    return {**{f"${name}": words for name, words in own.get("libraries", {}).items()}, **own.get("words", {})}
 
 
 def on_techniques(question: Question) -> list[Technique]:

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 
 from commtax.catalog.programs import flag_table
-from commtax.catalog.technique_flags import flag_words, leaves
+from commtax.catalog.technique_flags import flag_words, leaves, words_of
 from commtax.catalog.techniques import techniques
 from commtax.files import table
 from commtax.records import dataclass
@@ -45,6 +45,7 @@ class FlagTable:
     flags: Flags
     written: Mapping[str, str]  # the flag of a field
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a field's values: theirs and ours
+    libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
     asked: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) that techniques are asked for by
     same: Mapping[str, str] = field(default_factory=dict)  # other spellings of those, and of keys below them
     words: Mapping[str, Mapping[str, str]] = field(
@@ -81,8 +82,9 @@ TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 def flags_of(engine: str) -> FlagTable:
     """The flags of an engine."""
     own = flag_table(engine)
-    same, words = own.get("same", {}), own.get("words", {})
-    return FlagTable(*_flags(own), {**COMMON["names"], **own.get("names", {})}, _asked(engine, same), same, words)
+    same, libraries = own.get("same", {}), own.get("libraries", {})
+    names = {**COMMON["names"], **own.get("names", {})}
+    return FlagTable(*_flags(own), names, libraries, _asked(engine, same), same, words_of(engine))
 
 
 def _asked(engine: str, same: Mapping[str, str]) -> Flags:

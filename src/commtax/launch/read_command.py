@@ -52,7 +52,8 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
             return _read(one.key, keywords(text, one.call), [], "", NO_FILES)
     script, written = split_here_documents(text)
     called = list(commands(script))
-    asking = [key[1:] for one in programs() for key in flags_of(one.key).asked if key[0] == "$"]  # exported above the command
+    tables = [flags_of(one.key) for one in programs()]
+    asking = [v for own in tables for v in (*own.libraries, *(key[1:] for key in own.asked if key[0] == "$"))]  # exported above it
     exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:  # what a file holds is not told: it may be one that was named by mistake
@@ -169,7 +170,7 @@ def _read(
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
     told = server_settings(engine, served.told, env) if served else {}
-    understood = reading.say_variables(flags_of(engine), env)
+    understood = reading.say_variables(flags_of(engine), env) + _take_library(reading, engine, env)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
@@ -206,6 +207,14 @@ def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str
     own = flags_of(engine)
     flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
     reading.take(flags, own)
+
+
+def _take_library(reading: FlagReading, engine: str, env: Mapping[str, str]) -> list[str]:
+    """Keep whose collectives the environment asks for, by the engine's table; returns the variables that say so."""
+    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
+    for name, words in known.items():
+        reading.values.library = words[env[name].upper()] or reading.values.library
+    return list(known)
 
 
 def _srun(before: list[str]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 
-from commtax.catalog.technique_flags import default_of, flag_words
+from commtax.catalog.technique_flags import FlagWord, default_of, flag_words
 from commtax.catalog.techniques import techniques
 from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
 from commtax.launch.unpriced import would_change
@@ -84,7 +84,7 @@ def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: F
     """A technique that flags ask for: all of its text's words stand there, or, where it has none, what it takes is said."""
     words = flag_words(one.flags.get(engine, ""))
     fixed = [word for word in words if not word.optional and not word.place]
-    if not words or any(word.key not in said or said[word.key].value.lower() != word.value.lower() for word in fixed):
+    if not words or not all(_stands(word, said, reading) for word in fixed):
         return None
     taken: Fields = {}
     for word in words:
@@ -101,6 +101,11 @@ def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: F
     return AskedTechnique(one, fields, frozenset(word.key for word in words if word.key in said), len(fixed))
 
 
+def _stands(word: FlagWord, said: Mapping[str, SaidWord], reading: FlagReading) -> bool:
+    """Whether a word was said, as it is or by another that means it."""
+    return word.key in said and word.value.lower() in (said[word.key].value.lower(), reading.said[word.key].value.lower())
+
+
 def _taken(one: Technique, place: tuple[str, int], said: SaidWord) -> Fields:
     """The field that a word sets, where it is not left to the engine."""
     name, _ = place
@@ -109,7 +114,8 @@ def _taken(one: Technique, place: tuple[str, int], said: SaidWord) -> Fields:
     if said.value == name.upper() or said.value.lower() in OFF or said.value == str(default_of(name)):
         return {}
     if one.words and name in {taken.strip("?") for taken in one.takes}:
-        return {name: one.words[said.value.lower()]} if said.value.lower() in one.words else {}
+        ours = one.words.get(said.value.lower(), said.value)
+        return {name: ours} if ours in one.words.values() else {}
     if isinstance(default_of(name), str):
         return {name: said.value}
     number = _number(place, said)
