@@ -4,6 +4,7 @@
 ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32)``, ``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4,
 request_rate=8)``, ``commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)``, ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm",
 tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs;
+``commtax.worth`` weighs techniques,
 ``commtax.why`` explains a line of a bill, ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from commtax.verbs.timed_serving import serve
     from commtax.verbs.train_fitting import TrainFit, train_fit
     from commtax.verbs.why import Why, why
+    from commtax.verbs.worth import Worth, worth
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -43,6 +45,7 @@ _HOMES = {
     "verbs.requests": ("RequestsInTime",),
     "verbs.closed_loop": ("ClosedLoop", "simulate"),
     "verbs.why": ("Why", "why"),
+    "verbs.worth": ("Worth", "worth"),
 }
 __all__ = ["napkin", *(name for names in _HOMES.values() for name in names)]
 

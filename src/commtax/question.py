@@ -22,6 +22,7 @@ from commtax.statement import Note
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
 MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
 CONFIDENCE = 0.65  # probability with which a search keeps limits, where nobody says (benchmarks/decisions.py)
+AUTO = "auto"
 EVEN = 0.5  # … and the one that goes by the central prediction
 
 
@@ -156,6 +157,10 @@ class Goal:
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held
     confidence: float = CONFIDENCE  # probability with which each limit is kept, by the ranges of the times
+    technique_sets: tuple[
+        str, ...
+    ] = ()  # sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
+    technique_layouts: tuple[tuple[int, ...], ...] = ()  # … on these layouts (tp, pp, dp, ep); none: on all
     margin: float | None = None  # by which the best may beat a simpler plan that is recommended; None: the range of their ratio
 
     @property

@@ -133,7 +133,8 @@ def _usable_paths(fabric: Fabric, curve: Curve) -> Fabric:
 
 def _paths_of_algorithm(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
     """The paths of one algorithm, at any size."""
-    paths = tuple(replace(p, max_bytes=(), worlds=(), turn=0) for p in fabric.paths["all-reduce"] if p.algorithm == algorithm)
+    named = [p for p in fabric.paths["all-reduce"] if p.algorithm == algorithm]
+    paths = tuple(replace(p, min_bytes=(), max_bytes=(), worlds=(), turn=0) for p in named)
     if not paths:
         raise Refusal(f"algorithm '{algorithm}' was not calibrated on this chip", "library")
     return paths[:1]

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+import numpy as np
+
 from commtax.catalog.loader import plain_record, suggest
+from commtax.question import PARTS, Question
 from commtax.shipped_tables import table
 from commtax.spec import Technique
 from commtax.statement import Refusal
@@ -45,7 +48,8 @@ def asked_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
         if name.strip() == NONE and not equals:
             continue
         one = technique(name)
-        given = tuple(value.strip() for value in (values or one.usual).split(":")) if equals or one.usual else ()
+        told = values if equals else (one.usual.split() or [""])[0]
+        given = tuple(value.strip() for value in told.split(":")) if equals or told else ()
         _check_values(one, given)
         yield one, given
 
@@ -69,6 +73,40 @@ def changes_of(text: str) -> dict[str, object]:
         changes |= one.sets
         changes |= {name.strip("?"): _value(one, value) for name, value in zip(one.takes, given, strict=False)}
     return changes
+
+
+def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
+    """The techniques that are on in a question, each as ``--technique`` takes it; what a plan says by itself is among them."""
+    on = {} if q.trains else {one.key: (one, text) for one in techniques().values() if (text := _text_where_on(q, one))}
+    for one, text in on.values():
+        if not any(one.sets and one.sets.items() < other.sets.items() for other, _ in on.values()):  # which another one includes
+            yield one, text
+
+
+def _text_where_on(q: Question, one: Technique) -> str:
+    values = [value if (value := _field(q, name.strip("?"))) != one.sets.get(name.strip("?")) else None for name in one.takes]
+    named = not one.words or values[0] in one.words.values()
+    on = all(_field(q, name) == value for name, value in one.sets.items()) if one.sets else any(values) and named
+    return _written(one, values) if on else ""
+
+
+def _field(q: Question, name: str) -> object:
+    """What a question's field says; None where it says what it says by itself."""
+    for part, names in PARTS.items():
+        if name in names:
+            held = getattr(q, part)
+            value, usual = getattr(held, name), getattr(type(held)(), name)
+            return None if np.ndim(value) or value == usual else value
+    return getattr(q, name) or None
+
+
+def _written(one: Technique, values: list[object]) -> str:
+    """A technique with its values as they are typed, those at the end that say nothing left out."""
+    words = {ours: word for word, ours in reversed(list(one.words.items()))}
+    said = [str(words.get(str(value), value)) if value else "" for value in values]
+    while said and not said[-1]:
+        said.pop()
+    return f"{one.key}={':'.join(said)}" if said else one.key
 
 
 def _value(one: Technique, text: str) -> object:

@@ -16,7 +16,7 @@ BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
 VERBS = (
     *("audit", "bill", "calibrate", "catalog", "compare", "expect", "fit"),
-    *("pipeline", "plan", "profile", "simulate", "web"),
+    *("pipeline", "plan", "profile", "simulate", "web", "worth"),
 )
 """Each verb is a file of its name, with its command in it."""
 LABORATORY = ("claims", "catalog constants", "measure", "validate")

@@ -20,6 +20,7 @@ from commtax.planner import best_serving, best_training, rank_own_plan, training
 from commtax.planner.columns import ServingPlans, StandingPlan, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import WORKLOADS
+from commtax.planner.technique_sets import technique_sets_of
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
@@ -127,6 +128,7 @@ def goal_of(order: Order) -> Question:
     return q.but(
         input_len=lengths[0],
         output_len=lengths[1],
+        technique_sets=technique_sets_of(given.techniques),
         ttft_s=_limit(given.ttft, "ttft"),
         tpot_s=_limit(given.tpot, "tpot"),
         confidence=given.confidence,

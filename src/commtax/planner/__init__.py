@@ -17,7 +17,8 @@ from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
-from commtax.question import CONFIDENCE, SEQUENCE_LEN, Question
+from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
+from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import record_from
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
@@ -44,6 +45,7 @@ def plan(
     cost_of: str = "output",
     confidence: float | str = CONFIDENCE,
     margin: float | str | None = None,
+    techniques: str = "",
     **options: Unpack[PlanOptions],
 ) -> ServingPlans:
     """Price all legal plans at every concurrency and rank those that fit and meet the limits.
@@ -51,6 +53,8 @@ def plan(
     Clients of all copies together are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank.
     The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
     ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
+
+    ``techniques="auto"`` also tries techniques that gain on good plans; ``"dbo,mtp=1+dcp=2"`` tries each of these sets.
 
     ``disaggregated=False`` leaves out plans with workers of their own for prompts; with a ``prefill_cluster`` those alone are
     tried, prompts there and decoding on ``cluster`` (of two prices that of prompt GPUs is the first). ``kv_dtype``,
@@ -66,12 +70,13 @@ def plan(
     put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), **CompareOptions(dtype=dtypes[0])})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
+    put = put.but(technique_sets=technique_sets_of(techniques))
     return best_serving(with_prices([put], usd_per_gpu_hour)[0])
 
 
 def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
-    answer = serving_search.search_serving(put)
+    answer = search_with_techniques(put) if AUTO in put.goal.technique_sets else serving_search.search_serving(put)
     if len(answer.plans):
         return replace(answer, why=tuple(explain(answer, answer.recommended)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))

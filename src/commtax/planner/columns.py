@@ -219,10 +219,11 @@ class ServingPlans(SearchAnswer):
         exchange = self.exchanges[int(rows.exchange[i])]
         decode = rows.plan_of(i, redundant_experts=exchange.redundant)
         over = " (DeepEP)" if exchange.wide else ""
+        on = f", with {exchange.techniques.replace(',', ', ')}" if exchange.techniques else ""
         if not rows.mode[i]:
-            return describe_layout(decode) + over
+            return describe_layout(decode) + over + on
         prompts, copies = (describe_layout(plan, counted=True) for plan in (rows.prompter(i), decode))
-        return describe_pools(self.question, prompts, copies + over)
+        return describe_pools(self.question, prompts, copies + over) + on
 
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""

@@ -1,5 +1,8 @@
-"""How tokens reach experts that are spread over ranks, as far as a search tries it."""
+"""How plans are run beside their sizes, as far as a search tries it: how tokens reach spread experts, and techniques."""
 
+from dataclasses import replace
+
+from commtax.catalog.techniques import changes_of
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.steps import BULK
@@ -17,14 +20,27 @@ class ExpertExchange:
     wide: bool = False  # tried where many ranks share experts, and nowhere else …
     shared: bool = True  # … by servers that compute prompts and decode …
     apart: bool = True  # … or by those that do one of both
+    techniques: str = ""  # that are on, as ``--technique`` takes them
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is tried beside the engine's own way, which tells why plans are none."""
+        return self.wide or bool(self.techniques)
 
     @property
     def asked(self) -> dict[str, object]:
         """As fields of a question."""
-        return {"ep_backend": self.backend, "redundant_experts": self.redundant}
+        own = {"ep_backend": self.backend, "redundant_experts": self.redundant}
+        return own | (changes_of(self.techniques) if self.techniques else {})
 
 
 def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
+    """All ways that are tried: without techniques first, then with each set of them."""
+    plain = _plain_exchanges(q)
+    return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
+
+
+def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     """The engine's own as it is asked; and where nobody says, DeepEP's kernels for experts on many ranks, with and without as many
     redundant experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
 

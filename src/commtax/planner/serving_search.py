@@ -81,7 +81,12 @@ def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], in
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
     found, lost, count = list[Roomy](), list[Rejected](), 0
     for by, exchange in enumerate(exchanges(q)):
-        base, roomy, reasons_, several = having_room(q, index, exchange)
+        try:
+            base, roomy, reasons_, several = having_room(q, index, exchange)
+        except ValueError:
+            if not exchange.techniques:
+                raise
+            continue  # they cannot be had this way, whatever the plan
         if q.goal.objective == "gpus":  # copies add throughput, not an answer
             roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
         lost, count = lost + reasons_, count + several
@@ -110,14 +115,16 @@ def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Ques
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
-    lost = [] if exchange.wide else list(reasons.illegal_families(base, whole))
+    if exchange.techniques and q.goal.technique_layouts:
+        whole = whole.take(whole.among(q.goal.technique_layouts))
+    lost = [] if exchange.beside else list(reasons.illegal_families(base, whole))
     legal = whole.legal
     if not len(legal):
         return base, legal, lost, len(whole)
     every = base.but(**sizes(legal))
     legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
     fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
-    lost += [] if exchange.wide else reasons.too_large(put, legal, fits, index)
+    lost += [] if exchange.beside else reasons.too_large(put, legal, fits, index)
     return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
 

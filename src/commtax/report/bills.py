@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from commtax.catalog.techniques import techniques_on
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
@@ -57,7 +58,7 @@ def _modes(q: Question) -> tuple[tuple[str, Condition], ...]:
         shared = f", {how}" if plan.tp > 1 else ""
         return (
             ("eager", s.eager),
-            (f"{q.speculative} drafted tokens", q.speculative > 0),
+            (f"with {', '.join(text for _, text in techniques_on(q))}", any(techniques_on(q))),
             (f"{plural(q.pictures.images, 'picture')} of {width}x{height} per prompt{shared}", q.pictures.images > 0),
             ("tokens drawn by top-p", s.sampling == "top-p"),
             (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),

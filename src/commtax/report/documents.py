@@ -10,6 +10,7 @@ from math import isfinite
 
 import numpy as np
 
+from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.question import Question
 from commtax.spec import SIZES, Plan
@@ -106,6 +107,7 @@ def engine_name(q: Question) -> str:
 def document(name: str, q: Question, /, **things: object) -> Record:
     """A document that answers one question."""
     usual: Record = {"engine": engine_name(q), "plan": _plan(q.plan), "idle_gpus": q.cluster.num_gpus - q.plan.all_gpus}
+    usual["techniques"] = [text for _, text in techniques_on(q)]
     return record(name, question=q, **(usual | things))
 
 

@@ -42,4 +42,5 @@ class Technique:
     usual: str = ""  # the values that are tried where nobody says any: ``3`` or ``int4``
     flags: Mapping[str, str] = field(default_factory=dict)  # by engine: what asks for it, fields in braces
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
+    lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself
     source: str = ""  # where it is described

@@ -15,6 +15,7 @@ from typing import Unpack
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.techniques import changes_of
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Question
 from commtax.records import dataclass
@@ -27,8 +28,8 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
+AXES = ("batch", "context", *SERVING_AXES, "dcp", "link", "technique")
 TRAIN_AXES = ("batch", "context", *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens")
-AXES = TRAIN_AXES[:-3]
 MAX_CELLS = 4096
 MOST_BATCH = 1024
 Sizes = Mapping[str, int]
@@ -65,8 +66,8 @@ class Comparison:
 def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
     """``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
 
-    >>> parse_over("batch=1:8"), parse_over("link=nvlink4,10gbe")
-    (('batch', [1, 2, 4, 8]), ('link', ['nvlink4', '10gbe']))
+    >>> parse_over("batch=1:8"), parse_over("technique=none,mtp=3:0.8,dbo+dcp=2")
+    (('batch', [1, 2, 4, 8]), ('technique', ['none', 'mtp=3:0.8', 'dbo+dcp=2']))
     """
     axis, equals, values = text.partition("=")
     axis = axis.replace("-", "_")
@@ -74,12 +75,20 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
         raise Refusal.of(f"write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(axes)}", over=text)
     if axis == "link":
         return axis, [catalog.link(name).key for name in values.split(",")]
+    if axis == "technique":  # several at once are joined by "+"
+        return axis, [_check_techniques(name) for name in values.split(",")]
     if ":" in values:
         low, high = (parse_count(v, axis) for v in values.split(":", 1))
         if not 1 <= low <= high:
             raise Refusal.of("the range must rise from at least 1", over=text)
         return axis, [*(low * 2**i for i in range(high.bit_length()) if low * 2**i < high), high]
     return axis, [parse_count(v, axis) for v in values.split(",")]
+
+
+def _check_techniques(text: str) -> str:
+    """Techniques that exist, several of them joined by ``+``."""
+    changes_of(text.replace("+", ","))
+    return text
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
@@ -111,7 +120,8 @@ def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | 
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
-        q = replan(put, **numbers, cluster=with_link(put.cluster, str(at["link"])) if "link" in at else put.cluster)
+        on = changes_of(str(at["technique"]).replace("+", ",")) if "technique" in at else {}
+        q = replan(put, **numbers, **on, cluster=with_link(put.cluster, str(at["link"])) if "link" in at else put.cluster)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
         if total is not None:

@@ -116,3 +116,11 @@ ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int,
     "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float,
     "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)
+
+WorthOptions = TypedDict("WorthOptions", {
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
+    "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "tower": str, "speculative": int, "technique": str,
+    "dcp": Numbers, "acceptance": float, "accepted_length": float, "eager": bool, "ep_backend": str, "imbalance": float,
+    "sampling": str, "slow_rank": float, "overlap": float, "library": str, "concurrency": Numbers, "request_rate": float,
+    "output_len": Numbers, "spread": Number}, total=False)

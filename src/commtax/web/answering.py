@@ -24,7 +24,7 @@ from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import train_holds
 from commtax.verbs.why import why
 from commtax.web.guard import problem
-from commtax.web.pages import legal_alternative, state_grid, state_view
+from commtax.web.pages import legal_alternative, state_grid, state_view, state_worth
 
 Answer = Callable[[State], object]
 Written = tuple[int, bytes]
@@ -71,6 +71,7 @@ ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
     "fit": (fit_answer, ()),
     "compare": (lambda x: state_grid(x, x["grid"]), (GRID,)),
     "pipeline": (lambda x: page_pipeline(price(settle(x.question))), ()),
+    "worth": (state_worth, ()),
     "plan": (plan_answer, ()),
     "catalog": (lambda _: catalogue(), ()),
 }

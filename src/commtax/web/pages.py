@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from commtax.catalog.techniques import changes_of
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.report.documents import Record, Value
 from commtax.report.pipelines import page_pipeline
@@ -9,6 +10,7 @@ from commtax.report.view import view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
 from commtax.report.view.state import SHOWN, State, short_keys, state_of
 from commtax.report.whys import why_view
+from commtax.report.worths import pays_text, worth_document, worth_row
 from commtax.spec import SIZES
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained_step import ExplainedStep
@@ -16,6 +18,7 @@ from commtax.verbs.grids import GRIDS, Cell, HeatGrid, grid
 from commtax.verbs.settling import settle
 from commtax.verbs.slider_moves import nearest_legal_plan
 from commtax.verbs.why import every_why
+from commtax.verbs.worth import TechniqueWorth, Worth, worth_of
 
 
 def state_view(state: State, command: str = "") -> Record:
@@ -42,9 +45,32 @@ def state_grid(state: State, kind: str) -> HeatGrid:
     return replace(drawn, cells=cells)
 
 
+def state_worth(state: State) -> Record:
+    """What ``commtax worth --json`` prints, each technique with the keys that turn it on."""
+    return _weighed(worth_of(state.question))
+
+
+def _weighed(w: Worth) -> Record:
+    """Techniques of a step, what each of them says in words, and the keys that turn it on beside those that are."""
+    told = worth_document(w)
+    told["weighed"] = [_weighed_row(row, w) for row in w.rows]
+    return told
+
+
+def _weighed_row(row: TechniqueWorth, w: Worth) -> Record:
+    now, on = state_of(w.question), state_of(w.question.vary(**changes_of(row.asked)))
+    patch = {key: value for key, value in on.keys.items() if value != now[key]} if not row.refused else None
+    return worth_row(row) | {"words": pays_text(row), "patch": patch}
+
+
+def worth_page(w: Worth, command: str) -> Record:
+    """Techniques on the bill of a step."""
+    return _page("worth", view(ExplainedStep(w.bill), state_of(w.question), command), worth=_weighed(w))
+
+
 def _page(kind: str, shown: Record | None, **pictures: object) -> Record:
     """One answer of the command line as the page's scripts find it in a file that needs no server, null where there is none."""
-    return {"kind": kind, "view": shown, **dict.fromkeys(("grids", "pipeline", "plan", "whys")), **pictures}
+    return {"kind": kind, "view": shown, **dict.fromkeys(("grids", "pipeline", "plan", "whys", "worth")), **pictures}
 
 
 def bill_page(step: ExplainedStep, command: str) -> Record:

@@ -9,6 +9,7 @@ import { axesTable, billTable, lessonCards } from "./tables.js";
 import { changeButtons, commandList, figures, memoryBars } from "./panels.js";
 import { heatMap } from "./maps.js";
 import { drawPlans } from "./plans.js";
+import { drawWorth } from "./worth.js";
 import { drawPipeline } from "./pipeline.js";
 import { buildTour, syncTour } from "./tour.js";
 import { hide } from "./tip.js";
@@ -89,6 +90,7 @@ const pictures = [
     },
     draw: (grids) => drawGrids(grids, choose),
   },
+  { id: "worth", fetch: (search, signal) => get("worth", search, signal), draw: (worth) => drawWorth(byId("worth-body"), worth, choose) },
   { id: "pipeline", fetch: (search, signal) => get("pipeline", search, signal), draw: (grid) => drawPipeline(byId("pipeline-body"), grid) },
   { id: "plans", fetch: (search, signal) => get("plan", planQuery(search), signal), draw: (plan) => drawPlans(byId("plans-body"), plan, loadPlan) },
 ];
@@ -190,10 +192,12 @@ function showFile(data) {
   if (data.grids) drawGrids(data.grids, null);
   if (data.pipeline) drawPipeline(byId("pipeline-body"), (shown.pipeline = data.pipeline));
   if (data.plan) drawPlans(byId("plans-body"), (shown.plans = data.plan), null);
+  if (data.worth) drawWorth(byId("worth-body"), data.worth, null);
   if (data.kind === "plan") byId("plans").parentNode.prepend(byId("plans"));
   byId("grids").hidden = !data.grids;
   byId("pipeline").hidden = !data.pipeline;
   byId("plans").hidden = !data.plan;
+  byId("worth").hidden = !data.worth;
 }
 
 function markPreset() {

@@ -1,0 +1,273 @@
+"""What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
+
+A gain is tokens/s with the technique over those without it. Its range comes from the lines in which both steps differ: errors of
+what they share cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Unpack
+
+import numpy as np
+
+from commtax.arrays import Array
+from commtax.catalog.programs import program_of
+from commtax.catalog.techniques import changes_of, techniques
+from commtax.ledger import Z80, Bill
+from commtax.options import check_taken
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import Cluster, Model, Technique
+from commtax.statement import Refusal
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.fitting import Fit, fit_of_bill
+from commtax.verbs.keywords import WorthOptions
+from commtax.verbs.settling import Settled, resolve_question, settle
+
+MOST_BATCH = 1024
+ALIKE = 1e-9  # share by which rates may differ that are the same
+AXES = ("batch", "context")
+"""What a technique may flip over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayRange:
+    """Where a technique pays along one axis: from ``low`` to ``high``, as far as was looked."""
+
+    axis: str
+    low: float
+    high: float
+    ends: tuple[float, float]  # of what was looked at
+
+    @property
+    def always(self) -> bool:
+        return (self.low, self.high) == self.ends
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """What requests come to: means, and the rate that a technique is to raise."""
+
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    rate: float  # tokens/s of a closed loop; requests that come whatever happens are answered the sooner
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueWorth:
+    """One technique on one question: what it changes, where that flips, and what asks for it; or why it is none here."""
+
+    technique: Technique
+    asked: str  # as ``--technique`` takes it
+    flag: str = ""  # what asks the engine for it
+    refused: str = ""
+    step_s: float = math.nan
+    tokens_per_s: float = math.nan
+    gain: float = math.nan  # tokens/s over those without it …
+    low: float = math.nan  # … and its 80 % range
+    high: float = math.nan
+    ttft_s: float = math.nan  # of requests, where they were asked about
+    tpot_s: float = math.nan
+    fits: bool = True
+    kv_tokens: int = 0
+    full_gain: float = math.nan  # gain of both steps at the largest batch that each has room for, where that differs
+    pays: tuple[PayRange, ...] = ()
+    never: tuple[str, ...] = ()  # axes on which it nowhere pays
+    notes: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        return self.verdict == "changes nothing" and not self.pays
+
+    @property
+    def verdict(self) -> str:
+        """``gains``, ``loses`` or ``changes nothing``; or that it cannot be had."""
+        if self.refused:
+            return "not here"
+        return "changes nothing" if abs(self.gain - 1) < ALIKE else "gains" if self.gain > 1 else "loses"
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """All techniques on one question, best first; those that cannot be had stand last."""
+
+    question: Settled
+    bill: StepBill
+    kv_tokens: int
+    rows: tuple[TechniqueWorth, ...]
+    requests: RequestTimes | None = None  # without any of them, where requests were asked about
+
+    @property
+    def here(self) -> tuple[TechniqueWorth, ...]:
+        """Techniques that change something, here or at another batch or length."""
+        return tuple(row for row in self.rows if not row.refused and not row.idle)
+
+    @property
+    def idle(self) -> tuple[TechniqueWorth, ...]:
+        """… and those that change nothing anywhere near."""
+        return tuple(row for row in self.rows if row.idle)
+
+    @property
+    def refused(self) -> tuple[TechniqueWorth, ...]:
+        return tuple(row for row in self.rows if row.refused)
+
+
+def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOptions]) -> Worth:
+    """``commtax.worth("deepseek-v3", "8xh200-sxm", tp=8)``: what each technique changes of a step.
+
+    With ``concurrency`` of a closed loop of requests, with ``request_rate`` of requests in time.
+    """
+    return worth_of(resolve_question(model, cluster, check_taken("worth", options)), _asks_requests(options))
+
+
+def _asks_requests(options: Mapping[str, object]) -> bool:
+    return any(options.get(name) is not None for name in ("concurrency", "request_rate"))
+
+
+def worth_of(put: Question, requests: bool = False) -> Worth:
+    """Every technique on a question: on its step, or on requests as long as its context."""
+    if put.trains:
+        raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
+    q = settle(put.but(input_len=int(put.context)) if requests else put)
+    weigh = Scale(q, requests)
+    rows = [weigh.row(one) for one in techniques().values()]
+    return Worth(q, weigh.bill, weigh.fit.kv_tokens, tuple(sorted(rows, key=_rank)), weigh.requests)
+
+
+def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
+    return bool(row.refused), not row.fits, -row.gain if not row.refused else 0.0
+
+
+def flag_of(one: Technique, q: Question) -> str:
+    """What asks the question's engine for a technique; "" where nothing does."""
+    return one.flags.get(program_of(q.engine).key, "")
+
+
+class Scale:
+    """One question, priced once, that techniques are weighed on; ``flips``: also along axes."""
+
+    def __init__(self, q: Settled, requests: bool = False, flips: bool = True) -> None:
+        self.question, self.bill = q, price(q)
+        self.fit = fit_of_bill(self.bill)
+        self.requests = _served(q) if requests else None
+        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in _grids(q).items()} if flips else {}
+
+    def row(self, one: Technique) -> TechniqueWorth:
+        """The best of a technique's usual values; where none can be had, why."""
+        tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
+        return min(tried, key=_rank)
+
+    def gain(self, text: str) -> float:
+        """Tokens/s with several techniques over those without; 0 where they cannot be had together."""
+        try:
+            return float(price(self.question.but(**changes_of(text))).tokens_per_s / self.bill.tokens_per_s)
+        except ValueError:
+            return 0.0
+
+    def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
+        flag = flag_of(one, self.question)
+        try:
+            q = self.question.but(**changes_of(asked))
+            if q.normal() == self.question.normal():
+                return TechniqueWorth(one, asked, flag, "on already")
+            if not flag:
+                return TechniqueWorth(one, asked, flag, f"{self.question.engine.name} has no flag for it")
+            return self._priced(TechniqueWorth(one, asked, flag), q)
+        except ValueError as error:
+            return TechniqueWorth(one, asked, flag, str(error))
+
+    def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
+        other, base = price(q), self.bill
+        judged = fit_of_bill(other)
+        gain, width = float(other.tokens_per_s / base.tokens_per_s), math.exp(Z80 * ratio_sigma(other, base))
+        row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
+        row = replace(row, gain=gain, low=gain / width, high=gain * width, kv_tokens=judged.kv_tokens)
+        row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
+        if self.requests:
+            served = _served(q)
+            gain = served.rate / self.requests.rate
+            row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
+            row = replace(row, gain=gain, low=gain / width, high=gain * width)
+        pays, never = self._pays(q)
+        return replace(row, pays=pays, never=never)
+
+    def _full_gain(self, q: Settled, judged: Fit) -> float:
+        """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
+        each = max(1, int(q.context) + 1)
+        before, after = self.fit.kv_tokens // each, judged.kv_tokens // each
+        if before == after or min(before, after) < 1 or q.phase != "decode":
+            return math.nan
+        most = int(q.limits.max_num_seqs or q.engine.serves.max_seqs)
+        full = (price(one.but(batch=min(room, most))).tokens_per_s for one, room in ((q, after), (self.question, before)))
+        with_it, without = (float(rate) for rate in full)
+        return with_it / without
+
+    def _pays(self, q: Settled) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
+        """Where along each axis it gains; axes along which it does so everywhere are left out."""
+        found, never = list[PayRange](), list[str]()
+        for axis, (grid, rates) in self._swept.items():
+            gains = _rate_over(q, axis, grid) / rates - 1 > ALIKE
+            if not gains.any():
+                never.append(axis)
+            elif not gains.all():
+                found.append(_pay_range(axis, grid, gains))
+        return tuple(found), tuple(never)
+
+
+def _grids(q: Settled) -> dict[str, Array]:
+    """What is looked at along each axis, the question's own value among it."""
+    longest = max(2, min(q.model.max_len, 2**20))
+    lengths = np.unique(np.geomspace(min(64, longest), longest, 60).astype(int))
+    batches = np.unique(np.geomspace(1, max(MOST_BATCH, 2 * int(q.batch)), 120).astype(int))
+    return {"batch": np.union1d(batches, [int(q.batch)]), "context": np.union1d(lengths, [max(1, int(q.context))])}
+
+
+def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
+    """Tokens/s of a step along one axis."""
+    return np.asarray(price(q.but(**{axis: grid})).tokens_per_s + 0.0 * grid)
+
+
+def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
+    """The longest stretch in which it pays: padded graphs make edges ragged."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
+    runs = edges.reshape(-1, 2)
+    start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
+    return PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
+
+
+def _holds(judged: Fit, q: Question) -> bool:
+    return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)
+
+
+def _served(q: Settled) -> RequestTimes:
+    """A closed loop in closed form, or requests in time."""
+    if q.offered.request_rate:
+        from commtax.verbs import requests  # not for those who ask about a step
+
+        timed = requests.serve(q)
+        ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
+        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), 1 / e2e)
+    from commtax.verbs.closed_loop import serve
+
+    loop = serve(q)
+    rate = float(loop.tokens_per_s)
+    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, rate)
+
+
+def ratio_sigma(a: Bill, b: Bill) -> float:
+    """Standard deviation of the logarithm of two steps' ratio: what both have in common errs together and cancels.
+
+    Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
+    """
+    own, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    for sign, bill in ((1, a), (-1, b)):
+        for x in bill.lines:
+            share = sign * float(x.exposed_s * x.sigma / bill.step_s)
+            key = (x.kind, x.source.basis)
+            for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
+                sums[name] = sums.get(name, 0.0) + share
+    return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
