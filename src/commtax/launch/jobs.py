@@ -131,7 +131,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
     told = {name for name in facts if job.told_by_techniques(name)}
-    told |= {"eplb"} if "redundant_experts" in told else set()  # the switch of the same technique
+    told |= {"eplb"} if job.told_by_techniques("balanced") else set()
     facts = SaidValues({name: value for name, value in (facts | own).items() if name in own_flags.written and name not in told})
     return own_flags.spell(**facts)
 
