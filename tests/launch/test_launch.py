@@ -78,8 +78,8 @@ def test_what_a_vllm_command_says():
         found.options.get("library"),
         found.options.get("kv_dtype"),
         found.options.get("dtype"),
-        found.options.get("speculative"),
-    ) == (True, "nccl", "fp8", "fp8", 3)
+        found.options.get("technique"),
+    ) == (True, "nccl", "fp8", "fp8", "eagle3=3")
     assert found.options.get("gpu_memory_utilization") == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
@@ -301,8 +301,7 @@ def test_commands_that_cannot_be_written():
         (Plan(tp=2, dp=4, ep=8), "trtllm", "whole on a GPU"),
         (Plan(dp=8, zero=3), "megatron", "ZeRO 0 or 1"),
         (Plan(dp=8), "torchrun", "FSDP"),
-        (Plan(cp=2), "trtllm", "does not split prompts"),
-        (Plan(tp=2, dcp=2), "megatron", "does not split caches"),
+        (Plan(cp=2), "trtllm", "has no flag for pcp"),
     ):
         with pytest.raises(ValueError, match=says):
             launched(model, plan, engine, cluster)

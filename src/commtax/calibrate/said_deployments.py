@@ -9,12 +9,14 @@ from functools import reduce
 
 from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
+from commtax.catalog.techniques import changes_of
 from commtax.evidence.identity import names_of, other_model
 from commtax.evidence.thresholds import levels
 from commtax.files import expand_home
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
 from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
+from commtax.launch.unpriced import unread_remarks
 from commtax.logs.startup import StartupLog
 from commtax.logs.startup_facts import CPU, logged_options
 from commtax.options import taken_by
@@ -88,12 +90,14 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     model = usual_name(model_of(launch, remarks), remarks)
     options = options_of(launch, several=True)
     options |= implied_options(launch, known_model(model) if model else None, remarks)
-    unread = [f"not understood, and not in the question: {', '.join(launch.unread)}"] if launch.unread else []
+    unread = unread_remarks(launch.engine, launch.unread, "question")
     notes = tuple(f"{source}: {text}" for text in (*remarks, *launch.notes, *unread))
     if launch.client:  # whoever answers it, and on how many GPUs, is not said by it
         return SaidDeployment(source, model, load=record_from(KnownLoad, options), notes=notes)
     served = {name: value for name, value in options.items() if name in SIMULATED - LOAD}
-    return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), bool(options.speculative), notes)
+    asked = changes_of(str(options.technique)) if options.technique else {}
+    drafts = bool(options.speculative or asked.get("speculative"))
+    return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), drafts, notes)
 
 
 def _without(values: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
     from commtax.launch.launch_options import model_of, options_of, read_pasted  # not for those who paste nothing
+    from commtax.launch.unpriced import unread_remarks
 
     launch = read_pasted(text, model)
     options = GivenOptions(options_of(launch, about.several))
@@ -39,10 +40,10 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in GivenOptions(launch.axes, replicas=servers.count).items() if size > 1)
     beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
-    remarks += [f"from: {options.engine}, {sizes or 'one GPU'}{beside}"]
+    asked = ", ".join([*[f"dcp {launch.options.dcp}"] * bool(launch.options.dcp), *filter(None, [str(launch.options.technique)])])
+    remarks += [f"from: {options.engine}, {sizes or 'one GPU'}{beside}{asked and '; ' + asked}"]
     remarks += launch.notes
-    if launch.unread:
-        remarks.append(f"not understood, and not in the answer: {', '.join(launch.unread)}")
+    remarks += unread_remarks(launch.engine, launch.unread)
     if unused and about is not VerbSubject.SEARCH:  # which has a use for the pasted plan itself
         remarks.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     return launch, model

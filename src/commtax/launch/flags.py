@@ -2,6 +2,8 @@
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
 ``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
+What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
+``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """
 
 import re
@@ -12,6 +14,8 @@ from importlib import import_module
 from types import ModuleType
 
 from commtax.catalog.programs import flag_table
+from commtax.catalog.technique_flags import flag_words, leaves, words_of
+from commtax.catalog.techniques import techniques
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.statement import Note, Refusal
@@ -42,6 +46,11 @@ class FlagTable:
     written: Mapping[str, str]  # the flag of a field
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a field's values: theirs and ours
     libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
+    asked: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) that techniques are asked for by
+    same: Mapping[str, str] = field(default_factory=dict)  # other spellings of those, and of keys below them
+    words: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # of their values: other words for the one that tables have
 
     def theirs(self, name: str, ours: str) -> str:
         """Their word for a value; "" where they have none."""
@@ -73,7 +82,19 @@ TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 def flags_of(engine: str) -> FlagTable:
     """The flags of an engine."""
     own = flag_table(engine)
-    return FlagTable(*_flags(own), {**COMMON["names"], **own.get("names", {})}, own.get("libraries", {}))
+    same, libraries = own.get("same", {}), own.get("libraries", {})
+    names = {**COMMON["names"], **own.get("names", {})}
+    return FlagTable(*_flags(own), names, libraries, _asked(engine, same), same, words_of(engine))
+
+
+def _asked(engine: str, same: Mapping[str, str]) -> Flags:
+    """Flags and variables of techniques, by the first of their path: switches, or flags with a value."""
+    asked: dict[str, tuple[str, str]] = {}
+    for one in techniques().values():
+        for word in flag_words(one.flags.get(engine, "")):
+            switch = len(word.path) == 1 and word.value == "true"
+            asked[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
+    return asked | {other.partition(".")[0]: kind for other, name in same.items() if (kind := asked.get(name.partition(".")[0]))}
 
 
 def command_of(engine: str) -> ModuleType:
@@ -93,11 +114,20 @@ class SaidValues(dict[str, Value]):
         self[name] = value
 
 
+@dataclass(frozen=True, slots=True)
+class SaidWord:
+    """A value at the end of a flag's path, and how it was written."""
+
+    value: str
+    written: str
+
+
 @dataclass(slots=True)
 class FlagReading:
     """What a command was read to say: values by field, remarks, and what is not understood."""
 
     values: SaidValues = field(default_factory=SaidValues)
+    said: dict[str, SaidWord] = field(default_factory=dict)  # what flags of techniques say, by path
     notes: list[Note] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
@@ -107,19 +137,35 @@ class FlagReading:
     def take(self, args: list[str], own: FlagTable) -> list[str]:
         """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
         loose = []
-        for name, value, written in _pairs(args, own.flags):
+        for name, value, written in _pairs(args, {**own.asked, **own.flags}):
             switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
+            asked = self._say(own, name, value, written)
             if not name:
                 loose.append(written)
             elif name in own.flags:
                 self._keep(own, name, value, written)
-            elif name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
+            elif asked or name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
                 self.values.pop(switch, None)
             else:
                 self.unread.append(written)
         return loose
+
+    def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
+        """Whether techniques are asked for by a flag; what it says is then kept by path."""
+        off = name.startswith("no-") and name not in own.asked
+        name = name.removeprefix("no-") if off else name
+        if name.partition(".")[0] not in own.asked:
+            return False
+        for path, leaf in leaves("false" if off else "true" if value is None else value):
+            key = ".".join([name, *path]).replace("_", "-") if not name.startswith("$") else name
+            self.said[usual_key(own, key)] = SaidWord(leaf, f"--{key} {leaf}" if path else written)
+        return True
+
+    def say_variables(self, own: FlagTable, variables: Mapping[str, str]) -> list[str]:
+        """Keep what variables of techniques say; returns their names."""
+        return [name for name, value in variables.items() if self._say(own, f"${name}", value, f"{name}={value}")]
 
     def _keep(self, own: FlagTable, flag: str, value: str | None, written: str) -> None:
         """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
@@ -134,6 +180,14 @@ class FlagReading:
             said = ours.get(str(said).lower(), "")
         if said is not None:
             self.values[name] = said
+
+
+def usual_key(own: FlagTable, key: str) -> str:
+    """A flag's path as techniques have it, whichever spelling was taken."""
+    for other, usual in own.same.items():
+        if key == other or key.startswith(f"{other}."):
+            key = usual + key[len(other) :]
+    return key
 
 
 def _value(name: str, kind: str, value: str | None) -> Value | None:

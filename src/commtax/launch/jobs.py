@@ -2,12 +2,15 @@
 
 import math
 import shlex
+from dataclasses import replace
 
 from commtax import catalog
+from commtax.catalog.programs import program
+from commtax.catalog.technique_flags import WrittenFlags, is_carrier, on_techniques, untold_fields, written_flags
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
-from commtax.spec import Model, Plan
+from commtax.spec import Model, Plan, Technique
 from commtax.statement import Refusal
 
 MASTER = "$MASTER_ADDR"
@@ -43,6 +46,38 @@ class LaunchJob:
         """Hosts of one server."""
         return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
 
+    @property
+    def techniques(self) -> list[Technique]:
+        """Techniques that are on; one that the engine cannot be told to use is refused."""
+        copied = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
+        on = [one for one in on_techniques(copied) if not is_carrier(one)]
+        missing = next((one for one in on if self.engine not in one.flags), None)
+        if missing:
+            raise Refusal(
+                f"emit '{self.engine}': {program(self.engine).title} has no flag for {missing.key}: {missing.title}", "emit"
+            )
+        return on
+
+    @property
+    def asked(self) -> WrittenFlags:
+        """What asks for them."""
+        return written_flags(self.techniques, self.engine, self.question)
+
+    def told_by_techniques(self, *names: str) -> bool:
+        """Whether techniques that are on tell one of these fields."""
+        return any(name in (*one.sets, *(taken.strip("?") for taken in one.takes)) for one in self.techniques for name in names)
+
+    def with_techniques(self, command: "Command") -> "Command":
+        """The command with the variables of its techniques, what carries caches, and what is left to put in."""
+        carriers = [one for one in on_techniques(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
+        asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
+        variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
+        untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
+        left = [f"# put the name of yours for {name}" for name in asked.unsaid]
+        left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
+        remark = "\n".join([*filter(None, [command.remark]), *left])
+        return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
+
 
 def model_id(model: Model) -> str:
     """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
@@ -66,6 +101,7 @@ class Command:
     settings: tuple[str, ...] = ()
     remark: str = ""
     warning: str = ""  # said above
+    transfer: WrittenFlags = WrittenFlags()  # what carries caches between servers, where that was said
 
     def line(self, file: str) -> str:
         """The command itself."""
@@ -85,17 +121,19 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     weights = "" if job.question.model.quant else plan.weights_dtype
     whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
     facts = SaidValues(tp=above_one(plan.tp), pp=above_one(plan.pp), dp=above_one(job.dp), dp_attention=False)
-    facts |= SaidValues(dcp=above_one(plan.dcp), cp=above_one(plan.cp))
-    facts |= SaidValues(ep=above_one(plan.ep), expert_parallel=bool(plan.ep > 1), ep_backend=how.ep_backend, a2a="", deepep_mode="")
+    facts |= SaidValues(ep=above_one(plan.ep), expert_parallel=bool(plan.ep > 1), ep_backend=how.ep_backend)
     facts |= SaidValues(quantization="fp8" if weights == "fp8" else "", compute="float32" if weights == "fp32" else "")
     facts |= SaidValues(kv_dtype="fp8" if plan.kv_dtype == "fp8" else "", max_model_len=limits.max_model_len)
     facts |= SaidValues(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
     facts |= SaidValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
     facts |= SaidValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
-    facts |= SaidValues(redundant_experts=int(plan.redundant), eplb_config="", eager=how.eager, graphs="")
+    facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
     facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
-    return own_flags.spell(**{name: value for name, value in (facts | own).items() if name in own_flags.written})
+    told = {name for name in facts if job.told_by_techniques(name)}
+    told |= {"eplb"} if job.told_by_techniques("balanced") else set()
+    facts = SaidValues({name: value for name, value in (facts | own).items() if name in own_flags.written and name not in told})
+    return own_flags.spell(**facts)
 
 
 def checkpoint_remark(job: LaunchJob) -> list[str]:

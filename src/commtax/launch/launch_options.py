@@ -7,6 +7,8 @@ from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled_model, origin, variant
 from commtax.catalog.programs import program
+from commtax.catalog.technique_flags import is_carrier
+from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.launch.flags import SaidValues
 from commtax.launch.launch_record import AUTO_EP, Launch
@@ -36,7 +38,9 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
     if servers.prefill_workers and several:
         options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
         options.prefill_tp, options.prefill_dp = servers.prefill_tp or 1, servers.prefill_dp or 1
-    elif servers.count > 1 and not servers.prefill_workers:
+    else:  # caches go nowhere
+        _drop_carrier(options)
+    if servers.count > 1 and not servers.prefill_workers:
         options.replicas = servers.count
     if int(launch.options.dp or 1) > 1:
         options.dp = int(launch.options.dp)
@@ -44,6 +48,14 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
         options.phase = "train"
     options.engine = f"{launch.engine}@{launch.version}" if launch.version else launch.engine
     return options
+
+
+def _drop_carrier(options: SaidValues) -> None:
+    """Leave out what carries caches between servers, where one of them is looked at."""
+    asked = [word for word in str(options.technique).split(",") if word and not is_carrier(technique(word.partition("=")[0]))]
+    options.technique = ",".join(asked)
+    if not asked:
+        del options["technique"]
 
 
 def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> SaidValues:

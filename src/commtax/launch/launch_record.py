@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.catalog.programs import program
-from commtax.files import need_object, need_whole, parse_json
 from commtax.launch.flags import COMMON, FlagReading, SaidValues, command_of
 from commtax.options import options
 from commtax.records import dataclass
@@ -108,10 +107,6 @@ def _settle_serving(reading: FlagReading) -> None:
         values.spread = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
     _settle_request_rate(reading)
     _adapters(reading)
-    if "eplb_config" in values:
-        _settle_redundant_experts(reading)
-    if values.eplb and not values.redundant_experts:
-        reading.note("eplb", "experts are placed by their load: the busiest rank is priced as usual, --imbalance says otherwise")
     values.dtype = str(values.quantization) or str(values.compute)
     values.library = "nccl" if values.plain_nccl else values.library
 
@@ -123,16 +118,6 @@ def _adapters(reading: FlagReading) -> None:
     elif reading.values.lora_rank == "":
         reading.values.lora_rank = USUAL_LORA_RANK
         reading.note("lora rank", f"the adapters' rank is not said: {USUAL_LORA_RANK}, vLLM's usual one")
-
-
-def _settle_redundant_experts(reading: FlagReading) -> None:
-    """Copies of popular experts, where a table of settings tells them."""
-    text = str(reading.values.eplb_config)
-    try:
-        said = need_object(parse_json(text, "eplb_config"))
-        reading.values.redundant_experts = need_whole(said.get("num_redundant_experts", 0))
-    except (ValueError, TypeError, OverflowError):
-        reading.unread.append(f"--eplb-config {text}")
 
 
 def _settle_request_rate(reading: FlagReading) -> None:

@@ -4,6 +4,7 @@ Whatever the kind of a document, a server is a container that starts one; what i
 GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
@@ -67,7 +68,7 @@ def is_manifest(text: str) -> bool:
 
 def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str], int]:
     """The servers of all documents, files that stand in them by their name, and how many containers were looked at."""
-    documents = [_merge_tree(d, [0], 0) for d in _load_documents(text, source)]
+    documents = [_merge_tree(d, [0], 0) for d in load_documents(text, source)]
     looked: list[JsonObject] = []
     served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
     files: dict[str, str] = {}
@@ -77,7 +78,7 @@ def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str],
     return served, files, len(looked)
 
 
-def _load_documents(text: str, source: str) -> list[Json]:
+def load_documents(text: str, source: str) -> list[Json]:
     """All documents as their authors wrote them, with text for keys: numbers are text too."""
     import yaml  # only for those who hand over YAML
 
@@ -117,7 +118,7 @@ def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
         return node
     own = {str(key): _merge_tree(value, seen, depth + 1) for key, value in node.items()}
     if isinstance(ray := own.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
-        own["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in _load_documents(ray, "")]
+        own["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in load_documents(ray, "")]
     merged = own.pop("<<", {})
     for part in merged if isinstance(merged, list) else [merged]:
         own = {**part, **own} if isinstance(part, dict) else own
@@ -317,6 +318,8 @@ def _flags(settings: JsonObject) -> list[str]:
             words += [w for w in value if isinstance(w, str)]
         elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
             words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
+        elif isinstance(value, dict) and dash_key(name) in flags_of(programs()[0].key).asked:  # such as speculative_config
+            words.append(f"--{dash_key(name)}={json.dumps(value)}")
     return words
 
 

@@ -17,6 +17,8 @@ from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag
 from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
 from commtax.launch.manifest import read as read_manifest
+from commtax.launch.read_techniques import recognise
+from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
 from commtax.statement import Note, Refusal
 
@@ -50,7 +52,8 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
             return _read(one.key, keywords(text, one.call), [], "", NO_FILES)
     script, written = split_here_documents(text)
     called = list(commands(script))
-    asking = [variable for one in programs() for variable in flags_of(one.key).libraries]  # scripts export them above the command
+    tables = [flags_of(one.key) for one in programs()]
+    asking = [v for own in tables for v in (*own.libraries, *(key[1:] for key in own.asked if key[0] == "$"))]  # exported above it
     exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:  # what a file holds is not told: it may be one that was named by mistake
@@ -167,9 +170,9 @@ def _read(
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
     told = server_settings(engine, served.told, env) if served else {}
-    reading.values.library = _library(engine, env)
+    understood = reading.say_variables(flags_of(engine), env) + _take_library(reading, engine, env)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
-    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET)]
+    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
     _take_surroundings(reading, engine, told, loose)
     for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
@@ -177,6 +180,7 @@ def _read(
             _read_file(str(reading.values.pop(file)), named, written, engine, reading)
     if (hosts := _srun(before)) and "nnodes" not in reading.values:
         reading.values["nnodes"] = hosts
+    recognise(engine, reading)
     launch = make_launch(engine, reading, loose, env)
     devices = env.get("CUDA_VISIBLE_DEVICES")
     place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
@@ -189,8 +193,9 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     >>> from_settings("vllm", {"model": "m", "tensor_parallel_size": "4", "enforce_eager": "False", "seed": "0"}).options
     {'tp': 4}
     """
-    own = flags_of(engine).flags
-    known = {flag: value for name, value in settings.items() if (flag := flag_name(name)) in own and value not in ("", "None")}
+    own = flags_of(engine)
+    flags = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
+    known = {flag: value for flag, value in flags.items() if flag in own.flags or flag in own.asked}
     return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
 
 
@@ -204,13 +209,12 @@ def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str
     reading.take(flags, own)
 
 
-def _library(engine: str, env: dict[str, str]) -> str:
-    """Whose collectives the environment asks for, by the engine's table; "": the engine's own. What was understood is taken out."""
-    found = ""
-    for variable, words in flags_of(engine).libraries.items():
-        if env.get(variable, "").upper() in words:
-            found = words[env.pop(variable).upper()] or found
-    return found
+def _take_library(reading: FlagReading, engine: str, env: Mapping[str, str]) -> list[str]:
+    """Keep whose collectives the environment asks for, by the engine's table; returns the variables that say so."""
+    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
+    for name, words in known.items():
+        reading.values.library = words[env[name].upper()] or reading.values.library
+    return list(known)
 
 
 def _srun(before: list[str]) -> int:
@@ -229,13 +233,7 @@ def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, r
     if text is None:
         reading.unread.append(f"{named} {name} (no such file here)")
         return
-    above, flags = "", []
-    for line in text.splitlines():
-        if match := re.match(r"(\s*+)([\w-]++)\s*+:(.*)", line):
-            above = match[2] if not match[1] else above
-            path = match[2] if not match[1] else f"{above}.{match[2]}"
-            value = match[3].partition("#")[0].strip()
-            flags += [f"--{path}={value}"] if value else []
+    flags = [f"--{path}={value}" for path, value in settings_of(text)]
     reading.take(flags, flags_of(engine))
 
 

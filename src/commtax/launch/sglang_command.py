@@ -3,17 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, Value, flags_of
+from commtax.launch.flags import FlagReading, SaidWord, Value, flags_of
 from commtax.launch.jobs import EVERY_HOST, PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
 from commtax.statement import Refusal
 
 FLAGS = flags_of("sglang")
 DOOR = 8998  # first port where servers for prompts are met
-MODES = {"low_latency": "low_latency", "high_throughput": "normal"}
-EXCHANGES = {"flashinfer": "flashinfer_nvlink_one_sided", "nixl": "nixl_ep"}
-TWO_MODES = ("deepep", "mori")
-"""Exchanges with kernels for prompts and others for decodes, and those with one kind."""
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
@@ -24,15 +20,9 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
         raise Refusal(f"from: prompts split over {splits} ranks do not divide the server's {tp} GPUs", "from")
     if str(values.role) not in ("prefill", "decode"):
         values.pop("role", None)
-    exchange = str(values.a2a or "none")
-    if exchange in TWO_MODES or values.deepep:
-        low = str(values.deepep_mode) in ("low_latency", "auto")  # auto: prompts in bulk, decodes with low latency
-        maker = exchange if exchange in TWO_MODES else "deepep"
-        values.ep_backend, values.ep = f"{maker}_{'low_latency' if low else 'high_throughput'}", tp
-    elif exchange in EXCHANGES:
-        values.ep_backend, values.ep = EXCHANGES[exchange], tp
-    elif exchange != "none":
-        reading.unread.append(f"--moe-a2a-backend {exchange}")
+    if str(values.a2a or "none").lower() != "none" or values.deepep:
+        values.ep = tp  # whichever exchange it is
+        reading.unread += [f"--moe-a2a-backend {values.a2a}"] if values.ep_backend == "" else []
     if values.expert_parallel:
         values.ep = tp if values.ep == "" else values.ep
     values.eager = bool(values.eager) or str(values.graphs).lower() == "disabled"
@@ -42,10 +32,24 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     groups = int(values.dp or 1)  # limits are of the whole server: every group gets its part
     values.max_num_seqs = _part(values.max_num_seqs, groups)
     values.max_num_batched_tokens = _part(values.max_num_batched_tokens, groups if values.dp_attention else 1)
-    if splits > 1:
-        values.tp = tp // splits
+    if int(values.cp or 1) > 1:  # ranks of a prompt are among those of tp
+        values.tp = max(1, int(values.tp or 1) // int(values.cp))
     if values.dp_attention:
         group_attention(reading, groups)
+
+
+def complete(reading: FlagReading) -> None:
+    """DeepEP's mode is its automatic one where nobody says, and drafts without a drafter's checkpoint are the model's own."""
+    said, values = reading.said, reading.values
+    if values.deepep:
+        said.setdefault("moe-a2a-backend", SaidWord("deepep", "--enable-deepep-moe"))
+    algorithm = said.get("speculative-algorithm")
+    if algorithm and algorithm.value.upper() == "EAGLE" and "speculative-draft-model-path" not in said:
+        said["speculative-algorithm"] = SaidWord("NEXTN", algorithm.written)
+    steps, rows = (said.get(f"speculative-num-{name}") for name in ("steps", "draft-tokens"))
+    if steps and rows and steps.value.isdigit() and rows.value.isdigit() and int(rows.value) > int(steps.value) + 1:
+        tree = f"drafts are a tree of {int(rows.value) - 1}, {steps.value} deep"
+        reading.note("tree", f"{tree}: priced as the one path of it that can be accepted")
 
 
 def _part(limit: Value, parts: int) -> Value:
@@ -67,34 +71,30 @@ def _drawn_below(reading: FlagReading) -> None:
 
 def write(job: LaunchJob) -> Command:
     limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
-    inner, (maker, _, kind) = job.dp if shared else 1, how.ep_backend.partition("_")
-    mode = MODES.get(kind, "")
-    if mode == "low_latency" and not job.apart:  # prompts go in bulk, as they are priced
-        mode = "auto"
-    exchange = maker if mode else next((name for name, backend in EXCHANGES.items() if backend == how.ep_backend), "")
+    inner = job.dp if shared else 1
     args = ["python -m sglang.launch_server", *FLAGS.spell(model=model_id(job.question.model))]
     args += server_flags(
         job,
         tp=above_one(job.plan.tp * job.plan.cp * inner),
         dp_attention=shared,
         expert_parallel=False,
-        a2a=exchange,
-        deepep_mode=mode,
         max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
         max_num_batched_tokens=limits.max_num_batched_tokens * inner,
         eager=False,
         graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
     )
+    args += job.asked.args
     if job.hosts == 1:
-        return Command(args)
+        return job.with_techniques(Command(args))
     args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=f"{job.address}:5000")]
-    return Command(args, remark=EVERY_HOST)
+    return job.with_techniques(Command(args, remark=EVERY_HOST))
 
 
 def join(command: Command, role: str, number: int, _host: str) -> Command:
     """A server that has either prompts or decodes."""
     door = [f"--disaggregation-bootstrap-port {DOOR + number}"] * (role == "prefill")
-    return replace(command, args=[*command.args, *FLAGS.spell(role=role), "--disaggregation-transfer-backend nixl", *door])
+    carried = command.transfer.args or ["--disaggregation-transfer-backend nixl"]
+    return replace(command, args=[*command.args, *FLAGS.spell(role=role), *carried, *door])
 
 
 def route(prompts: list[Address], decodes: list[Address]) -> list[str]:

@@ -3,65 +3,51 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from commtax.files import JsonObject
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
+from commtax.launch.settings_file import settings_lines
 
 FLAGS = flags_of("trtllm")
-METHOD = "TRTLLM_FORCE_COMM_METHOD"
-METHODS = {
-    "ALLGATHER": "allgather_reducescatter",
-    "DEEPEP": "deepep_high_throughput",
-    "DEEPEPLOWLATENCY": "deepep_low_latency",
-    "NVLINK_ONE_SIDED": "flashinfer_nvlink_one_sided",
-    "NVLINK_TWO_SIDED": "flashinfer_nvlink_two_sided",
-}
-"""How tokens reach experts, as that variable says it."""
-HELIX = "helix"
 
 
-def understand(reading: FlagReading, _loose: list[str], env: Mapping[str, str]) -> None:
-    said = env.get(METHOD, "")
-    if said in METHODS:
-        reading.values.ep_backend = METHODS[said]
-        reading.unread = [word for word in reading.unread if word != f"{METHOD}={said}"]
+def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
     reading.values.eager = str(reading.values.graphs).lower() in ("null", "none", "~")
     if str(reading.values.mode) in ("prefill", "decode"):
         reading.values["role"] = str(reading.values.mode)
     elif reading.values.transceiver:  # prompts are computed without the overlapping scheduler
         reading.values["role"] = "prefill" if reading.values.plain_scheduler else "decode"
-    if int(reading.values.dcp or 1) > 1:  # ranks that split caches are tensor-parallel ranks of all other layers
-        if str(reading.values.split_caches).lower() != HELIX:
-            reading.unread.append(f"context_parallel_size {reading.values.dcp} without cp_type: HELIX")
-            reading.values.dcp = 1
+    if int(reading.values.dcp or 1) > 1:  # ranks that split caches are those of tp x cp
         reading.values.tp = int(reading.values.tp or 1) * int(reading.values.dcp)
     if reading.values.dp_attention:
         group_attention(reading, int(reading.values.tp or 1))
 
 
+def complete(_reading: FlagReading) -> None:
+    """Its settings say all that they mean."""
+
+
 def write(job: LaunchJob) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
-    split = int(job.plan.dcp)
-    args += server_flags(job, tp=above_one(job.plan.tp * job.dp // split), dcp=0, split_caches="", kv_dtype="", graphs="")
-    helix = [f"context_parallel_size: {split}", f"cp_config:\n  cp_type: {HELIX.upper()}"] * (split > 1)
-    settings = helix + ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
+    args += server_flags(job, tp=above_one(job.plan.tp * job.dp // job.plan.dcp), kv_dtype="", graphs="")
+    settings: JsonObject = {"enable_attention_dp": True} if job.dp > 1 else {}
+    if job.question.what_if.eager:
+        settings["cuda_graph_config"] = None
     if job.plan.lora_rank:
-        settings.append(f"lora_config:\n  max_lora_rank: {job.plan.lora_rank}\n  max_loras: {job.plan.max_loras}")
-    if (experts := job.question.model.experts) and job.plan.redundant:
-        slots = experts.num_experts + int(job.plan.redundant)
-        settings.append(f"moe_config:\n  load_balancer:\n    num_slots: {slots}\n    layer_updates_per_iter: 1")
-    settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
+        settings["lora_config"] = {"max_lora_rank": job.plan.lora_rank, "max_loras": job.plan.max_loras}
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
         args += FLAGS.spell(gpus_per_node=job.question.cluster.gpus_per_host)
-    return Command(args, settings=tuple(settings))
+    return job.with_techniques(Command(args, settings=tuple(settings_lines({**settings, **job.asked.settings}))))
 
 
 def join(command: Command, role: str, _number: int, _host: str) -> Command:
     """A server that has either prompts or decodes."""
-    alone = ["disable_overlap_scheduler: true"] * (role == "prefill")  # prompts are computed without the overlapping scheduler
-    return replace(command, settings=(*command.settings, *alone, "cache_transceiver_config:", "  backend: DEFAULT"))
+    alone: JsonObject = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prompts need no overlapping one
+    carried: JsonObject = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
+    return replace(command, settings=(*command.settings, *settings_lines({**alone, **carried})))
 
 
 def route(prompts: list[Address], decodes: list[Address]) -> list[str]:

@@ -1,15 +1,17 @@
 """vLLM's command: experts go over tp x dp, replicas lie on hosts, prompts are handed on by a connector."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.files import need_object, need_whole, parse_json, text_of
-from commtax.launch.flags import FlagReading, flags_of
+from commtax.files import need_object, object_of, parse_json, text_of
+from commtax.launch.flags import FlagReading, SaidWord, flags_of
 from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
 from commtax.launch.launch_record import AUTO_EP
 
 FLAGS = flags_of("vllm")
+DRAFTERS = ("eagle3", "eagle", "dflash", "dspark", "medusa")  # methods that the names of checkpoints tell
 SIDE = 5600  # first port of the side channel between servers
 
 
@@ -26,8 +28,16 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     if "kv_transfer" in values:
         does = _role(reading, does)
     values["role"] = does
-    if "draft" in values:
-        _read_draft(reading)
+
+
+def complete(reading: FlagReading) -> None:
+    """A drafter that is not named goes by its checkpoint's name; drafts without a method of ours are verified all the same."""
+    said, method, name = reading.said, "speculative-config.method", "speculative-config.model"
+    if method not in said and name in said:
+        kind = next((kind for kind in DRAFTERS if kind in said[name].value.lower()), "draft_model")
+        said[method] = SaidWord(kind, said[name].written)
+    elif method not in said and "speculative-config.num-speculative-tokens" in said:
+        said[method] = SaidWord("mtp", said["speculative-config.num-speculative-tokens"].written)  # the model's own
 
 
 def _role(reading: FlagReading, does: str) -> str:
@@ -38,28 +48,15 @@ def _role(reading: FlagReading, does: str) -> str:
         kind, role = config["kv_connector"], FLAGS.names["role"].get(text_of(config["kv_role"]), "") or does
     except (ValueError, KeyError, TypeError):
         kind, role = "", does
-    if kind != "NixlConnector" or not role:
+    if kind not in FLAGS.words["kv-transfer-config.kv-connector"] or not role:
         reading.unread.append(f"--kv-transfer-config {text}")
     return role
 
 
-def _read_draft(reading: FlagReading) -> None:
-    text = str(reading.values["draft"])
-    reading.values.speculative = ""
-    try:
-        reading.values.speculative = need_whole(need_object(parse_json(text, "draft"))["num_speculative_tokens"])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        reading.unread.append(f"--speculative-config {text}")
-
-
 def write(job: LaunchJob) -> Command:
-    copies = int(job.plan.redundant)
-    config = shlex.quote(f'{{"num_redundant_experts":{copies}}}') if copies else ""
-    args = ["vllm serve", model_id(job.question.model), *server_flags(job, redundant_experts=0, eplb_config=config)]
+    args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.asked.args]
     command = Command(args) if job.hosts == 1 else _multi_host_command(job, args)
-    other = job.question.what_if.library  # collectives than the engine's own, which variables ask for
-    words = [(variable, word) for variable, known in FLAGS.libraries.items() for word, name in known.items() if name == other]
-    return replace(command, variables=(*command.variables, *(f"{variable}={word}" for variable, word in words if other)))
+    return job.with_techniques(command)
 
 
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
@@ -78,7 +75,8 @@ def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
 
 def join(command: Command, role: str, number: int, host: str) -> Command:
     """A server that has either prompts or decodes, and that others on other hosts can talk to."""
-    config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{FLAGS.theirs("role", role)}"}}')
+    told = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
+    config = shlex.quote(json.dumps({**told, "kv_role": FLAGS.theirs("role", role)}))
     channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] * (host != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
     return replace(command, args=[*command.args, *FLAGS.spell(kv_transfer=config)], variables=(*channel, *command.variables))
 

@@ -52,10 +52,6 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
     """
     plan, cluster, made_by = question.plan, question.cluster, _emitted_program(engine)
-    splits = catalog.engine(made_by.key).contexts
-    if (plan.cp > 1 and not made_by.trains and not splits.prompt_split) or (plan.dcp > 1 and not splits.cache_join):
-        what = "prompts" if plan.cp > 1 else "caches"
-        raise Refusal(f"emit '{engine}': {made_by.title} does not split {what} among ranks", "emit")
     if plan.all_gpus > cluster.num_gpus:
         raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
     inner = int(plan.dp) if made_by.trains else _groups_per_server(plan, made_by, cluster)

@@ -15,6 +15,7 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.programs import program_of
+from commtax.catalog.technique_flags import flag_text
 from commtax.catalog.techniques import changes_of, techniques
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -145,7 +146,7 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
 
 def flag_of(one: Technique, q: Question) -> str:
     """What asks the question's engine for a technique; "" where nothing does."""
-    return one.flags.get(program_of(q.engine).key, "")
+    return flag_text(one, program_of(q.engine).key, q)
 
 
 class Scale:
@@ -174,6 +175,7 @@ class Scale:
         try:
             q = self.question.but(**changes_of(asked))
             check_weighed(q)
+            flag = flag_of(one, q)
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "on already")
             if not flag:

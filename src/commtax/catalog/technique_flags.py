@@ -1,0 +1,250 @@
+"""Flags of techniques: what their texts in ``techniques.toml`` ask for, word by word, and how they are written for a question.
+
+A text is what a command line would have: flags with values or JSON, ``NAME=value`` for variables, ``path.to.key=value`` for
+keys of a file of settings. ``{field}`` stands for a field of the question and ``{field+1}`` for one more, in capitals where
+nobody has said it; words in ``[ … ]`` are left out where their number is what nobody has to say, and nothing is recognised by them.
+"""
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
+from functools import lru_cache
+
+from commtax.catalog.programs import flag_table
+from commtax.catalog.techniques import techniques
+from commtax.files import Json, JsonObject
+from commtax.question import PARTS, Question
+from commtax.records import dataclass
+from commtax.spec import Plan, Technique
+
+FIELD = re.compile(r"\{([a-z_]+)([+-]\d+)?\}")
+PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")
+"""A field's place, once JSON around it can be read."""
+OPTIONAL = re.compile(r"(?:^|(?<=\s))\[(.+?)\](?=\s|$)")
+VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
+SETTING = re.compile(r"([a-z][\w.]*)(?:=(.*))?")
+OF_REQUESTS = ("acceptance", "accepted_length")
+"""Fields of techniques that texts decide, and no flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagWord:
+    """One thing that a program is told: a flag, a variable or a key of its settings, by its path."""
+
+    kind: str  # flag | variable | setting
+    path: tuple[str, ...]  # a flag's name and, where its value is JSON, the keys below it
+    value: str  # "true" for a switch; ``<field>`` where a field stands
+    optional: bool = False
+
+    @property
+    def key(self) -> str:
+        """The path as flags are compared: underscores as dashes; variables as they are."""
+        return "$" + self.path[0] if self.kind == "variable" else ".".join(self.path).replace("_", "-")
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The field that stands here, and what is added to it."""
+        found = PLACE.fullmatch(self.value)
+        return (found[1], int(found[2] or 0)) if found else None
+
+
+@lru_cache(maxsize=256)
+def flag_words(text: str) -> tuple[FlagWord, ...]:
+    """What a technique's text asks for.
+
+    >>> [(word.key, word.value) for word in flag_words('--x \\'{"a_b": {"c": {dcp}}}\\' Y=1')]
+    [('x.a-b.c', '<dcp>'), ('$Y', '1')]
+    """
+    needed = OPTIONAL.sub(" ", text)
+    return (*_words(needed, optional=False), *(word for part in OPTIONAL.findall(text) for word in _words(part, optional=True)))
+
+
+def _words(text: str, optional: bool) -> Iterator[FlagWord]:
+    text = re.sub(r"(?<![\w\"])([a-z][\w.]*): (?=\S)", r"\1=", text)  # settings as YAML has them
+    words = [word for word in shlex.split(FIELD.sub(r"<\1\2>", text)) if word != "and"]
+    for at, word in enumerate(words):
+        if word.startswith("-"):
+            value = words[at + 1] if at + 1 < len(words) and _is_value(words[at + 1]) else "true"
+            for path, leaf in leaves(value):
+                yield FlagWord("flag", (word.lstrip("-"), *path), leaf, optional)
+        elif at and words[at - 1].startswith("-") and _is_value(word):
+            continue
+        elif variable := VARIABLE.fullmatch(word):
+            yield FlagWord("variable", (variable[1],), variable[2], optional)
+        elif setting := SETTING.fullmatch(word):
+            yield FlagWord("setting", tuple(setting[1].split(".")), setting[2] or "true", optional)
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") and not VARIABLE.fullmatch(word)
+
+
+def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What stands at the ends of a value's JSON, by path; a plain value stands for itself.
+
+    >>> list(leaves('{"a": {"b": true}, "c": 3}')), list(leaves("fp8"))
+    ([(('a', 'b'), 'true'), (('c',), '3')], [((), 'fp8')])
+    """
+    if value.lstrip().startswith("{"):
+        try:
+            tree = json.loads(re.sub(r'(?<!")(<[a-z_]+(?:[+-]\d+)?>)', r'"\1"', value))
+        except (ValueError, RecursionError):
+            tree = _python(value)
+    else:
+        tree = value
+    return _ends(tree, ())
+
+
+def _python(value: str) -> object:
+    """A dictionary of Python, as calls and logs have it; else the text."""
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return value
+
+
+def _ends(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(tree, dict):
+        for key, below in tree.items():
+            yield from _ends(below, (*path, str(key)))
+    else:
+        yield path, tree if isinstance(tree, str) else str(tree).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFlags:
+    """Flags of techniques as a command has them, those of several joined."""
+
+    flags: JsonObject = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
+    unsaid: tuple[str, ...] = ()  # what nobody knows: written in capitals, to be put in
+
+    @property
+    def args(self) -> list[str]:
+        return [f"--{name}{'' if value is True else ' ' + _quoted(value)}" for name, value in self.flags.items()]
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        above = [f"{name}={value}" for name, value in self.variables.items()]
+        below = [f"{name}: {_flow(value)}" for name, value in self.settings.items()]
+        return "; ".join([*filter(None, [" ".join([*above, *self.args])]), *below])
+
+
+def _quoted(value: object) -> str:
+    return shlex.quote(json.dumps(value)) if isinstance(value, dict) else str(value)
+
+
+def _flow(value: object) -> str:
+    """YAML in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(below)}" for key, below in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def flag_text(technique: Technique, engine: str, question: Question) -> str:
+    """What turns a technique on in an engine, in one line; "" where it has no flag for it."""
+    spoken = engine if engine in technique.flags else question.engine.launched_as or engine
+    return written_flags([technique], spoken, question).text if technique.flags.get(spoken) else ""
+
+
+def written_flags(asked: Iterable[Technique], engine: str, question: Question) -> WrittenFlags:
+    """The flags of techniques, as the question sets them."""
+    trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
+    unsaid: list[str] = []
+    for one in asked:
+        for word in flag_words(one.flags.get(engine, "")):
+            place, value = word.place, word.value
+            if place:
+                known = field_value(question, place[0])
+                if known in (None, ""):
+                    value = place[0].upper()
+                    unsaid.append(value)
+                elif word.optional and _is_default(place[0], known):
+                    continue
+                else:
+                    value = _theirs(one, engine, word.key, known, place[1])
+            _put(trees[word.kind], word.path, _typed(value))
+    variables = {name: _flow(value) for name, value in trees["variable"].items()}
+    return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
+
+
+def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
+    for key in path[:-1]:
+        below = tree.get(key)
+        if not isinstance(below, dict):
+            below = tree[key] = {}
+        tree = below
+    tree[path[-1]] = value
+
+
+def _typed(value: str) -> Json:
+    return {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
+
+
+def field_value(question: Question, name: str) -> object:
+    """A field of the question, whichever of its parts it belongs to; None where there is no such field."""
+    if name == "slots":  # experts of all ranks, copies among them
+        experts = question.model.experts
+        return experts.num_experts + int(question.plan.redundant_experts) if experts else None
+    part = next((part for part, names in PARTS.items() if name in names), "")
+    return getattr(getattr(question, part) if part else question, name, None)
+
+
+def default_of(name: str) -> object:
+    """What a field is where nobody says."""
+    part = next((part for part, names in PARTS.items() if name in names), "")
+    kind = Question.__dataclass_fields__[part].default if part and part != "plan" else Plan() if part else None
+    return getattr(kind, name, 0)
+
+
+def _is_default(name: str, value: object) -> bool:
+    return value is None or value == default_of(name)
+
+
+def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> str:
+    """Their word for a value of ours."""
+    if isinstance(value, str):
+        ours = next((word for word, becomes in one.words.items() if becomes == value), value)
+        words = words_of(engine).get(key, {})
+        return next((str(theirs) for theirs, word in words.items() if word in (ours, value)), ours)
+    return str(int(float(str(value))) + more) if not isinstance(value, bool) else str(value).lower()
+
+
+@lru_cache(maxsize=8)
+def words_of(engine: str) -> Mapping[str, Mapping[str, str]]:
+    """An engine's words for values, by the path of a flag or the name of a variable, and ours."""
+    own = flag_table(engine)
+    return {**{f"${name}": words for name, words in own.get("libraries", {}).items()}, **own.get("words", {})}
+
+
+def on_techniques(question: Question) -> list[Technique]:
+    """Techniques that a question has on: all that they set is set, and what they take is not what nobody says."""
+    return [one for one in techniques().values() if is_on(one, question)]
+
+
+def is_on(one: Technique, question: Question) -> bool:
+    """Whether a question has a technique on."""
+    taken = {name.strip("?") for name in one.takes}
+    if any(field_value(question, name) != value for name, value in one.sets.items() if name not in taken):
+        return False
+    needed = [name for name in one.takes if not name.endswith("?")] or [name for name in taken if name in one.sets or not one.sets]
+    values = [(name, field_value(question, name)) for name in needed]
+    return all(not _is_default(name, value) and (not one.words or value in one.words.values()) for name, value in values)
+
+
+def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple[str, object]]:
+    """What a question sets of a technique and an engine has no flag for, beside what its requests decide."""
+    told = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
+    own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
+    values = [(name, field_value(question, name)) for name in own]
+    return [(name, value) for name, value in values if not _is_default(name, value) and one.sets.get(name) != value]
+
+
+def is_carrier(one: Technique) -> bool:
+    """Whether it says what carries caches between servers, which those of a pair are told when they are joined."""
+    return "kv_transfer" in one.sets or "kv_transfer" in (name.strip("?") for name in one.takes)

@@ -1,0 +1,170 @@
+"""Flags of techniques: read in every spelling, written, and read back as the question that they came from."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_run import run_here
+from commtax import catalog
+from commtax.catalog.programs import flag_table
+from commtax.catalog.technique_flags import OF_REQUESTS, field_value, flag_text, flag_words, is_carrier, untold_fields
+from commtax.catalog.techniques import changes_of, technique, techniques
+from commtax.launch.flags import flags_of
+from commtax.launch.launch_options import options_of
+from commtax.launch.read_command import parse
+from commtax.launch.unpriced import TABLE, unread_remarks
+from commtax.launch.writing import apart_command, launch_command
+from commtax.options import options
+from commtax.question import Question
+from commtax.spec import Plan
+from tables import tables
+
+ENGINES = ("vllm", "sglang", "trtllm")
+DATA = tables(__file__)
+MODEL, CLUSTER = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
+WIDE = catalog.cluster("2x8xh200-sxm")
+
+
+def asked(names, engine="vllm", **plan):
+    """A question with techniques on; those that its engine has no flag for are refused when it is written."""
+    return Question(MODEL, CLUSTER, catalog.engine(engine), Plan(**plan)).but(**changes_of(names))
+
+
+def read_back(question, launch):
+    """The same plan without techniques, with what a launch sets of them."""
+    told, fields = dict(launch.options), {name: option.key for name, option in options().items() if option.field}
+    if "slots" in told or launch.slots:
+        told["redundant_experts"] = launch.slots - question.model.experts.num_experts
+    plain = Question(question.model, question.cluster, question.engine, Plan())
+    changes = changes_of(str(told.pop("technique"))) if "technique" in told else {}
+    return plain.but(**{fields[name]: value for name, value in told.items() if name in fields and value != -1}, **changes)
+
+
+@pytest.mark.parametrize("case", DATA["read"], ids=lambda case: case["says"][:60])
+def test_flags_are_read_in_every_spelling(case):
+    head, settings_of = DATA["heads"][case["engine"]], case.get("settings", "")
+    text = f"{case.get('before', '')} {head} {case['says']}"
+    found = parse(f"cat > a.yml <<EOF\n{settings_of}\nEOF\n{text} --config a.yml" if settings_of else text)
+    told = {name: value for name, value in found.options.items() if name not in ("tp", "dp", "ep") or name in case["means"]}
+    assert told == case["means"]
+    assert found.unread == tuple(case.get("unread", ()))
+
+
+SERVED = [one for one in techniques().values() if not is_carrier(one)]
+
+
+@st.composite
+def asked_of_engines(draw):
+    """An engine and techniques that it can be told to use, with values."""
+    engine = draw(st.sampled_from(ENGINES))
+    known = [one for one in SERVED if one.flags.get(engine)]
+    chosen = draw(st.lists(st.sampled_from(known), max_size=4, unique_by=lambda one: tuple(one.sets) + one.takes))
+    values = {"dcp": st.sampled_from([2, 4]), "cp": st.just(2), "speculative": st.integers(1, 9)}
+    words = []
+    for one in chosen:
+        needed = [name for name in one.takes if not name.endswith("?")]
+        given = [str(draw(st.sampled_from(sorted(one.words)) if one.words else values[name])) for name in needed]
+        if "redundant_experts?" in one.takes or "two_batches_from?" in one.takes:
+            given = draw(st.sampled_from([[], ["32"]]))
+        words.append(f"{one.key}={':'.join(given)}" if given else one.key)
+    return engine, ",".join(words) or "none"
+
+
+@given(asked_of_engines())
+@settings(max_examples=150, deadline=None)
+def test_what_is_written_reads_back_as_the_same_techniques(drawn):
+    engine, names = drawn
+    question = asked(names, engine, tp=4, dp=2, ep=8) if engine != "trtllm" else asked(names, engine, tp=8)
+    launch = parse(launch_command(question.but(cluster=WIDE), engine))
+    again = read_back(question, launch)
+    untold = {name for one in techniques().values() for name, _ in untold_fields(one, engine, question)}
+    for one in SERVED:
+        for name in {*one.sets, *(taken.strip("?") for taken in one.takes)} - untold - {*OF_REQUESTS}:
+            assert field_value(again, name) == field_value(question, name), (name, names)
+    assert not launch.unread
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("carrier", ["nixl", "mooncake", "nccl"])
+def test_what_carries_caches_is_told_to_both_kinds_of_servers(engine, carrier):
+    if engine != "vllm" and carrier == "nccl":
+        return  # which they do not have
+    question = asked(f"kv-transfer={carrier}", engine, tp=2).but(
+        disaggregated=True, prefill_workers=1, decode_workers=2, prefill_tp=2
+    )
+    found = parse(apart_command(question, engine))
+    assert found.servers.prefill_workers == 1
+    assert options_of(found, several=True).technique == f"kv-transfer={carrier}"
+    assert "technique" not in options_of(found, several=False), "one server's caches go nowhere"
+
+
+def test_a_drafter_that_nobody_named_is_to_be_put_in():
+    for engine in ENGINES:
+        written = launch_command(asked("eagle3=3", tp=8), engine)
+        assert "\n# put the name of yours for DRAFT_MODEL" in written
+        assert parse(written).options["technique"] == "eagle3=3"
+    told = launch_command(asked("dbo=64", "sglang", dp=8, ep=8), "sglang")
+    assert "\n# no flag of SGLang says two batches from: 64" in told
+
+
+@pytest.mark.parametrize(
+    ("names", "engine"), [("dbo", "trtllm"), ("async-tp", "sglang"), ("quickreduce=int4", "sglang"), ("sbo", "vllm")]
+)
+def test_an_engine_without_a_flag_refuses_to_be_written(names, engine):
+    with pytest.raises(ValueError, match="has no flag for") as refused:
+        launch_command(asked(names, tp=8), engine)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_line_for_people_is_what_is_written():
+    question = asked("mtp=3,fused-allreduce,quickreduce=int4,fp8-kv,eplb=32", tp=8)
+    lines = {(key, engine): flag_text(technique(key), engine, question) for key, engine in DATA["lines_of"]}
+    assert tuple(lines.values()) == DATA["lines"]
+    other = catalog.engine("vllm-rocm")  # whose command is vLLM's
+    assert flag_text(technique("quickreduce"), other.key, question.but(engine=other)).endswith("=INT4")
+
+
+def test_every_text_says_what_is_known():
+    """A place is a field of the question, and other spellings are of flags that techniques have."""
+    question = asked("none", tp=8)
+    for engine in ENGINES:
+        words = [word for one in techniques().values() for word in flag_words(one.flags.get(engine, ""))]
+        places = {word.place[0] for word in words if word.place} - {"draft_model"}
+        assert all(field_value(question, name) is not None for name in places)
+        keys = {word.key for word in words} | {word.key.partition(".")[0] for word in words} | set(flags_of(engine).flags)
+        spelled = [*flag_table(engine)["same"].values(), *flag_table(engine)["words"]]
+        known = [key for key in spelled if key in keys or key in TABLE[engine]]
+        assert known == spelled
+
+
+def test_a_flag_that_no_price_has_is_named_with_what_it_would_have_changed():
+    pasted = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --dbo-prefill-token-threshold 512 --foo 3 -O3"
+    done = run_here("bill", "--from", pasted, "--cluster", "8xh200-sxm")
+    assert done.returncode == 0, done.stderr
+    assert "not understood, and not in the answer: --foo 3" in done.stdout.replace("\n", " ")
+    strange, known = unread_remarks("vllm", parse(pasted).unread)
+    assert strange.endswith(": --foo 3")
+    assert "--dbo-prefill-token-threshold 512 (from how many tokens prompts are cut into two halves), -O3 (" in known
+    own = [phrase for phrases in TABLE.values() for phrase in phrases.values()]
+    assert all(phrase and not phrase.endswith(".") for phrase in own)
+
+
+def test_settings_of_a_chart_are_flags_too():
+    own = "tensorParallelSize: 2, enableDbo: true, speculativeConfig: {method: ngram, num_speculative_tokens: 4}"
+    chart = f"servingEngineSpec:\n  modelSpec:\n  - name: x\n    modelURL: meta-llama/Llama-3.1-8B\n    vllmConfig: {{{own}}}"
+    found = parse(chart)
+    assert (found.options["tp"], found.options["technique"], found.unread) == (2, "dbo,ngram=4", ())
+
+
+@pytest.mark.parametrize("text", ["-dcp banana", "--speculative-config.method mtp --speculative-config.num_speculative_tokens x"])
+def test_a_number_that_is_none_is_refused_by_its_flag(text):
+    with pytest.raises(ValueError, match=r"from: .*a whole number is needed"):
+        parse(f"vllm serve m -tp 8 {text}")
+
+
+def test_settings_may_be_told_as_yaml_has_them():
+    words = flag_words("context_parallel_size: {dcp} and cp_config.cp_type: HELIX")
+    assert [(word.kind, word.key, word.value) for word in words] == [
+        ("setting", "context-parallel-size", "<dcp>"),
+        ("setting", "cp-config.cp-type", "HELIX"),
+    ]
