@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog.programs import flag_table
-from commtax.catalog.technique_flags import OF_REQUESTS, field_value, flag_text, flag_words, is_carrier, untold_fields
+from commtax.catalog.technique_flags import OF_REQUESTS, flag_text, flag_words, is_carrier, place_value, untold_fields
 from commtax.catalog.techniques import changes_of, technique, techniques
 from commtax.launch.flags import flags_of
 from commtax.launch.launch_options import options_of
@@ -59,7 +59,7 @@ def asked_of_engines(draw):
     engine = draw(st.sampled_from(ENGINES))
     known = [one for one in SERVED if one.flags.get(engine)]
     chosen = draw(st.lists(st.sampled_from(known), max_size=4, unique_by=lambda one: tuple(one.sets) + one.takes))
-    values = {"dcp": st.sampled_from([2, 4]), "cp": st.just(2), "speculative": st.integers(1, 9)}
+    values = {"dcp": st.sampled_from([2, 4]), "cp": st.just(2), "speculative": st.integers(1, 9), "draft_model": st.just("someone/drafter")}
     words = []
     for one in chosen:
         needed = [name for name in one.takes if not name.endswith("?")]
@@ -80,7 +80,7 @@ def test_what_is_written_reads_back_as_the_same_techniques(drawn):
     untold = {name for one in techniques().values() for name, _ in untold_fields(one, engine, question)}
     for one in SERVED:
         for name in {*one.sets, *(taken.strip("?") for taken in one.takes)} - untold - {*OF_REQUESTS}:
-            assert field_value(again, name) == field_value(question, name), (name, names)
+            assert place_value(again, name) == place_value(question, name), (name, names)
     assert not launch.unread
 
 
@@ -108,7 +108,7 @@ def test_a_drafter_that_nobody_named_is_to_be_put_in():
 
 
 @pytest.mark.parametrize(
-    ("names", "engine"), [("dbo", "trtllm"), ("async-tp", "sglang"), ("quickreduce=int4", "sglang"), ("sbo", "vllm")]
+    ("names", "engine"), [("dbo", "trtllm"), ("async-tp", "sglang"), ("quickreduce=int4", "trtllm"), ("sbo", "vllm")]
 )
 def test_an_engine_without_a_flag_refuses_to_be_written(names, engine):
     with pytest.raises(ValueError, match="has no flag for") as refused:
@@ -130,7 +130,7 @@ def test_every_text_says_what_is_known():
     for engine in ENGINES:
         words = [word for one in techniques().values() for word in flag_words(one.flags.get(engine, ""))]
         places = {word.place[0] for word in words if word.place} - {"draft_model"}
-        assert all(field_value(question, name) is not None for name in places)
+        assert all(place_value(question, name) is not None for name in places)
         keys = {word.key for word in words} | {word.key.partition(".")[0] for word in words} | set(flags_of(engine).flags)
         spelled = [*flag_table(engine)["same"].values(), *flag_table(engine)["words"]]
         known = [key for key in spelled if key in keys or key in TABLE[engine]]

@@ -14,11 +14,11 @@ from dataclasses import field
 from functools import lru_cache
 
 from commtax.catalog.programs import flag_table
-from commtax.catalog.techniques import techniques
+from commtax.catalog.techniques import field_value, is_default
 from commtax.files import Json, JsonObject
-from commtax.question import PARTS, Question
+from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Plan, Technique
+from commtax.spec import Technique
 
 FIELD = re.compile(r"\{([a-z_]+)([+-]\d+)?\}")
 PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")
@@ -160,11 +160,11 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question) -
         for word in flag_words(one.flags.get(engine, "")):
             place, value = word.place, word.value
             if place:
-                known = field_value(question, place[0])
+                known = place_value(question, place[0])
                 if known in (None, ""):
                     value = place[0].upper()
                     unsaid.append(value)
-                elif word.optional and _is_default(place[0], known):
+                elif word.optional and is_default(place[0], known):
                     continue
                 else:
                     value = _theirs(one, engine, word.key, known, place[1])
@@ -186,24 +186,12 @@ def _typed(value: str) -> Json:
     return {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
 
 
-def field_value(question: Question, name: str) -> object:
-    """A field of the question, whichever of its parts it belongs to; None where there is no such field."""
-    if name == "slots":  # experts of all ranks, copies among them
-        experts = question.model.experts
-        return experts.num_experts + int(question.plan.redundant_experts) if experts else None
-    part = next((part for part, names in PARTS.items() if name in names), "")
-    return getattr(getattr(question, part) if part else question, name, None)
-
-
-def default_of(name: str) -> object:
-    """What a field is where nobody says."""
-    part = next((part for part, names in PARTS.items() if name in names), "")
-    kind = Question.__dataclass_fields__[part].default if part and part != "plan" else Plan() if part else None
-    return getattr(kind, name, 0)
-
-
-def _is_default(name: str, value: object) -> bool:
-    return value is None or value == default_of(name)
+def place_value(question: Question, name: str) -> object:
+    """What stands in a place: a field of the question, or the experts of all ranks, copies among them."""
+    if name != "slots":
+        return field_value(question, name)
+    experts = question.model.experts
+    return experts.num_experts + int(question.plan.redundant_experts) if experts else None
 
 
 def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> str:
@@ -222,27 +210,12 @@ def words_of(engine: str) -> Mapping[str, Mapping[str, str]]:
     return {**{f"${name}": words for name, words in own.get("libraries", {}).items()}, **own.get("words", {})}
 
 
-def on_techniques(question: Question) -> list[Technique]:
-    """Techniques that a question has on: all that they set is set, and what they take is not what nobody says."""
-    return [one for one in techniques().values() if is_on(one, question)]
-
-
-def is_on(one: Technique, question: Question) -> bool:
-    """Whether a question has a technique on."""
-    taken = {name.strip("?") for name in one.takes}
-    if any(field_value(question, name) != value for name, value in one.sets.items() if name not in taken):
-        return False
-    needed = [name for name in one.takes if not name.endswith("?")] or [name for name in taken if name in one.sets or not one.sets]
-    values = [(name, field_value(question, name)) for name in needed]
-    return all(not _is_default(name, value) and (not one.words or value in one.words.values()) for name, value in values)
-
-
 def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple[str, object]]:
     """What a question sets of a technique and an engine has no flag for, beside what its requests decide."""
     told = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
     own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
     values = [(name, field_value(question, name)) for name in own]
-    return [(name, value) for name, value in values if not _is_default(name, value) and one.sets.get(name) != value]
+    return [(name, value) for name, value in values if not is_default(name, value) and one.sets.get(name) != value]
 
 
 def is_carrier(one: Technique) -> bool:

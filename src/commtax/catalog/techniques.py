@@ -8,7 +8,7 @@ import numpy as np
 from commtax.catalog.loader import plain_record, suggest
 from commtax.question import PARTS, Question
 from commtax.shipped_tables import table
-from commtax.spec import Technique
+from commtax.spec import Plan, Technique
 from commtax.statement import Refusal
 
 NONE = "none"
@@ -77,27 +77,49 @@ def changes_of(text: str) -> dict[str, object]:
 
 def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
     """The techniques that are on in a question, each as ``--technique`` takes it; what a plan says by itself is among them."""
-    on = {} if q.trains else {one.key: (one, text) for one in techniques().values() if (text := _text_where_on(q, one))}
-    for one, text in on.values():
-        if not any(one.sets and one.sets.items() < other.sets.items() for other, _ in on.values()):  # which another one includes
-            yield one, text
+    on = [] if q.trains else [one for one in techniques().values() if is_on(one, q)]
+    for one in on:
+        if not any(one.sets and one.sets.items() < other.sets.items() for other in on):  # which another one includes
+            yield one, _written(one, [_own_value(q, one, name.strip("?")) for name in one.takes])
 
 
-def _text_where_on(q: Question, one: Technique) -> str:
-    values = [value if (value := _field(q, name.strip("?"))) != one.sets.get(name.strip("?")) else None for name in one.takes]
-    named = not one.words or values[0] in one.words.values()
-    on = all(_field(q, name) == value for name, value in one.sets.items()) if one.sets else any(values) and named
-    return _written(one, values) if on else ""
+def is_on(one: Technique, q: Question) -> bool:
+    """Whether all that a technique sets is set, and what it takes is not what nobody says."""
+    taken = {name.strip("?") for name in one.takes}
+    if any(field_value(q, name) != value for name, value in one.sets.items() if name not in taken):
+        return False
+    needed = [name for name in one.takes if not name.endswith("?")] or [name for name in taken if name in one.sets or not one.sets]
+    values = [(name, field_value(q, name)) for name in needed]
+    return all(not is_default(name, value) and (not one.words or value in one.words.values()) for name, value in values)
 
 
-def _field(q: Question, name: str) -> object:
-    """What a question's field says; None where it says what it says by itself."""
-    for part, names in PARTS.items():
-        if name in names:
-            held = getattr(q, part)
-            value, usual = getattr(held, name), getattr(type(held)(), name)
-            return None if np.ndim(value) or value == usual else value
-    return getattr(q, name) or None
+def field_value(q: Question, name: str) -> object:
+    """A field of the question, whichever of its parts it belongs to; None where there is no such field, or it has several values."""
+    part = _part_of(name)
+    value = getattr(getattr(q, part) if part else q, name, None)
+    return None if np.ndim(value) else value
+
+
+def default_of(name: str) -> object:
+    """What a field is where nobody says."""
+    part = _part_of(name)
+    kind = Question.__dataclass_fields__[part].default if part and part != "plan" else Plan() if part else None
+    return getattr(kind, name, 0)
+
+
+def is_default(name: str, value: object) -> bool:
+    """Whether a field's value is what it is where nobody says."""
+    return value is None or value == default_of(name)
+
+
+def _part_of(name: str) -> str:
+    return next((part for part, names in PARTS.items() if name in names), "")
+
+
+def _own_value(q: Question, one: Technique, name: str) -> object:
+    """What a question says of a field that a technique takes; None where that goes without saying."""
+    value = field_value(q, name)
+    return None if is_default(name, value) or value == one.sets.get(name) else value
 
 
 def _written(one: Technique, values: list[object]) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.catalog.programs import program
-from commtax.catalog.technique_flags import WrittenFlags, is_carrier, on_techniques, untold_fields, written_flags
+from commtax.catalog.technique_flags import WrittenFlags, is_carrier, untold_fields, written_flags
+from commtax.catalog.techniques import techniques_on
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
@@ -50,7 +51,7 @@ class LaunchJob:
     def techniques(self) -> list[Technique]:
         """Techniques that are on; one that the engine cannot be told to use is refused."""
         copied = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
-        on = [one for one in on_techniques(copied) if not is_carrier(one)]
+        on = [one for one, _ in techniques_on(copied) if not is_carrier(one)]
         missing = next((one for one in on if self.engine not in one.flags), None)
         if missing:
             raise Refusal(
@@ -69,7 +70,7 @@ class LaunchJob:
 
     def with_techniques(self, command: "Command") -> "Command":
         """The command with the variables of its techniques, what carries caches, and what is left to put in."""
-        carriers = [one for one in on_techniques(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
+        carriers = [one for one, _ in techniques_on(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]

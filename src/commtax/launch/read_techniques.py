@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from functools import cache
 
-from commtax.catalog.technique_flags import FlagWord, default_of, flag_words
-from commtax.catalog.techniques import techniques
+from commtax.catalog.technique_flags import FlagWord, flag_words
+from commtax.catalog.techniques import default_of, techniques
 from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
 from commtax.launch.unpriced import would_change
 from commtax.options import options
