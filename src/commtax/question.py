@@ -23,6 +23,8 @@ SPREAD = 0.5  # requests of real users differ; those of equal length that start 
 MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
 CONFIDENCE = 0.65  # probability with which a search keeps limits, where nobody says (benchmarks/decisions.py)
 AUTO = "auto"
+STEP_AXES = ("batch", "context")
+"""What a step grows with, whatever its plan."""
 EVEN = 0.5  # … and the one that goes by the central prediction
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -94,9 +95,9 @@ def is_on(one: Technique, q: Question) -> bool:
 
 
 def field_value(q: Question, name: str) -> object:
-    """A field of the question, whichever of its parts it belongs to; None where there is no such field, or it has several values."""
+    """A field of the question, whichever of its parts it belongs to; None: there is no such field, or several values."""
     part = _part_of(name)
-    value = getattr(getattr(q, part) if part else q, name, None)
+    value: Any = getattr(getattr(q, part) if part else q, name, None)
     return None if np.ndim(value) else value
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
-from commtax.cost.context_parallel import joining_kernels, made_queries
+from commtax.cost.context_parallel import joining_kernels
 from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, SelectorScan
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
 from commtax.cost.linear_attention import quantised_before
@@ -57,6 +57,11 @@ def _own(part: T | None) -> T:
     """The part that makes attention of its kind: whoever asks has looked at the kind."""
     assert part is not None
     return part
+
+
+def made_queries(s: KernelStep, a: Attention) -> Number:
+    """Heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
+    return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
 
 
 def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
@@ -193,7 +198,8 @@ def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel
     shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
     stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
     yield _attend(s, "decode", seqs, count, flops, moved, shape, stored, a.window)
-    yield from joining_kernels(s, a, count)
+    if s.plan.splits_sequences:
+        yield from joining_kernels(s, a, count)
 
 
 def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
@@ -224,9 +230,8 @@ def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool |
     """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
     m = _own(a.latent)
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
-    low = m.q_rank + m.kv_rank + m.rope_dim
+    low, width = m.q_rank + m.kv_rank + m.rope_dim, made_queries(s, a) * (m.nope_dim + m.rope_dim)
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
-    width = made_queries(s, a) * (m.nope_dim + m.rope_dim)
     yield s.gemm("query up-projection", "projections", "query", count, rows, width, m.q_rank or h, "self_attn.q_b_proj")
     yield s.small("rotary, latent norms and KV write", "projections", "rotary", count, 3 * rows * low)
     yield from head_products(s, a, m, count, work.decode_seqs * work.rows_per_seq)
@@ -277,7 +282,8 @@ def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
         entries = np.minimum(entries, a.indexer.top_k)
     shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
     yield read(s, "sparse-decode" if a.indexer else "latent-decode", count, shape, _latent_bytes(s, a), s.plan.kv_dtype)
-    yield from joining_kernels(s, a, count)
+    if s.plan.splits_sequences:
+        yield from joining_kernels(s, a, count)
 
 
 def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:

@@ -94,11 +94,6 @@ def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel
     yield s.small("outputs of split caches", "attention", "value", runs, moved / launches, fusable=False)
 
 
-def made_queries(s: KernelStep, a: Attention) -> Number:
-    """Heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
-    return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
-
-
 def own_prompts(work: Workload, cp: Number) -> Workload:
     """The step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
 

@@ -17,7 +17,6 @@ from commtax.cost import overlap
 from commtax.cost.collectives import Parts, PathChoice, for_experts, price
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.context_parallel import own_prompts
-from commtax.cost.drafting import draft_host_s, draft_step
 from commtax.cost.forms.experts import AROUND
 from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.kernel import PricingTerms
@@ -337,7 +336,7 @@ def _own_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]
 def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """The lines of one batch, one after the other."""
     ran = t.settings
-    own = own_prompts(work, t.plan.cp)
+    own = own_prompts(work, t.plan.cp) if t.plan.splits_sequences else work
     rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)
     sent_as = t.techniques.dispatch_dtype
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
@@ -345,10 +344,15 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     made = step_kernels(
         t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced
     )
-    items, made = fuse(items, made, t)
-    drafted, sent = draft_step(t, work)
-    kernels = served_lines([*made, *drafted], t)
-    comm = comm_lines([*items, *sent], Pricer(t), repeat(ran))
+    if t.techniques.fused_reduce:
+        items, made = fuse(items, made, t)
+    if t.drafter:
+        from commtax.cost.drafting import draft_step  # not for those who draft nothing
+
+        drafted, sent = draft_step(t, work)
+        items, made = [*items, *sent], [*made, *drafted]
+    kernels = served_lines(made, t)
+    comm = comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
     pace = t.engine.paces.pace_prompt_steps
     return lines if pace == 1 else _paced_prompts(lines, pace, np.asarray(work.prefill_tokens) > 0, t.cluster.chip.memory_Bps)
@@ -378,6 +382,8 @@ def host_parts(lines: list[Line], work: Workload, t: PricingTerms) -> dict[str, 
         "prompt_s": host.prompt_s * (np.asarray(work.prefill_tokens) > 0),
     }
     if t.drafter:
+        from commtax.cost.drafting import draft_host_s
+
         parts["draft_step_s"] = draft_host_s(t, work)
     if t.settings.eager or host.launches:
         launches = num_launches(lines, t.engine)

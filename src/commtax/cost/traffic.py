@@ -63,7 +63,7 @@ def inference(
     model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
 ) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
-    whole, work = work, own_prompts(work, plan.cp)
+    whole, work = work, own_prompts(work, plan.cp) if plan.splits_sequences else work
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
@@ -94,7 +94,8 @@ def inference(
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, (backend, dispatch_dtype), pick(shared, num_moe, 0), split)
-    items += [*split_cache_items(model, plan, work, rows, engine), *split_prompt_items(model, plan, whole, rows, engine)]
+    if plan.splits_sequences:
+        items += [*split_cache_items(model, plan, work, rows, engine), *split_prompt_items(model, plan, whole, rows, engine)]
     return items + tower_items(model, plan, work)
 
 

@@ -359,8 +359,8 @@ class StandingPlan:
 
 def ground(put: Question) -> Question:
     """A search's question, settled as one GPU's, with what plans keep that spread experts over ranks, or caches."""
-    kept = {"redundant_experts": put.plan.redundant_experts, "imbalance": put.what_if.imbalance, "dcp": put.plan.dcp}
-    return settle(replan(put, dcp=1)).plain().but(**kept, techniques=put.techniques)
+    plain = settle(replan(put, dcp=1)).plain().but(redundant_experts=put.plan.redundant_experts, dcp=put.plan.dcp)
+    return plain.but(imbalance=put.what_if.imbalance, techniques=put.techniques)
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:

@@ -12,8 +12,9 @@ from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import headline, notes, say, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
+from commtax.verbs.loads import LOADS
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.sweeping import SWEPT, RequestSweep, Slo
+from commtax.verbs.sweeping import RequestSweep, Slo
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
@@ -28,7 +29,7 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
 
 def sweep_words(s: RequestSweep, slo: Slo) -> str:
     """Where it turns."""
-    unit = rate_words if s.name == SWEPT[0] else partial(plural, noun="client")
+    unit = rate_words if s.name == LOADS[0] else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
         parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
@@ -82,7 +83,7 @@ def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
     axes.grid(alpha=0.25)
     if s.knee is not None:
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
-    if s.name == SWEPT[0] and s.values[0] < s.capacity < s.values[-1]:
+    if s.name == LOADS[0] and s.values[0] < s.capacity < s.values[-1]:
         axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 

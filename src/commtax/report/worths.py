@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from math import isnan
 
+from commtax.question import STEP_AXES
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import drop_empty_columns, headline, notes, say, served_step, show_table
 from commtax.units import format_seconds, plural
-from commtax.verbs.worth import AXES, PayRange, TechniqueWorth, Worth
+from commtax.verbs.worth import PayRange, TechniqueWorth, Worth
 
 STYLES = {"gains": "green", "loses": "red"}
 
@@ -71,7 +72,7 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
 
 def pays_text(row: TechniqueWorth) -> str:
     """Where it gains, in words: ``batch from 158; context up to 10,030``."""
-    if len(row.never) == len(AXES):
+    if len(row.never) == len(STEP_AXES):
         return "nowhere near here"
     return "; ".join([*map(_pay_text, row.pays), *(f"at no {axis} here" for axis in row.never)]) or "everywhere here"
 

@@ -5,6 +5,8 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Literal, get_args
 
+import numpy as np
+
 from commtax.records import Number, dataclass
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
@@ -113,6 +115,11 @@ class Plan:
     @property
     def all_gpus(self) -> Number:
         return self.num_gpus * self.replicas
+
+    @property
+    def splits_sequences(self) -> bool:
+        """Whether ranks share the cache of a sequence, or its prompt, in any of the plans."""
+        return bool(np.any(np.asarray(self.dcp) > 1) or np.any(np.asarray(self.cp) > 1))
 
     @property
     def redundant(self) -> Number:

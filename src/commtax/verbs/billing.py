@@ -14,7 +14,6 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import Placing, busiest_rank
-from commtax.cost.drafting import draft_items
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
@@ -26,7 +25,6 @@ from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
-from commtax.verbs.drafts import draft_notes, drafter_of
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle, terms_of
 
@@ -241,7 +239,10 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
 
         yield prefix_note(q, float(q.context))
     yield from _spread_notes(q, rows)
-    yield from draft_notes(q)
+    if q.speculative:
+        from commtax.verbs.drafts import draft_notes  # not for those who draft nothing
+
+        yield from draft_notes(q)
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
@@ -366,7 +367,11 @@ def question_traffic(q: Settled) -> Traffic:
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     how, sent_as = q.what_if, q.techniques.dispatch_dtype
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=how.ep_backend, eager=how.eager, dispatch_dtype=sent_as)
-    items += draft_items(drafter_of(q), q.plan, q.work, q.engine, q.what_if.ep_backend, q.what_if.eager)
+    if q.speculative:
+        from commtax.cost.drafting import draft_items  # not for those who draft nothing
+        from commtax.verbs.drafts import drafter_of
+
+        items += draft_items(drafter_of(q), q.plan, q.work, q.engine, how.ep_backend, how.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 
 

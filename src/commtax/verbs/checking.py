@@ -10,11 +10,9 @@ from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.tensors import ROWWISE
 from commtax.options import Option
 from commtax.question import Question
-from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, TAXES, Chip, Engine, Number, Plan
+from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, NO_TECHNIQUES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
-from commtax.verbs.collective_rules import check_collectives
-from commtax.verbs.expert_checks import check_exchange, check_experts_techniques
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Types as engines' options spell them."""
@@ -251,8 +249,7 @@ def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
     check_backend(q)
-    check_collectives(q)
-    check_experts_techniques(q)
+    _check_techniques(q)
     _check_experts(q)
     if not q.trains:
         return
@@ -295,6 +292,17 @@ def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
+def _check_techniques(q: Question) -> None:
+    """Techniques of collectives and of spread experts; a library that was asked for is one too."""
+    if q.techniques is NO_TECHNIQUES and not q.what_if.library:
+        return
+    from commtax.verbs.collective_rules import check_collectives  # not for those who ask for none
+    from commtax.verbs.expert_checks import check_experts_techniques
+
+    check_collectives(q)
+    check_experts_techniques(q)
+
+
 def check_backend(q: Question) -> None:
     """An expert backend belongs to a mixture, and to an engine that has it."""
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
@@ -303,6 +311,8 @@ def check_backend(q: Question) -> None:
     if backend and backend not in able:
         raise Refusal(f"all2all backend '{backend}': {q.engine.key} has {', '.join(able) or 'none'}", "ep_backend", able)
     if backend:
+        from commtax.verbs.expert_checks import check_exchange  # not for those who leave it to the engine
+
         check_exchange(q)
 
 

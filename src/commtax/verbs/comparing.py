@@ -17,7 +17,7 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog.techniques import changes_of
 from commtax.options import check_taken
-from commtax.question import INPUT_LEN, Question
+from commtax.question import INPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
@@ -28,8 +28,8 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
-AXES = ("batch", "context", *SERVING_AXES, "dcp", "link", "technique")
-TRAIN_AXES = ("batch", "context", *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens")
+AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique")
+TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens")
 MAX_CELLS = 4096
 MOST_BATCH = 1024
 Sizes = Mapping[str, int]
@@ -56,7 +56,7 @@ class Comparison:
     @property
     def swept(self) -> set[str]:
         """What differs between cells: local tokens are sequences of a length."""
-        return {*self.axes, *(("batch", "context") if "local_tokens" in self.axes else ())}
+        return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
 
     def values(self, axis: str) -> list[int | str]:
         index = self.axes.index(axis)

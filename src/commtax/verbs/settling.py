@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog import techniques, transfer
+from commtax.catalog import transfer
 from commtax.catalog.transfer import Setting
 from commtax.cost import legality
 from commtax.cost.caches import with_states
@@ -29,6 +29,7 @@ from commtax.spec import (
     NO_TECHNIQUES,
     SIZES,
     Cluster,
+    Drafter,
     Engine,
     Fabric,
     Model,
@@ -37,10 +38,9 @@ from commtax.spec import (
     Profile,
 )
 from commtax.statement import Note, Refusal
-from commtax.verbs import checking, drafts
+from commtax.verbs import checking
 from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
-from commtax.verbs.overlap_rules import check_overlap, with_schedule, without_idle_overlap
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
@@ -81,8 +81,11 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
-    on = techniques.changes_of(text) if (text := str(given.pop("technique", ""))) else {}
-    asked = asked.but(**{**given, **on})
+    if text := str(given.pop("technique", "")):
+        from commtax.catalog.techniques import changes_of  # not for those who ask for none
+
+        given |= changes_of(text)
+    asked = asked.but(**given)
     _check_techniques(asked, put=True)
     if asked.trains and "microbatches" in given:
         return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
@@ -95,6 +98,17 @@ def _check_techniques(q: Question, put: bool = False) -> None:
         from commtax.verbs.kv_motion import check_motion, check_moving  # not for those who move none
 
         (check_moving if put else check_motion)(q)
+
+
+def _with_techniques(q: Question) -> Question:
+    """The question with the tokens that drafts yield; overlaps and drafters that cannot be had here are refused."""
+    if q.techniques is NO_TECHNIQUES and not q.speculative:
+        return q
+    from commtax.verbs import drafts, overlap_rules  # not for those who ask for none
+
+    overlap_rules.check_overlap(q)
+    drafts.check_drafts(q)
+    return drafts.with_accepted_tokens(q)
 
 
 def _own_profile(profiles: object) -> Profile | None:
@@ -151,7 +165,10 @@ def settle(put: Question) -> Settled:
         engine = engine.serving_mixtures()
     if own and own.lessons and not q.trains:
         engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
-    engine = with_schedule(q.techniques, engine)
+    if q.techniques.async_scheduling:
+        from commtax.verbs.overlap_rules import with_schedule  # not for those who ask for none
+
+        engine = with_schedule(q.techniques, engine)
     if q.limits.state_slots:
         engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
@@ -161,9 +178,7 @@ def settle(put: Question) -> Settled:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
-    check_overlap(q)
-    drafts.check_drafts(q)
-    q, plan = drafts.with_accepted_tokens(q), q.plan
+    q, plan = _with_techniques(q), q.plan
     if any(np.ndim(getattr(plan, name)) for name in COUNTED):
         checking.check_run(q)
         q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
@@ -179,7 +194,10 @@ def settle(put: Question) -> Settled:
 def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
-    q = q if q.techniques is NO_TECHNIQUES else without_idle_overlap(q)
+    if q.techniques is not NO_TECHNIQUES:
+        from commtax.verbs.overlap_rules import without_idle_overlap  # not for those who ask for none
+
+        q = without_idle_overlap(q)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance or q.techniques.balanced):
         return q
     widest = np.max(_spread(q.plan), initial=1)
@@ -258,8 +276,16 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = constants(q.profile, q.engine, chip)
     else:
         kernels = catalog.kernel_constants(q.engine, chip)
-    known = (*_known_spread(q), drafts.drafter_of(q))
+    known = (*_known_spread(q), _drafter(q))
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
+
+
+def _drafter(q: Question) -> Drafter | None:
+    if not q.speculative:
+        return None
+    from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
+
+    return drafter_of(q)
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:

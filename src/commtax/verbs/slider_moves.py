@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax.cost.legality import codes
 from commtax.options import page_keys
-from commtax.question import Question
+from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass, with_fields
 from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
@@ -206,4 +206,4 @@ def _local_token_moves(q: Question) -> list[Move]:
     cp, length = int(q.plan.cp), int(q.context)
     values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * length // cp})
     rows = {v: (1, v * cp) if v * cp % length else (v * cp // length, length) for v in values}
-    return [Move(v, {"batch": batch, "context": context}) for v, (batch, context) in rows.items()]
+    return [Move(v, dict(zip(STEP_AXES, sizes, strict=True))) for v, sizes in rows.items()]

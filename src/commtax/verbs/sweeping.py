@@ -11,12 +11,11 @@ from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.checking import number
 from commtax.verbs.confidence import probability_of
-from commtax.verbs.loads import MOST_RATE
+from commtax.verbs.loads import LOADS, MOST_RATE
 from commtax.verbs.requests import RequestsInTime, serve
 from commtax.verbs.settling import settle
 from commtax.verbs.timed_serving import check_single_load
 
-SWEPT = ("request_rate", "concurrency")
 MOST_POINTS = 64
 
 
@@ -30,7 +29,7 @@ class RequestSweep:
 
     @property
     def title(self) -> str:
-        return "requests/s" if self.name == SWEPT[0] else "clients"
+        return "requests/s" if self.name == LOADS[0] else "clients"
 
     @property
     def capacity(self) -> float:
@@ -62,7 +61,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
     """
     name, equals, rest = text.partition("=")
     name = name.strip().replace("-", "_")
-    if name not in SWEPT or not equals:
+    if name not in LOADS or not equals:
         raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
@@ -97,7 +96,7 @@ def _values_between(low: float, high: float, name: str) -> Iterator[float]:
 
 def question_at(q: Question, name: str, value: float, prompts_per_client: int | None = None) -> Question:
     """The question at one point."""
-    if name == SWEPT[0]:
+    if name == LOADS[0]:
         return check_single_load(q.but(request_rate=value))
     count = int(value) * prompts_per_client if prompts_per_client else q.requests.num_prompts
     return check_single_load(q.but(concurrency=int(value), num_prompts=count))

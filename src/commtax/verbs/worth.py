@@ -19,20 +19,19 @@ from commtax.catalog.technique_flags import flag_text
 from commtax.catalog.techniques import changes_of, techniques
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
-from commtax.question import Question
+from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import Fit, fit_of_bill
 from commtax.verbs.keywords import WorthOptions
+from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 
 MOST_BATCH = 1024
 ALIKE = 1e-9  # share by which rates may differ that are the same
-AXES = ("batch", "context")
-"""What a technique may flip over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 
 def _asks_requests(options: Mapping[str, object]) -> bool:
-    return any(options.get(name) is not None for name in ("concurrency", "request_rate"))
+    return any(options.get(name) is not None for name in LOADS)
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
@@ -227,7 +226,8 @@ def _grids(q: Settled) -> dict[str, Array]:
     longest = max(2, min(q.model.max_len, 2**20))
     lengths = np.unique(np.geomspace(min(64, longest), longest, 60).astype(int))
     batches = np.unique(np.geomspace(1, max(MOST_BATCH, 2 * int(q.batch)), 120).astype(int))
-    return {"batch": np.union1d(batches, [int(q.batch)]), "context": np.union1d(lengths, [max(1, int(q.context))])}
+    own = np.union1d(batches, [int(q.batch)]), np.union1d(lengths, [max(1, int(q.context))])
+    return dict(zip(STEP_AXES, own, strict=True))
 
 
 def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
