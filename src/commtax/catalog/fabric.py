@@ -15,7 +15,7 @@ from commtax.catalog.hardware import link as link_of
 from commtax.catalog.loader import Table, find, plain_record, stems, suggest, table
 from commtax.catalog.versions import is_same_version, nearest, parts
 from commtax.records import dataclass
-from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, Spread
+from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
@@ -172,7 +172,8 @@ def _path_row(row: Table, where: str) -> PathRow:
     facts = {"op": "", **{key: value for key, value in row.items() if key not in served}}
     facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
     facts["source"] = Source("assumed" if row.get("transferred") else "measured", facts["source"], facts["source"])
-    return plain_record(PathRow, {"path": plain_record(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
+    kind = ExchangePath if ExchangePath.__annotations__.keys() & facts.keys() else Path
+    return plain_record(PathRow, {"path": plain_record(kind, facts, where), **{k: row[k] for k in served if k in row}}, where)
 
 
 def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:

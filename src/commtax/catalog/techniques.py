@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -97,8 +96,8 @@ def is_on(one: Technique, q: Question) -> bool:
 def field_value(q: Question, name: str) -> object:
     """A field of the question, whichever of its parts it belongs to; None: there is no such field, or several values."""
     part = _part_of(name)
-    value: Any = getattr(getattr(q, part) if part else q, name, None)
-    return None if np.ndim(value) else value
+    value = getattr(getattr(q, part) if part else q, name, None)
+    return None if isinstance(value, np.ndarray) else value
 
 
 def default_of(name: str) -> object:

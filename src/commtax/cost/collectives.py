@@ -20,7 +20,7 @@ from commtax.cost.forms.modules import copying_slowness, sms_by_expert
 from commtax.cost.measured_curves import factor_over
 from commtax.cost.placement import Span
 from commtax.records import dataclass
-from commtax.spec import Algorithm, Cluster, Condition, Fabric, Link, Network, Number, Path, Protocol
+from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
 
@@ -382,6 +382,8 @@ def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:
     """An exchange's paths for layers of so many experts, on chips of so many multiprocessors."""
 
     def tuned(path: Path) -> Path:
+        if not isinstance(path, ExchangePath):
+            return path
         sms = fabric.copying_sms or sms_by_expert(experts, num_sms)
         slowness = copying_slowness(path.bandwidth_Bps, path.sm_Bps, sms) if path.sm_Bps else 1 / path.bandwidth_Bps
         return replace(path, launch_s=path.launch_s + experts * path.expert_s, bandwidth_Bps=1 / slowness)

@@ -23,6 +23,7 @@ from commtax.spec.constants import (
     Algorithm,
     ChipFacts,
     Deployment,
+    ExchangePath,
     Fabric,
     KernelConstants,
     Network,

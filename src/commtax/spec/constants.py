@@ -34,8 +34,6 @@ class Path:
     sqrt_s: float = 0.0  # seconds per root of a byte
     beside_s: float = 0.0  # fixed time that bytes run beside: both together take the root of their squares
     local_s: float = 0.0  # seconds per byte of the tensor that a rank spends in its own memory, beyond what travels
-    expert_s: float = 0.0  # of an exchange: for each expert of a layer, whose counts every rank is told
-    sm_Bps: float = 0.0  # … and what one multiprocessor copies; 0: as fast as the link takes it
     copied: float = 0.0  # least share of the tensor that a rank moves, whatever leaves it: its own part is copied too
     turn: int = 0
     min_ranks: int = 1
@@ -51,6 +49,14 @@ class Path:
     spread: float = 0.0  # half-width of the 80 % range around it, as a factor; 0: the fabric's
     ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): the library's
     own: bool = False  # fitted on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePath(Path):
+    """A path of tokens to their experts, whose time also goes by how many experts and copying multiprocessors there are."""
+
+    expert_s: float = 0.0  # for each expert of a layer, whose counts every rank is told
+    sm_Bps: float = 0.0  # what one multiprocessor copies; 0: as fast as the link takes it
 
 
 @dataclass(frozen=True, slots=True)
