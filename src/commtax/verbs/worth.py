@@ -7,6 +7,7 @@ what they share cancel.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Unpack
@@ -31,6 +32,9 @@ from commtax.verbs.settling import Settled, resolve_question, settle
 
 MOST_BATCH = 1024
 ALIKE = 1e-9  # share by which rates may differ that are the same
+ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
+NAMED = re.compile(r"^technique '[^']{1,60}': ")
+"""What a refusal of a technique begins with, and the table says already."""
 AXES = ("batch", "context")
 """What a technique may flip over."""
 
@@ -182,12 +186,15 @@ class Scale:
                 return TechniqueWorth(one, asked, flag, f"{self.question.engine.name} has no flag for it")
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
-            return TechniqueWorth(one, asked, flag, str(error))
+            return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)))
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base = price(q), self.bill
         judged = fit_of_bill(other)
-        gain, width = float(other.tokens_per_s / base.tokens_per_s), math.exp(Z80 * ratio_sigma(other, base))
+        gain, width = (
+            float(other.tokens_per_s / base.tokens_per_s),
+            math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q))),
+        )
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
         row = replace(row, gain=gain, low=gain / width, high=gain * width, kv_tokens=judged.kv_tokens)
         row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
@@ -220,6 +227,14 @@ class Scale:
             elif not gains.all():
                 found.append(_pay_range(axis, grid, gains))
         return tuple(found), tuple(never)
+
+
+def _accepted(q: Settled) -> float:
+    """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
+    asked = q.techniques
+    if not q.speculative or asked.acceptance or asked.accepted_length:
+        return 0.0
+    return math.log1p(ACCEPTED_SPREAD * (asked.per_step - 1) / asked.per_step)
 
 
 def _grids(q: Settled) -> dict[str, Array]:
