@@ -232,7 +232,7 @@ class Scale:
 def _accepted(q: Settled) -> float:
     """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
     asked = q.techniques
-    if not q.speculative or asked.acceptance or asked.accepted_length:
+    if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
         return 0.0
     return math.log1p(ACCEPTED_SPREAD * (asked.per_step - 1) / asked.per_step)
 
