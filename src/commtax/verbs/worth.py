@@ -35,8 +35,9 @@ ALIKE = 1e-9  # share by which rates may differ that are the same
 ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
 NAMED = re.compile(r"^technique '[^']{1,60}': ")
 """What a refusal of a technique begins with, and the table says already."""
-AXES = ("batch", "context")
-"""What a technique may flip over."""
+CLIENTS = "clients"
+LOOPED = {CLIENTS: "concurrency", "prompt": "input_len"}
+"""What a technique may flip over where requests are asked about, and the fields of it; else batch and context of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ class Scale:
         self.question, self.bill = q, price(q)
         self.fit = fit_of_bill(self.bill)
         self.requests = _served(q) if requests else None
-        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in _grids(q).items()} if flips else {}
+        self._over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
+        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in self._over.items()} if flips else {}
 
     def row(self, one: Technique) -> TechniqueWorth:
         """The best of a technique's usual values; where none can be had, why."""
@@ -201,6 +203,7 @@ class Scale:
         if self.requests:
             served = _served(q)
             gain = served.rate / self.requests.rate
+            width *= math.exp(Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question)))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
             row = replace(row, gain=gain, low=gain / width, high=gain * width)
         pays, never = self._pays(q)
@@ -245,8 +248,19 @@ def _grids(q: Settled) -> dict[str, Array]:
     return {"batch": np.union1d(batches, [int(q.batch)]), "context": np.union1d(lengths, [max(1, int(q.context))])}
 
 
+def _request_grids(q: Settled) -> dict[str, Array]:
+    """The same of requests: clients, and tokens of a prompt."""
+    clients, lengths = (grid[::4] for grid in _grids(q.vary(batch=int(q.requests.concurrency))).values())
+    room = q.model.max_len - int(q.requests.output_len)
+    return {CLIENTS: np.union1d(clients, [int(q.requests.concurrency)]), "prompt": lengths[lengths <= room]}
+
+
 def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
-    """Tokens/s of a step along one axis."""
+    """Tokens/s of a step, or of a closed loop, along one axis."""
+    if axis in LOOPED:
+        from commtax.verbs.closed_loop import serve  # not for those who ask about a step
+
+        return np.asarray(serve(q.but(**{LOOPED[axis]: grid})).tokens_per_s + 0.0 * grid)
     return np.asarray(price(q.but(**{axis: grid})).tokens_per_s + 0.0 * grid)
 
 
@@ -260,6 +274,11 @@ def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
 
 def _holds(judged: Fit, q: Question) -> bool:
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)
+
+
+def _prompt_step(q: Settled) -> StepBill:
+    """A step of one prompt, which requests wait for beside decode steps."""
+    return price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
 def _served(q: Settled) -> RequestTimes:
