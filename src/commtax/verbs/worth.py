@@ -36,9 +36,8 @@ ALIKE = 1e-9  # share by which rates may differ that are the same
 ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
 NAMED = re.compile(r"^technique '[^']{1,60}': ")
 """What a refusal of a technique begins with, and the table says already."""
-CLIENTS = "clients"
-LOOPED = {CLIENTS: "concurrency", "prompt": "input_len"}
-"""What a technique may flip over where requests are asked about, and the fields of it; else batch and context of a step."""
+CLIENTS, PROMPT = "clients", "prompt"
+"""What a technique may flip over where requests are asked about; else batch and context of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +253,16 @@ def _request_grids(q: Settled) -> dict[str, Array]:
     """The same of requests: clients, and tokens of a prompt."""
     clients, lengths = (grid[::4] for grid in _grids(q.vary(batch=int(q.requests.concurrency))).values())
     room = q.model.max_len - int(q.requests.output_len)
-    return {CLIENTS: np.union1d(clients, [int(q.requests.concurrency)]), "prompt": lengths[lengths <= room]}
+    return {CLIENTS: np.union1d(clients, [int(q.requests.concurrency)]), PROMPT: lengths[lengths <= room]}
 
 
 def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
     """Tokens/s of a step, or of a closed loop, along one axis."""
-    if axis in LOOPED:
+    if axis in (CLIENTS, PROMPT):
         from commtax.verbs.closed_loop import serve  # not for those who ask about a step
 
-        return np.asarray(serve(q.but(**{LOOPED[axis]: grid})).tokens_per_s + 0.0 * grid)
+        looped = q.but(concurrency=grid) if axis == CLIENTS else q.but(input_len=grid)
+        return np.asarray(serve(looped).tokens_per_s + 0.0 * grid)
     return np.asarray(price(q.but(**{axis: grid})).tokens_per_s + 0.0 * grid)
 
 
