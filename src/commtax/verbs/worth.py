@@ -32,6 +32,7 @@ from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 
 MOST_BATCH = 1024
+LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
 ALIKE = 1e-9  # share by which rates may differ that are the same
 ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
 NAMED = re.compile(r"^technique '[^']{1,60}': ")
@@ -311,3 +312,10 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
             for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
                 sums[name] = sums.get(name, 0.0) + share
     return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
+
+
+def gaining_most(q: Settled) -> list[TechniqueWorth]:
+    """Techniques that fit and gain something worth saying, the best few."""
+    scale = Scale(q, flips=False)
+    rows = sorted((scale.row(one) for one in techniques().values()), key=_rank)
+    return [row for row in rows if not row.refused and row.fits and row.gain > 1 + LEAST_TOLD][:MOST_TOLD]
