@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Unpack
 
 import numpy as np
@@ -212,14 +213,14 @@ class Scale:
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
-        each = max(1, int(q.context) + 1)
-        before, after = self.fit.kv_tokens // each, judged.kv_tokens // each
+        before, after = (_room(q, one) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode":
             return math.nan
-        most = int(q.limits.max_num_seqs or q.engine.serves.max_seqs)
-        full = (price(one.but(batch=min(room, most))).tokens_per_s for one, room in ((q, after), (self.question, before)))
-        with_it, without = (float(rate) for rate in full)
-        return with_it / without
+        return _full_rate(q, judged) / self._full_rate
+
+    @cached_property
+    def _full_rate(self) -> float:
+        return _full_rate(self.question, self.fit)
 
     def _pays(self, q: Settled) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
         """Where along each axis it gains; axes along which it does so everywhere are left out."""
@@ -231,6 +232,17 @@ class Scale:
             elif not gains.all():
                 found.append(_pay_range(axis, grid, gains))
         return tuple(found), tuple(never)
+
+
+def _room(q: Settled, judged: Fit) -> int:
+    """Sequences of a step that have room."""
+    return judged.kv_tokens // max(1, int(q.context) + 1)
+
+
+def _full_rate(q: Settled, judged: Fit) -> float:
+    """Tokens/s of the largest batch that fits, and that the engine takes."""
+    most = int(q.limits.max_num_seqs or q.engine.serves.max_seqs)
+    return float(price(q.but(batch=min(_room(q, judged), most))).tokens_per_s)
 
 
 def _accepted(q: Settled) -> float:
