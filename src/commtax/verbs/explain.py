@@ -172,7 +172,7 @@ def _speed(cluster: Cluster, link: str) -> float:
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
     """What should we buy or change? Each recomputed; what a rule forbids is left out."""
     q, now, as_is, answers = b.question, float(b.step_s), bool(fits(b)), []
-    for one in _training_tries(b) if q.trains else _serving_tries(b):
+    for one in tries(b):
         try:
             sent = COLLECTIVE.issuperset(one.changes)
             other = with_collectives(b, **one.changes) if sent else price(q.but(**one.changes))
@@ -206,6 +206,11 @@ def losing_batches(q: Settled) -> list[int]:
     batch = np.array(BATCHES)
     drafted, plain = (price(q.but(batch=batch, **changes)) for changes in ({}, {"speculative": 0}))
     return [int(n) for n in batch[np.asarray(drafted.tokens_per_s) < np.asarray(plain.tokens_per_s)]]
+
+
+def tries(b: StepBill) -> Iterator[Counterfactual]:
+    """What-ifs of a step before they are priced, those that a rule forbids among them."""
+    return _training_tries(b) if b.question.trains else _serving_tries(b)
 
 
 def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:

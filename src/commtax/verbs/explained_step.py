@@ -11,7 +11,7 @@ from commtax.records import dataclass
 from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, verdict
+from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
 from commtax.verbs.fitting import fit_of_bill, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
@@ -92,10 +92,11 @@ class ExplainedStep:
 
     @cached_property
     def techniques(self) -> list[TechniqueWorth]:
-        """The techniques that would gain most on a served step."""
+        """The techniques that would gain most on a served step, beside those that a what-if is about."""
         from commtax.verbs.worth import gaining_most  # not for those who look at the step itself
 
-        return [] if self.bill.question.trains else gaining_most(self.bill.question)
+        told = [one.changes for one in tries(self.bill)]
+        return [] if self.bill.question.trains else gaining_most(self.bill.question, told)
 
     @cached_property
     def verdict(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Unpack
@@ -326,8 +326,8 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
     return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
 
 
-def gaining_most(q: Settled) -> list[TechniqueWorth]:
-    """Techniques that fit and gain something worth saying, the best few."""
+def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
+    """Techniques that fit and gain something worth saying, the best few; not those that set what is ``told`` anyway."""
     scale = Scale(q, flips=False)
-    rows = sorted((scale.row(one) for one in techniques().values()), key=_rank)
+    rows = sorted((scale.row(one) for one in techniques().values() if one.sets not in told), key=_rank)
     return [row for row in rows if not row.refused and row.fits and row.gain > 1 + LEAST_TOLD][:MOST_TOLD]
