@@ -122,6 +122,10 @@ def test_an_engine_without_a_flag_refuses_to_be_written(names, engine):
     assert "\n" not in str(refused.value)
 
 
+def test_a_plan_that_splits_sequences_is_told_so():
+    assert '"enable_sp": true' in launch_command(asked("none", tp=8).but(sequence_parallel=True), "vllm")
+
+
 def test_a_line_for_people_is_what_is_written():
     question = asked("mtp=3,fused-allreduce,quickreduce=int4,fp8-kv,eplb=32", tp=8)
     lines = {(key, engine): flag_text(technique(key), engine, question) for key, engine in DATA["lines_of"]}

@@ -50,8 +50,10 @@ class LaunchJob:
     @property
     def techniques(self) -> list[Technique]:
         """Techniques that are on; one that the engine cannot be told to use is refused."""
-        copied = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
-        on = [one for one, _ in techniques_on(copied) if not is_carrier(one)]
+        told = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
+        if self.plan.sequence_parallel and not told.techniques.sequence_tokens:
+            told = told.but(sequence_tokens=-1)  # engines split sequences where they find that worth it
+        on = [one for one, _ in techniques_on(told) if not is_carrier(one)]
         missing = next((one for one in on if self.engine not in one.flags), None)
         if missing:
             raise Refusal(
