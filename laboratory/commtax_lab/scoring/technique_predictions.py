@@ -12,6 +12,7 @@ from commtax.statement import Refusal
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop
+from commtax.verbs.expecting import expect
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import resolve_question, settle
 from commtax.verbs.timed_serving import requests_question
@@ -93,11 +94,18 @@ def _collective(reading: TechniqueReading, options: Options) -> float:
     return min(float(np.asarray(curve_seconds(curve, size)[0]).item()) for curve in curves)
 
 
+def _expect(reading: TechniqueReading, options: Options) -> float:
+    """One collective, fused or not, as ``commtax expect`` prices it."""
+    size, words = int(load_of(options, "nbytes")), {name: str(options.get(name, "")) for name in ("library", "technique")}
+    return float(expect(str(options["op"]), reading.cluster, nbytes=size, **words).seconds)
+
+
 VERBS: Mapping[str, Callable[[TechniqueReading, Options], float]] = {
     "step": _step,
     "loop": _loop,
     "requests": _requests,
     "lines": _lines,
     "slope": _slope,
+    "expect": _expect,
     "collective": _collective,
 }
