@@ -12,6 +12,7 @@ from commtax.statement import Refusal
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop
+from commtax.verbs.drafts import need_accepted
 from commtax.verbs.expecting import expect
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import resolve_question, settle
@@ -42,7 +43,9 @@ def predicted_speedup(reading: TechniqueReading) -> float:
 
 
 def _bill(reading: TechniqueReading, options: Options) -> StepBill:
-    return price(settle(resolve_question(reading.model, reading.cluster, check_taken("bill", options))))
+    asked = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", options)))
+    need_accepted(asked)
+    return price(asked)
 
 
 def _step(reading: TechniqueReading, options: Options) -> float:
