@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
 from commtax import catalog
+from commtax.cost.pricing import Pricer
+from commtax.cost.traffic import expected_destinations
 from commtax.options import check_taken
 from commtax.statement import Refusal
 from commtax.verbs import closed_loop, requests
@@ -15,7 +18,7 @@ from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.drafts import need_accepted
 from commtax.verbs.expecting import expect
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.settling import resolve_question, settle
+from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax.verbs.timed_serving import requests_question
 from commtax_lab.published.collective_rows import Curve
 from commtax_lab.published.technique_rows import Options, TechniqueReading, load_of
@@ -99,8 +102,19 @@ def _collective(reading: TechniqueReading, options: Options) -> float:
 
 def _expect(reading: TechniqueReading, options: Options) -> float:
     """One collective, fused or not, as ``commtax expect`` prices it."""
+    ranks = int(load_of(options, "ranks")) if "ranks" in options else 0
     size, words = int(load_of(options, "nbytes")), {name: str(options.get(name, "")) for name in ("library", "technique")}
-    return float(expect(str(options["op"]), reading.cluster, nbytes=size, **words).seconds)
+    return float(expect(str(options["op"]), reading.cluster, nbytes=size, ranks=ranks, **words).seconds)
+
+
+def _exchange(reading: TechniqueReading, options: Options) -> float:
+    """One dispatch of a layer's tokens to their experts, each to ``copies`` ranks whatever its router would choose."""
+    asked = {name: value for name, value in options.items() if name != "copies"}
+    q = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", asked)))
+    [line] = [x.item for x in price(q).items if (x.item.part, x.item.place) == ("experts", "dispatch") and np.any(x.item.count)]
+    reached = expected_destinations(q.model.experts, q.plan.ep) if q.model.experts else math.nan
+    nbytes = line.nbytes * load_of(options, "copies") / reached
+    return float(Pricer(terms_of(q)).price(replace(line, nbytes=nbytes, count=1)).seconds)
 
 
 VERBS: Mapping[str, Callable[[TechniqueReading, Options], float]] = {
@@ -110,5 +124,6 @@ VERBS: Mapping[str, Callable[[TechniqueReading, Options], float]] = {
     "lines": _lines,
     "slope": _slope,
     "expect": _expect,
+    "exchange": _exchange,
     "collective": _collective,
 }
