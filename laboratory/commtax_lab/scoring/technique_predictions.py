@@ -102,9 +102,9 @@ def _collective(reading: TechniqueReading, options: Options) -> float:
 
 def _expect(reading: TechniqueReading, options: Options) -> float:
     """One collective, fused or not, as ``commtax expect`` prices it."""
-    ranks = int(load_of(options, "ranks")) if "ranks" in options else 0
-    size, words = int(load_of(options, "nbytes")), {name: str(options.get(name, "")) for name in ("library", "technique")}
-    return float(expect(str(options["op"]), reading.cluster, nbytes=size, ranks=ranks, **words).seconds)
+    op, library, technique = (str(options.get(name, "")) for name in ("op", "library", "technique"))
+    size, ranks = (int(load_of(options, name)) if name in options else 0 for name in ("nbytes", "ranks"))
+    return float(expect(op, reading.cluster, nbytes=size, ranks=ranks, library=library, technique=technique).seconds)
 
 
 def _exchange(reading: TechniqueReading, options: Options) -> float:

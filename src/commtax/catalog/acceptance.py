@@ -32,8 +32,10 @@ def measured_acceptance(method: str, architecture: str, drafts: int, text: str =
 
     Where no text is asked for it is chat; but an architecture's own figures on other text come before another one's on chat.
 
-    >>> measured_acceptance("mtp", "DeepseekV3ForCausalLM", 3).length, measured_acceptance("dspark", "DeepseekV4ForCausalLM", 5).text
-    (2.82, 'code')
+    >>> measured_acceptance("mtp", "DeepseekV3ForCausalLM", 3).length
+    2.82
+    >>> measured_acceptance("dspark", "DeepseekV4ForCausalLM", 5).text
+    'code'
     """
     known = [row for row in measured_acceptances() if row.method == method]
     own = [row for row in known if row.architecture == architecture]

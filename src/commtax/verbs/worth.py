@@ -204,7 +204,7 @@ class Scale:
             gain = served.rate / self.requests.rate
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
             row = replace(row, gain=gain, low=gain / width, high=gain * width)
-        return replace(row, notes=tuple(note.text for note in draft_notes(q)))
+        return replace(row, notes=tuple(map(str, draft_notes(q))))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
