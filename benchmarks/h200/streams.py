@@ -5,6 +5,7 @@ keeps some SMs busy, as an exchange of tokens does. Prints rows as CSV; needs to
 """
 
 import sys
+from functools import partial
 
 import torch
 
@@ -86,7 +87,7 @@ def streams():
                 continue
             first, second = routed(rows if name == "tp8" else rows * EXPERTS // experts, width, experts), shared(rows, width)
             alone, small = graphed(first), graphed(second)
-            serial, both = graphed(lambda: (first(), second())), graphed(beside(first, second))
+            serial, both = graphed(lambda one=first, other=second: (one(), other())), graphed(beside(first, second))
             print(f"shared,{name},{rows},{alone:.3e},{small:.3e},{serial:.3e},{both:.3e}", flush=True)
 
 
@@ -107,7 +108,7 @@ def busy_sms():
     for m, n, k in ((128, 4096, 7168), (1024, 4096, 7168), (4096, 4096, 7168), (16, 8192, 8192)):
         a = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
         b = torch.randn(k, n, device=DEVICE, dtype=torch.bfloat16)
-        work = lambda: a @ b  # noqa: E731
+        work = partial(torch.matmul, a, b)
         alone = graphed(work)
         for sms in (4, 8, 12, 20, 24, 32, 64):
             spinner = torch.cuda.Stream()

@@ -1,5 +1,5 @@
-"""How plans are run beside their sizes, as far as a search tries it: how tokens reach spread experts, over how many ranks caches are
-split, and techniques."""
+"""How plans are run beside their sizes, as far as a search tries it: how tokens reach spread experts, over how many ranks
+caches are split, and techniques."""
 
 from dataclasses import replace
 
