@@ -58,9 +58,12 @@ def _weighed(w: Worth) -> Record:
 
 
 def _weighed_row(row: TechniqueWorth, w: Worth) -> Record:
-    now, on = state_of(w.question), state_of(w.question.vary(**changes_of(row.asked)))
-    patch = {key: value for key, value in on.keys.items() if value != now[key]} if not row.refused else None
-    return worth_row(row) | {"words": pays_text(row), "patch": patch}
+    return worth_row(row) | {"words": pays_text(row), "patch": None if row.refused else _patch(row.asked, w)}
+
+
+def _patch(technique: str, w: Worth) -> dict[str, str]:
+    now, on = state_of(w.question), state_of(w.question.vary(**changes_of(technique)))
+    return {key: value for key, value in on.keys.items() if value != now[key]}
 
 
 def worth_page(w: Worth, command: str) -> Record:
