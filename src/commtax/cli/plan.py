@@ -259,7 +259,7 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     return training_standing(searched, run)
 
 
-OTHERWISE = ("max_concurrency", "plot", "html")
+OTHERWISE = ("max_concurrency", "plot", "html", "techniques")
 """Options that a search for a rate has no use for."""
 INTERRUPTED = 130
 

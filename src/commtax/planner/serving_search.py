@@ -3,6 +3,8 @@
 Splits of a cluster into workers for prompts and workers that decode are plans beside the others.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -17,6 +19,7 @@ from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
+from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
@@ -40,14 +43,40 @@ DIP = 1.05
 
 def search_serving(put: Question) -> ServingPlans:
     """The plans of a question, best first, and which of them to run."""
+    q = grounded(put)
+    return rank_found(q, search_ways(q))
+
+
+def grounded(put: Question) -> Question:
+    """The question of a search, checked, and settled as one GPU's."""
     _check(put)
     q = replace(columns.ground(put), plan=put.plan)
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
         raise refuse_length(f" = {q.requests.tokens:,}: more than {longest}")
-    points, lost, counts = zip(*(_points(q, index) for index in range(len(q.goal.dtypes))), strict=True)
-    answer = ServingPlans(q, sum(counts), rejected=tuple(dict.fromkeys(chain(*lost))))
-    return _rank_answer(answer, ServingColumns.joined(list(points)))
+    return q
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlans:
+    """All plans and loads that were priced, those that are none and why, and how many were looked at."""
+
+    points: ServingColumns
+    lost: tuple[Rejected, ...]
+    count: int
+
+    def beside(self, more: FoundPlans) -> FoundPlans:
+        return FoundPlans(ServingColumns.joined([self.points, more.points]), (*self.lost, *more.lost), self.count + more.count)
+
+
+def search_ways(q: Question, first: int = 0) -> FoundPlans:
+    """Plans of all types of weights, in all ways that are tried or in those from the ``first`` on."""
+    points, lost, counts = zip(*(_points(q, index, first) for index in range(len(q.goal.dtypes))), strict=True)
+    return FoundPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
+
+
+def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
+    return _rank_answer(ServingPlans(q, found.count, rejected=tuple(dict.fromkeys(found.lost))), found.points)
 
 
 def refuse_length(rule: str) -> Refusal:
@@ -77,10 +106,10 @@ def _check_pools(q: Question) -> None:
         raise refuse_place(ahead, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
 
 
-def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], int]:
+def _points(q: Question, index: int, first: int) -> tuple[ServingColumns, list[Rejected], int]:
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
     found, lost, count = list[Roomy](), list[Rejected](), 0
-    for by, exchange in enumerate(exchanges(q)):
+    for by, exchange in list(enumerate(exchanges(q)))[first:]:
         try:
             base, roomy, reasons_, several = having_room(q, index, exchange)
         except ValueError:
@@ -92,12 +121,12 @@ def _points(q: Question, index: int) -> tuple[ServingColumns, list[Rejected], in
         lost, count = lost + reasons_, count + several
         if len(roomy):
             found.append(Roomy(base, roomy, index, by))
-    if q.requests.prefill_cluster:
+    if q.requests.prefill_cluster and not first:
         lost = _rejected_on_either(q, index, lost)
     ways = exchanges(q)
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     points = ServingColumns.joined([*(search(one) for one in alike), split([one for one in found if ways[one.exchange].apart])])
-    if found and q.requests.disaggregated and not np.any(points.mode == 1):
+    if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count
 

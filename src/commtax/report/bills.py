@@ -10,6 +10,7 @@ from commtax.records import Condition
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import NOTHING_SENT, headline, notes, range_80, say, served_step, show_shares, show_table
+from commtax.report.worths import worth_row
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.drafts import is_accepted_known
@@ -17,6 +18,7 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
+from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
@@ -37,8 +39,14 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     say(console, step.verdict, "bold yellow")
     remarks = _show_trained(console, step, num_tokens, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
+    changes += [(f"--technique {w.asked}", format_seconds(w.step_s), *_gained(w, b)) for w in step.techniques]
     show_table(console, ("what if", ">step", ">change", ""), changes)
     notes(console, (*remarks, f"weakest source: {weakest(b)}"))
+
+
+def _gained(w: TechniqueWorth, b: StepBill) -> tuple[str, str]:
+    """The step with a technique, and what counts, tokens/s: steps with drafts are longer and yield more."""
+    return f"{w.step_s / float(b.step_s) - 1:+.1%}", f"{w.gain - 1:+.1%} tokens/s: {w.technique.title}"
 
 
 def _trained_step(q: Question) -> str:
@@ -245,6 +253,7 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
         "bill": b,
         "items": [record("bill-line", line=x) for x in b.items],
         "counterfactuals": [record("bill-change", change=c) for c in step.what_ifs],
+        "worth": [worth_row(w) for w in step.techniques],
         "weakest_source": weakest(b),
     }
     if not q.trains:

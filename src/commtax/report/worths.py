@@ -7,7 +7,7 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import drop_empty_columns, headline, notes, say, served_step, show_table
 from commtax.units import format_seconds, plural
-from commtax.verbs.worth import AXES, PayRange, TechniqueWorth, Worth
+from commtax.verbs.worth import PayRange, TechniqueWorth, Worth
 
 STYLES = {"gains": "green", "loses": "red"}
 
@@ -66,14 +66,17 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
     room = f"{row.kv_tokens:,}" if row.kv_tokens != w.kv_tokens else ""
     full = _percent(row.full_gain) if not isnan(row.full_gain) else ""
     held = "" if row.fits else "does not fit; "
-    return (row.asked, f"{row.tokens_per_s:,.1f}", gain, spread, step, ttft, tpot, room, full, f"{held}{pays_text(row)}", row.flag)
+    swept = "" if w.question.offered.request_rate else pays_text(row)  # runs in time are of one load
+    return (row.asked, f"{row.tokens_per_s:,.1f}", gain, spread, step, ttft, tpot, room, full, f"{held}{swept}", row.flag)
 
 
 def pays_text(row: TechniqueWorth) -> str:
     """Where it gains, in words: ``batch from 158; context up to 10,030``."""
-    if len(row.never) == len(AXES):
+    if not row.pays and len(row.never) > 1:
         return "nowhere near here"
-    return "; ".join([*map(_pay_text, row.pays), *(f"at no {axis} here" for axis in row.never)]) or "everywhere here"
+    return "; ".join([*map(_pay_text, row.pays), *(f"at no {axis} here" for axis in row.never)]) or (
+        "everywhere here" if row.verdict == "gains" else ""
+    )
 
 
 def _pay_text(pays: PayRange) -> str:

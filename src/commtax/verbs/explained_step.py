@@ -1,7 +1,9 @@
 """All that is told about a priced step beside its lines, once for whoever shows it; the lesson's own numbers beside ours too."""
 
+from __future__ import annotations
+
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from commtax import napkin
 from commtax.ledger import Line
@@ -13,6 +15,9 @@ from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, c
 from commtax.verbs.fitting import fit_of_bill, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
+
+if TYPE_CHECKING:
+    from commtax.verbs.worth import TechniqueWorth
 
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
@@ -84,6 +89,13 @@ class ExplainedStep:
     @cached_property
     def what_ifs(self) -> list[Counterfactual]:
         return counterfactuals(self.bill)
+
+    @cached_property
+    def techniques(self) -> list[TechniqueWorth]:
+        """The techniques that would gain most on a served step."""
+        from commtax.verbs.worth import gaining_most  # not for those who look at the step itself
+
+        return [] if self.bill.question.trains else gaining_most(self.bill.question)
 
     @cached_property
     def verdict(self) -> str:

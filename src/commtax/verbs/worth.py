@@ -7,6 +7,7 @@ what they share cancel.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Unpack
@@ -30,9 +31,14 @@ from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 
 MOST_BATCH = 1024
+LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
 ALIKE = 1e-9  # share by which rates may differ that are the same
-AXES = ("batch", "context")
-"""What a technique may flip over."""
+ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
+NAMED = re.compile(r"^technique '[^']{1,60}': ")
+"""What a refusal of a technique begins with, and the table says already."""
+CLIENTS = "clients"
+LOOPED = {CLIENTS: "concurrency", "prompt": "input_len"}
+"""What a technique may flip over where requests are asked about, and the fields of it; else batch and context of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,8 @@ class Scale:
         self.question, self.bill = q, price(q)
         self.fit = fit_of_bill(self.bill)
         self.requests = _served(q) if requests else None
-        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in _grids(q).items()} if flips else {}
+        self._over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
+        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in self._over.items()} if flips else {}
 
     def row(self, one: Technique) -> TechniqueWorth:
         """The best of a technique's usual values; where none can be had, why."""
@@ -182,18 +189,22 @@ class Scale:
                 return TechniqueWorth(one, asked, flag, f"{self.question.engine.name} has no flag for it")
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
-            return TechniqueWorth(one, asked, flag, str(error))
+            return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)))
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base = price(q), self.bill
         judged = fit_of_bill(other)
-        gain, width = float(other.tokens_per_s / base.tokens_per_s), math.exp(Z80 * ratio_sigma(other, base))
+        gain, width = (
+            float(other.tokens_per_s / base.tokens_per_s),
+            math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q))),
+        )
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
         row = replace(row, gain=gain, low=gain / width, high=gain * width, kv_tokens=judged.kv_tokens)
         row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
         if self.requests:
             served = _served(q)
             gain = served.rate / self.requests.rate
+            width *= math.exp(Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question)))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
             row = replace(row, gain=gain, low=gain / width, high=gain * width)
         pays, never = self._pays(q)
@@ -222,6 +233,14 @@ class Scale:
         return tuple(found), tuple(never)
 
 
+def _accepted(q: Settled) -> float:
+    """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
+    asked = q.techniques
+    if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
+        return 0.0
+    return math.log1p(ACCEPTED_SPREAD * (asked.per_step - 1) / asked.per_step)
+
+
 def _grids(q: Settled) -> dict[str, Array]:
     """What is looked at along each axis, the question's own value among it."""
     longest = max(2, min(q.model.max_len, 2**20))
@@ -230,8 +249,19 @@ def _grids(q: Settled) -> dict[str, Array]:
     return {"batch": np.union1d(batches, [int(q.batch)]), "context": np.union1d(lengths, [max(1, int(q.context))])}
 
 
+def _request_grids(q: Settled) -> dict[str, Array]:
+    """The same of requests: clients, and tokens of a prompt."""
+    clients, lengths = (grid[::4] for grid in _grids(q.vary(batch=int(q.requests.concurrency))).values())
+    room = q.model.max_len - int(q.requests.output_len)
+    return {CLIENTS: np.union1d(clients, [int(q.requests.concurrency)]), "prompt": lengths[lengths <= room]}
+
+
 def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
-    """Tokens/s of a step along one axis."""
+    """Tokens/s of a step, or of a closed loop, along one axis."""
+    if axis in LOOPED:
+        from commtax.verbs.closed_loop import serve  # not for those who ask about a step
+
+        return np.asarray(serve(q.but(**{LOOPED[axis]: grid})).tokens_per_s + 0.0 * grid)
     return np.asarray(price(q.but(**{axis: grid})).tokens_per_s + 0.0 * grid)
 
 
@@ -245,6 +275,11 @@ def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
 
 def _holds(judged: Fit, q: Question) -> bool:
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)
+
+
+def _prompt_step(q: Settled) -> StepBill:
+    """A step of one prompt, which requests wait for beside decode steps."""
+    return price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
 def _served(q: Settled) -> RequestTimes:
@@ -275,3 +310,10 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
             for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
                 sums[name] = sums.get(name, 0.0) + share
     return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
+
+
+def gaining_most(q: Settled) -> list[TechniqueWorth]:
+    """Techniques that fit and gain something worth saying, the best few."""
+    scale = Scale(q, flips=False)
+    rows = sorted((scale.row(one) for one in techniques().values()), key=_rank)
+    return [row for row in rows if not row.refused and row.fits and row.gain > 1 + LEAST_TOLD][:MOST_TOLD]
