@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -238,6 +239,25 @@ def test_maps_and_plans_load(visit: Callable[..., Any]) -> None:
     until(page, "was => location.href !== was", before)
     painted(page)
     assert page.is_hidden("#problem")
+
+
+@needs_browser
+def test_techniques_are_weighed_and_a_click_turns_one_on(visit: Callable[..., Any]) -> None:
+    page = visit("m=llama-3.1-70b&c=8xh100-sxm&tp=8", viewport={"width": 1280, "height": 4200})
+    page.wait_for_selector("table.worth tbody tr")
+    rows, plain = page.locator("table.worth tbody tr"), page.inner_text("#the-sentence")
+    names = [rows.nth(i).locator("button.technique").inner_text() for i in range(rows.count())]
+    assert names[0].startswith("eagle3=")
+    assert rows.locator(".change-by.better").count() >= 1
+    assert rows.locator(".change-by:not(.better)").count() >= 1, "those that lose are shown as losing"
+    page.locator("#worth-body summary").click()
+    assert "has no experts" in page.inner_text("#worth-body details"), "and those that cannot be had with why"
+    rows.nth(0).locator("button").click()
+    wait_title(page, f"with {names[0]}")
+    painted(page)
+    assert f"tq={names[0]}" in unquote(page.url)
+    assert page.inner_text("#the-sentence") != plain
+    assert f"--technique {names[0]}" in page.inner_text("#commands")
 
 
 @needs_browser
