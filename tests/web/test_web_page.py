@@ -309,8 +309,7 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
 def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state_moves_on(visit: Callable[..., Any]) -> None:
     """The plans of 2xa100-80-sxm have no end on this server (``slow_nursery``)."""
     with served(str(HELPERS / "slow_server.py")) as slow:
-        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm", refuse=True)
-        page.locator("#plans").scroll_into_view_if_needed()
+        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm", refuse=True, viewport={"width": 1280, "height": 5200})
         page.get_by_text("plan: not answered within").wait_for()
         assert "command line" in page.inner_text("#plans-body")
         left: list[str] = []
