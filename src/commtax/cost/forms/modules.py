@@ -70,7 +70,7 @@ class Exchange:
 def sms_by_expert(experts: Number, num_sms: float) -> Number:
     """Multiprocessors that copy where each has the same number of experts: all experts at once, or in as few turns as they need.
 
-    >>> sms_by_expert(256, 132), sms_by_expert(8, 132)
+    >>> float(sms_by_expert(256, 132)), float(sms_by_expert(8, 132))
     (128.0, 8.0)
     """
     return experts / np.ceil(experts / max(1.0, num_sms))
