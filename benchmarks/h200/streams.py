@@ -80,6 +80,14 @@ def shared(rows, width):
     return work
 
 
+def in_turn(first, second):
+    def work():
+        first()
+        second()
+
+    return work
+
+
 def streams():
     for width, experts, name in ((256, 256, "tp8"), (2048, 32, "ep8"), (2048, 8, "ep32")):
         for rows in (1, 4, 16, 64, 128, 256, 512, 1024):
@@ -87,7 +95,7 @@ def streams():
                 continue
             first, second = routed(rows if name == "tp8" else rows * EXPERTS // experts, width, experts), shared(rows, width)
             alone, small = graphed(first), graphed(second)
-            serial, both = graphed(lambda one=first, other=second: (one(), other())), graphed(beside(first, second))
+            serial, both = graphed(in_turn(first, second)), graphed(beside(first, second))
             print(f"shared,{name},{rows},{alone:.3e},{small:.3e},{serial:.3e},{both:.3e}", flush=True)
 
 
