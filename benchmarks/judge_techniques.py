@@ -55,9 +55,17 @@ def judge(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> Itera
         for kind in COUNTED:
             of_kind = [one for one in high if one.row.kind == kind]
             yield _shares(title, f"{kind}, high", of_kind, readings)
-        yield _shares(title, "all of high confidence", [one for one in high if one.row.kind in COUNTED], readings)
+        both = [one for one in high if one.row.kind in COUNTED]
+        yield _shares(title, "all of high confidence", both, readings)
+        yield _shares(
+            title, "… on which no constant was fitted", [one for one in both if not one.reading or one.reading.unseen], readings
+        )
         rest = [one for one in part if one.row.confidence != "high" or one.row.kind not in COUNTED]
         yield _shares(title, "medium confidence, and ratios only", rest, readings)
+    if seen := [one.row.id for one in rows if one.row.held and one.reading and one.reading.seen]:
+        unseen = sum(one.priced and one.row.held and not (one.reading and one.reading.seen) for one in counted)
+        told = f"\nOf the held-out rows, {', '.join(seen)} had been fitted before they were held out"
+        yield f"{told}; {unseen} priced ones were never seen."
     bounds = ", ".join(f"{share:.0%} of {kind}" for kind, share in bars.within.items())
     yield f"\nBars: sign right {bars.sign:.0%}; near {bounds}."
 
@@ -116,6 +124,7 @@ def _verdict(one: ScoredTechnique, readings: TechniqueReadings) -> str:
     off = max(one.predicted / one.row.speedup, one.row.speedup / one.predicted)
     words = ["near" if is_within(one, readings) else f"off by {off:.2f}"]
     words += ["**wrong sign**"] * (not sign_is_right(one, readings)) + ["fitted"] * bool(one.reading and one.reading.fitted)
+    words += ["seen before"] * bool(one.reading and one.reading.seen)
     return ", ".join(words)
 
 

@@ -224,3 +224,16 @@ def test_narrow_slices_have_more_blocks():
         ]
         more.append(float(took[1] - took[0]))
     assert more[0] > more[1] > 0
+
+
+def test_zeros_for_copies_of_other_ranks_are_activated_as_all_others_are():
+    """Eight ranks, 1,024 tokens, 8 copies each, experts 2,048 wide inside: 4 passes over 7,168 copies that lie elsewhere."""
+    chip, constants = catalog.chip("h100-sxm"), catalog.kernel_constants(catalog.engine("sglang"), catalog.chip("h100-sxm"))
+    table = constants.tables["experts.fp8"]
+    shape = RoutedSizes(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0)
+    kernel = routed_kernels(shape, "fp8", "fp8-block", 1.0)[0]
+    told, without = (
+        sum(FORMS["routing"](kernel, {**table, "wide": wide}, chip.memory_Bps, chip.flops_per_s["fp8"])) for wide in (4.0, 0.0)
+    )
+    assert table["wide"] == 4.0
+    assert told - without == pytest.approx(4 * 7168 * 2048 * 2 / 3.35e12)

@@ -188,3 +188,21 @@ def test_every_form_has_constants_everywhere():
             tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(name)).tables
             measured = {table.partition(".")[0] for table in tables}
             assert measured >= set(forms.FORMS), (name, engine)
+
+
+@pytest.mark.parametrize("name", ["chosen", "blocks", "compressed and chosen"])
+def test_rows_of_a_sequence_that_are_checked_together_read_a_selectors_keys_once(name):
+    """Four rows of 10 sequences: keys as of one, scores (fp32, written and read twice) of three more, four times the products."""
+
+    def scan(rows):
+        work = Workload(10, 10 * 40_000 - 10 * rows, rows_per_seq=rows)  # so that all see 40,000 tokens
+        [found] = [k for k in attention_of(name, work) if k.form.endswith("selector-decode")]
+        return found
+
+    one, four = scan(1), scan(4)
+    assert four.flops == pytest.approx(4 * one.flops)
+    assert four.nbytes == pytest.approx(one.nbytes + 3 * one.shape.candidates * 12)
+    assert four.shape.candidates == one.shape.candidates
+    for chip in map(catalog.chip, CHIPS):
+        single, together = (price([k], chip, "sglang") for k in (one, four))
+        assert single <= together <= 4 * single

@@ -195,3 +195,24 @@ def test_quickreduce_flips_between_small_and_large_messages():
     assert flip is not None
     assert 2**18 < flip.predicted_at < 2**22
     assert flip.right(0.03, 2.0) == [True, True]
+
+
+@each("name, speedup", [("T012", 1.0), ("T013", 0.75), ("T014", 0.5667), ("T015", 0.1266), ("T016", 0.1412)])
+def test_a_fused_all_reduce_of_2025_loses_from_64_tokens_on(name, speedup):
+    """vLLM pull request 22086, two H100: FlashInfer's first kernel against a custom all-reduce and a compiled norm."""
+    before, after = predict_technique(technique_readings().asked[name])
+    assert before / after == pytest.approx(speedup, rel=0.08)
+
+
+@each("name, us", [("T074", (311.8, 172.2)), ("T075", (311.8, 101.7))])
+def test_a_dispatch_to_as_many_ranks_as_experts_takes_what_was_published(name, us):
+    """TensorRT-LLM's tech blog 18, EP 8 of a GB200 NVL72: 2,048 tokens per rank in bf16, and in fewer bits."""
+    assert predict_technique(technique_readings().asked[name]) == pytest.approx([x * 1e-6 for x in us], rel=0.08)
+
+
+def test_rows_whose_figures_constants_know_are_told_apart():
+    asked = technique_readings().asked
+    assert not asked["T012"].unseen
+    assert not asked["T061"].unseen
+    assert asked["T061"].seen
+    assert asked["T284"].unseen

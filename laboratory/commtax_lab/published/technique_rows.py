@@ -19,7 +19,7 @@ from commtax_lab import lab_table
 HELD_SHARE = 3  # one source in so many is held out
 READ_KINDS = ("end to end", "op", "ratio only")
 """Kinds of rows that are read: those with a figure before and one after, of serving."""
-OWN = ("verb", "figure", "model", "cluster", "before", "after", "assumed", "fitted", "judged", "lines", "each")
+OWN = ("verb", "figure", "model", "cluster", "before", "after", "assumed", "fitted", "seen", "judged", "lines", "each")
 """What a row may say for itself instead of the reading that it belongs to; all else are options of both sides."""
 TOLD = ("id", "technique", "engine", "model", "plan", "workload", "kind", "confidence", "metric", "source")
 """Columns that are taken as they are."""
@@ -59,7 +59,13 @@ class TechniqueReading:
     each: float = 1.0  # … and divided by this
     judged: str = "ratio"  # after: the figure after is compared by itself
     assumed: str = ""
-    fitted: str = ""  # on which of these rows constants were fitted
+    fitted: str = ""  # what was fitted on which of these rows
+    seen: str = ""  # … before their source was held out
+
+    @property
+    def unseen(self) -> bool:
+        """Whether no constant knows its figures."""
+        return not self.fitted and not self.seen
 
     @property
     def sides(self) -> tuple[Options, Options]:

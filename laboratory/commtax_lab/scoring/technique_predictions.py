@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
 from commtax import catalog
+from commtax.cost.pricing import Pricer
+from commtax.cost.traffic import expected_destinations
 from commtax.options import check_taken
 from commtax.statement import Refusal
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop
+from commtax.verbs.drafts import need_accepted
+from commtax.verbs.expecting import expect
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.settling import resolve_question, settle
+from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax.verbs.timed_serving import requests_question
 from commtax_lab.published.collective_rows import Curve
 from commtax_lab.published.technique_rows import Options, TechniqueReading, load_of
@@ -41,7 +46,9 @@ def predicted_speedup(reading: TechniqueReading) -> float:
 
 
 def _bill(reading: TechniqueReading, options: Options) -> StepBill:
-    return price(settle(resolve_question(reading.model, reading.cluster, check_taken("bill", options))))
+    asked = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", options)))
+    need_accepted(asked)
+    return price(asked)
 
 
 def _step(reading: TechniqueReading, options: Options) -> float:
@@ -93,11 +100,30 @@ def _collective(reading: TechniqueReading, options: Options) -> float:
     return min(float(np.asarray(curve_seconds(curve, size)[0]).item()) for curve in curves)
 
 
+def _expect(reading: TechniqueReading, options: Options) -> float:
+    """One collective, fused or not, as ``commtax expect`` prices it."""
+    op, library, technique = (str(options.get(name, "")) for name in ("op", "library", "technique"))
+    size, ranks = (int(load_of(options, name)) if name in options else 0 for name in ("nbytes", "ranks"))
+    return float(expect(op, reading.cluster, nbytes=size, ranks=ranks, library=library, technique=technique).seconds)
+
+
+def _exchange(reading: TechniqueReading, options: Options) -> float:
+    """One dispatch of a layer's tokens to their experts, each to ``copies`` ranks whatever its router would choose."""
+    asked = {name: value for name, value in options.items() if name != "copies"}
+    q = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", asked)))
+    [line] = [x.item for x in price(q).items if (x.item.part, x.item.place) == ("experts", "dispatch") and np.any(x.item.count)]
+    reached = expected_destinations(q.model.experts, q.plan.ep) if q.model.experts else math.nan
+    nbytes = line.nbytes * load_of(options, "copies") / reached
+    return float(Pricer(terms_of(q)).price(replace(line, nbytes=nbytes, count=1)).seconds)
+
+
 VERBS: Mapping[str, Callable[[TechniqueReading, Options], float]] = {
     "step": _step,
     "loop": _loop,
     "requests": _requests,
     "lines": _lines,
     "slope": _slope,
+    "expect": _expect,
+    "exchange": _exchange,
     "collective": _collective,
 }

@@ -46,6 +46,9 @@ class ScoredTechnique:
         return self.row.kind in COUNTED and self.row.confidence == "high"
 
 
+TOLD = 3  # digits of a predicted speed-up that count: one of less than 0.05 % has no sign
+
+
 def same_sign(predicted: float, published: float, near: float) -> bool:
     """Whether both gain, both lose, or both lie near 1.
 
@@ -53,7 +56,7 @@ def same_sign(predicted: float, published: float, near: float) -> bool:
     (True, True, False)
     """
     both_near = max(abs(predicted - 1), abs(published - 1)) <= near
-    return both_near or bool(np.sign(predicted - 1) == np.sign(published - 1))
+    return both_near or bool(np.sign(np.round(predicted - 1, TOLD)) == np.sign(published - 1))
 
 
 def within_factor(predicted: float, published: float, factor: float) -> bool:

@@ -48,7 +48,9 @@ def engine(name: str) -> Engine:
     if not version or version == known.version:
         return replace(known, note="")
     near = nearest(version, [*known.versions, known.version])
-    constants = {name: value for name, value in known.versions.get(near, {}).items() if name != "since"}
+    told = known.versions.get(near, {})
+    constants = {name: value for name, value in told.items() if name not in ("since", "alike")}
+    near = known.version if told.get("alike") else near  # all but some constants are the newest version's
     same = parts(version)[: len(parts(near))] == parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
     return known.but(version=version, note=note, **constants)

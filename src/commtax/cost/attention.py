@@ -28,6 +28,7 @@ Maker = Callable[[KernelStep, Attention, int], Iterator[Kernel]]
 T = TypeVar("T")
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
+SCORE_BYTES = 12  # of a selector's score in fp32, written once and read twice: to find the threshold, and what is above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +110,30 @@ def choose(
 
 
 def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
-    """Scores of decoding tokens and of prompts over keys of the selector: fp8 with a scale, or ``size`` bytes a key."""
+    """Scores of decoding tokens and of prompts over keys of the selector: fp8 with a scale, or ``size`` bytes a key.
+
+    Rows of one sequence that are checked together read its keys once (``next_n`` of DeepGEMM's paged logits); each has scores of
+    its own. What a key takes beyond its bytes was measured with one row, and so is the keys'.
+    """
     work, each = s.work, size or x.head_dim + SCALE_BYTES
     heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
     length = visible_tokens(s) / ratio
-    pairs = work.decode_seqs * work.rows_per_seq * length
-    yield _scan(s, x, f"{form}-decode", count, heads, pairs, length, work.decode_seqs * length * each)
+    keys, further = work.decode_seqs * length, work.decode_seqs * length * (work.rows_per_seq - 1)
+    nbytes = keys * each + further * SCORE_BYTES * (1 if x.block == 1 else heads / x.block)
+    yield _scan(s, x, f"{form}-decode", count, heads, (keys + further, keys), length, nbytes)
     seqs, new, past = prompt_sizes(s)
     pairs = seqs * causal_pairs(new, past) / ratio
-    yield _scan(s, x, f"{form}-prefill", count, heads, pairs, (new + past) / ratio, seqs * (new + past) / ratio * each)
+    yield _scan(s, x, f"{form}-prefill", count, heads, (pairs, pairs), (new + past) / ratio, seqs * (new + past) / ratio * each)
 
 
-def _scan(s: KernelStep, x: Indexer, form: str, count: int, heads: Number, pairs: Number, length: Number, nbytes: Number) -> Kernel:
-    runs, flops = pick(np.asarray(pairs) > 0, count, 0), 2.0 * pairs * heads * x.head_dim
+def _scan(
+    s: KernelStep, x: Indexer, form: str, count: int, heads: Number, pairs: tuple[Number, Number], length: Number, nbytes: Number
+) -> Kernel:
+    """``pairs`` of a query and a key: those that are multiplied, and those whose choice is timed."""
+    made, chosen = pairs
+    runs, flops = pick(np.asarray(made) > 0, count, 0), 2.0 * made * heads * x.head_dim
     dtype = "fp8" if x.block == 1 else s.plan.activations_dtype
-    candidates = pairs if x.block == 1 else pairs * heads / x.block
+    candidates = chosen if x.block == 1 else chosen * heads / x.block
     plain = Kernel("selector", form, runs, flops, nbytes, dtype=dtype, shape=SelectorScan(length, candidates))
     return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
 

@@ -25,6 +25,7 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_bill
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.prefix_tiers import check_weighed
@@ -168,12 +169,18 @@ class Scale:
     def row(self, one: Technique) -> TechniqueWorth:
         """The best of a technique's usual values; where none can be had, why."""
         tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
-        return min(tried, key=_rank)
+        best = min(tried, key=_rank)
+        if best.refused or not self._swept:
+            return best
+        pays, never = self._pays(self.question.but(**changes_of(best.asked)))
+        return replace(best, pays=pays, never=never)
 
     def gain(self, text: str) -> float:
         """Tokens/s with several techniques over those without; 0 where they cannot be had together."""
         try:
-            return float(price(self.question.but(**changes_of(text))).tokens_per_s / self.bill.tokens_per_s)
+            q = self.question.but(**changes_of(text))
+            need_accepted(q)
+            return float(price(q).tokens_per_s / self.bill.tokens_per_s)
         except ValueError:
             return 0.0
 
@@ -182,6 +189,7 @@ class Scale:
         try:
             q = self.question.but(**changes_of(asked))
             check_weighed(q)
+            need_accepted(q)
             flag = flag_of(one, q)
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "on already")
@@ -207,8 +215,7 @@ class Scale:
             width *= math.exp(Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question)))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
             row = replace(row, gain=gain, low=gain / width, high=gain * width)
-        pays, never = self._pays(q)
-        return replace(row, pays=pays, never=never)
+        return replace(row, notes=tuple(map(str, draft_notes(q))))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""

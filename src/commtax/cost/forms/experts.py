@@ -59,10 +59,11 @@ def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     """t = t0 + te E + moved / bandwidth seconds: choose, sort, permute, activate and combine.
 
     Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
-    those of other ranks that the kernels step over.
+    those of other ranks that the kernels step over: Triton's writes zeros for them, which are then activated and summed as all
+    others are, so that ``wide`` more passes go over inner.
     """
     r: RoutedSizes = k.shape
-    passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner)
+    passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner) + c.get("wide", 0.0) * r.elsewhere * r.inner
     return c["t0"] + c["te"] * r.routed, BYTES * (2 * r.tokens * r.hidden + passes) / bandwidth_Bps
 
 
