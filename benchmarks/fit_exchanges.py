@@ -20,6 +20,7 @@ from fit_experts import CHIPS, put
 from fit_kernels import FOLDER
 
 from commtax import catalog
+from commtax.catalog import physics
 from commtax.cost.forms.modules import exchange
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read
@@ -30,7 +31,9 @@ HELD_BY_LINK = ("exchange_low", "exchange_low2")  # whose rate goes with the lin
 Key = tuple[str, str, str]  # chip, engine, form
 Rows = list[tuple[Any, Any, Any]]  # kernel of one way, seconds, fitted
 Tables = dict[str, dict[str, float]]
-SCALE, MOST_BPS = 0.1, 9e11  # no faster than an NVLink of the fifth generation carries one way
+SCALE = 0.1
+MOST = {"link_Bps": 9e11, "sm_Bps": physics.KERNEL["sm_Bps"].high}
+"""No faster than an NVLink of the fifth generation carries one way; multiprocessors that hold no row up are as fast as may be."""
 
 
 def gather(folder: Path) -> dict[Key, Rows]:
@@ -83,7 +86,7 @@ def _fit_way(rows: Rows, way: str, host: bool) -> dict[str, float]:
             before = best
             for name, up in product(START, (factor, 1 / factor)):
                 tried = {**table, name: table[name] * up}
-                if tried["link_Bps"] <= MOST_BPS and (now := loss(rows, {way: tried})) < best:
+                if all(tried[n] <= most for n, most in MOST.items()) and (now := loss(rows, {way: tried})) < best:
                     table, best = tried, now
             if best >= before * (1 - 1e-4):
                 break

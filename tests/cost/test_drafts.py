@@ -134,7 +134,8 @@ def test_more_drafts_pay_at_a_small_batch_and_not_at_a_large_one():
     assert ratios == pytest.approx([52 / 43, 554 / 675], rel=0.15)
 
 
-def test_a_bill_says_what_drafts_yield_and_where_they_stop_paying():
+def test_a_bill_says_what_drafts_yield_and_where_they_stop_paying(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "170")
     told = run_here("bill", *LLAMA[:1], "-c", LLAMA[1], "--technique", "eagle3=7:0.4", "--batch", "4").stdout
     assert "1.67 tokens per step and sequence with 7 drafts, as set" in told
     assert "they stop paying at batch" in " ".join(told.split())

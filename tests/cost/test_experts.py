@@ -99,13 +99,14 @@ def test_more_work_never_takes_less(r, here, name):
     st.sampled_from(WAYS),
     st.floats(1e3, 1e9),
     st.integers(2, 64),
-    st.integers(0, 32),
+    st.integers(1, 32),
+    st.integers(1, 512),
 )
-def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, engine, way, nbytes, ranks, sms):
+def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, engine, way, nbytes, ranks, sms, experts):
     known = catalog.chip(chip)
     constants = catalog.kernel_constants(catalog.engine(engine), known)
     for phase in ("dispatch", "combine"):
-        few, many = (exchanged_kernel(phase, f"exchange_{way}", n, ranks, sms) for n in (nbytes, 2 * nbytes))
+        few, many = (exchanged_kernel(phase, f"exchange_{way}", n, ranks, sms, experts) for n in (nbytes, 2 * nbytes))
         assert sum(seconds(few, known, constants)) >= least_s(few, known, constants)
         assert sum(seconds(few, known, constants)) <= sum(seconds(many, known, constants))
 

@@ -147,7 +147,7 @@ def test_verbs_say_what_was_set():
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("vllm", ("--enable-eplb", """--eplb-config '{"num_redundant_experts":32}'""")),
+        ("vllm", ("--enable-eplb", """--eplb-config '{"num_redundant_experts": 32}'""")),
         ("sglang", ("--enable-eplb", "--ep-num-redundant-experts 32")),
         ("trtllm", ("load_balancer:", "num_slots: 288")),
     ],
@@ -172,7 +172,7 @@ def test_commands_say_copies_and_read_back(engine, words, tmp_path):
     [
         ("--num-redundant-experts 32", 32, 0),
         ("--eplb-config.num_redundant_experts=32", 32, 0),
-        ("""--enable-eplb --eplb-config '{"window_size": 1000, "num_redundant_experts": 16}'""", 16, 0),
+        ("""--enable-eplb --eplb-config '{"window_size": 1000, "num_redundant_experts": 16}'""", 16, 1),
         ("--num-redundant-experts 0", 0, 0),
         ("--eplb-config nonsense", None, 1),
         ("--eplb-config [1]", None, 1),

@@ -210,13 +210,17 @@ def test_a_pasted_plan_at_its_own_load():
     )
 
 
+CARRIED = ("--technique", "kv-transfer=mooncake")
+"""A command of vLLM names what carries caches, with its price; a question that names nothing has none for it."""
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "words"),
     [
         ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
         ("deepseek-v3", "3x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms")),
         ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
-        ("llama-3.1-70b", "2x8xh100-sxm", ("--tpot", "30ms")),
+        ("llama-3.1-70b", "2x8xh100-sxm", ("--tpot", "30ms", *CARRIED)),
     ],
 )
 def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
@@ -225,7 +229,7 @@ def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     assert code == 0, error
     found = json.loads(out)
     first = found["recommended"]
-    kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
+    kept = [w for pair in zip(words[::2], words[1::2], strict=True) if pair[0] not in ("--engine", "--technique") for w in pair]
     pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
     assert code == 0, error
@@ -235,11 +239,11 @@ def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-def test_the_first_plan_is_written_whatever_its_workers(engine):
+@pytest.mark.parametrize(("engine", "carried"), [("vllm", CARRIED), ("sglang", ()), ("trtllm", ())])
+def test_the_first_plan_is_written_whatever_its_workers(engine, carried):
     """Servers of their own for prompts are written, read back, and stand where the plan stands."""
-    words = ("--ttft", "500ms", "--tpot", "30ms")
-    code, out, error = command("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--engine", engine, *words, "--emit", engine, "--json")
+    words, asked = ("--ttft", "500ms", "--tpot", "30ms"), ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--engine", engine)
+    code, out, error = command(*asked, *words, *carried, "--emit", engine, "--json")
     assert code == 0, error
     found = json.loads(out)
     first, text = found["recommended"], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))

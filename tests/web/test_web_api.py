@@ -361,7 +361,9 @@ def test_the_schema_tells_the_same_keys():
     status, _, body = ask("/openapi.json")
     told = json.loads(body)
     assert status == 200
-    assert set(told["paths"]) == {f"/api/{n}" for n in ("view", "bill", "why", "fit", "compare", "pipeline", "plan", "catalog")}
+    assert set(told["paths"]) == {
+        f"/api/{n}" for n in ("view", "bill", "why", "fit", "compare", "pipeline", "plan", "worth", "catalog")
+    }
     assert [p["name"] for p in told["paths"]["/api/view"]["get"]["parameters"]] == [key.name for key in KEYS]
     assert {"200", "400", "422"} <= set(told["paths"]["/api/bill"]["get"]["responses"])
 

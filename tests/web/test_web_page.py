@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -241,6 +242,25 @@ def test_maps_and_plans_load(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
+def test_techniques_are_weighed_and_a_click_turns_one_on(visit: Callable[..., Any]) -> None:
+    page = visit("m=llama-3.1-70b&c=8xh100-sxm&tp=8", viewport={"width": 1280, "height": 4200})
+    page.wait_for_selector("table.worth tbody tr")
+    rows, plain = page.locator("table.worth tbody tr"), page.inner_text("#the-sentence")
+    names = [rows.nth(i).locator("button.technique").inner_text() for i in range(rows.count())]
+    assert names[0].startswith("eagle3=")
+    assert rows.locator(".change-by.better").count() >= 1
+    assert rows.locator(".change-by:not(.better)").count() >= 1, "those that lose are shown as losing"
+    page.locator("#worth-body summary").click()
+    assert "has no experts" in page.inner_text("#worth-body details"), "and those that cannot be had with why"
+    rows.nth(0).locator("button").click()
+    wait_title(page, f"with {names[0]}")
+    painted(page)
+    assert f"tq={names[0]}" in unquote(page.url)
+    assert page.inner_text("#the-sentence") != plain
+    assert f"--technique {names[0]}" in page.inner_text("#commands")
+
+
+@needs_browser
 def test_pipeline_and_memory_are_drawn(visit: Callable[..., Any]) -> None:
     page = visit(TRAIN, viewport={"width": 1280, "height": 4600})
     page.wait_for_selector("#pipeline-body .stage-f")
@@ -289,8 +309,7 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
 def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state_moves_on(visit: Callable[..., Any]) -> None:
     """The plans of 2xa100-80-sxm have no end on this server (``slow_nursery``)."""
     with served(str(HELPERS / "slow_server.py")) as slow:
-        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm", refuse=True)
-        page.locator("#plans").scroll_into_view_if_needed()
+        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm", refuse=True, viewport={"width": 1280, "height": 5200})
         page.get_by_text("plan: not answered within").wait_for()
         assert "command line" in page.inner_text("#plans-body")
         left: list[str] = []

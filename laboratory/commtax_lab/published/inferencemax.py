@@ -19,9 +19,9 @@ SAID = "the row says that tokens were drafted"
 def is_by_inferencemax(row: Row) -> bool:
     """Its daily files, its database, and the analyses of one model, whose rows are its own (rounded, without their day).
 
-    >>> [by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
+    >>> [is_by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
     [True, True]
-    >>> by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
+    >>> is_by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
     False
     """
     of_one = r"[\w.-]+-gap-analysis\.csv"

@@ -53,7 +53,7 @@ def batches(most: int) -> list[int]:
 def make_rising(times: Array) -> Array:
     """Times that do not fall along the last axis, half-way between the least rise above them and the greatest below.
 
-    >>> rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
+    >>> make_rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
     [1.0, 2.5, 2.5, 4.0]
     """
     above = np.maximum.accumulate(times, axis=-1)

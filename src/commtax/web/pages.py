@@ -6,7 +6,7 @@ from commtax.catalog.techniques import changes_of
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.report.documents import Record, Value
 from commtax.report.pipelines import page_pipeline
-from commtax.report.view import view
+from commtax.report.view import Patch, view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
 from commtax.report.view.state import SHOWN, State, short_keys, state_of
 from commtax.report.whys import why_view
@@ -58,9 +58,12 @@ def _weighed(w: Worth) -> Record:
 
 
 def _weighed_row(row: TechniqueWorth, w: Worth) -> Record:
-    now, on = state_of(w.question), state_of(w.question.vary(**changes_of(row.asked)))
-    patch = {key: value for key, value in on.keys.items() if value != now[key]} if not row.refused else None
-    return worth_row(row) | {"words": pays_text(row), "patch": patch}
+    return worth_row(row) | {"words": pays_text(row), "patch": None if row.refused else _patch(row.asked, w)}
+
+
+def _patch(technique: str, w: Worth) -> Patch:
+    now, on = state_of(w.question), state_of(w.question.vary(**changes_of(technique)))
+    return {key: value for key, value in on.keys.items() if value != now[key]}
 
 
 def worth_page(w: Worth, command: str) -> Record:

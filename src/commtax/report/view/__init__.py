@@ -38,7 +38,7 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
         step=step,
         bill=b,
         state=dict(normal(state, q).keys),
-        title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}",
+        title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}{_beside(q)}",
         cluster=_machine(q),
         totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
         layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": bars},
@@ -49,6 +49,12 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
         moves={name: [{"patch": short_keys(move.sizes), "note": move.note} for move in way] for name, way in ways.items()},
     )
+
+
+def _beside(q: Question) -> str:
+    """Techniques that no other key of the state tells."""
+    on = str(state_of(q)["tq"])
+    return f" with {on.replace(',', ', ')}" if on else ""
 
 
 def normal(state: State, q: Question) -> State:
