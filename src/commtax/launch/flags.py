@@ -51,6 +51,7 @@ class FlagTable:
     words: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # of their values: other words for the one that tables have
+    usual: Mapping[str, str] = field(default_factory=dict)  # fields that commands have to say, and what leaves them to the engine
 
     def theirs(self, name: str, ours: str) -> str:
         """Their word for a value; "" where they have none."""
@@ -84,7 +85,7 @@ def flags_of(engine: str) -> FlagTable:
     own = flag_table(engine)
     same, libraries = own.get("same", {}), own.get("libraries", {})
     names = {**COMMON["names"], **own.get("names", {})}
-    return FlagTable(*_flags(own), names, libraries, _asked(engine, same), same, words_of(engine))
+    return FlagTable(*_flags(own), names, libraries, _asked(engine, same), same, words_of(engine), own.get("usual", {}))
 
 
 def _asked(engine: str, same: Mapping[str, str]) -> Flags:

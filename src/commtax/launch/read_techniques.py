@@ -51,7 +51,7 @@ def recognise(engine: str, reading: FlagReading) -> None:
         fields |= one.fields
     found = [one for one in found if all(fields[name] == value for name, value in one.fields.items())]
     own_options = _own_options()
-    told = [one for one in found if not one.fields.keys() <= own_options.keys()]
+    told = [one for one in found if not one.fields.keys() <= own_options.keys() and not one.fields.items() <= own.usual.items()]
     by_text = {name for one in told for name in one.fields if not _is_told_by_option(one.technique, name)}
     by_option = {own_options[name]: value for name, value in fields.items() if name in own_options and name not in by_text}
     reading.values.update(by_option)

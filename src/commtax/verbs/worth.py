@@ -23,7 +23,7 @@ from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Model, Technique
+from commtax.spec import Cluster, Model, Technique, Techniques
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.drafts import draft_notes, need_accepted
@@ -35,6 +35,7 @@ from commtax.verbs.settling import Settled, resolve_question, settle
 
 MOST_BATCH = 1024
 LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
+UNKNOWN = Techniques().acceptance
 ALIKE = 1e-9  # share by which rates may differ that are the same
 ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
 NAMED = re.compile(r"^technique '[^']{1,60}': ")
@@ -185,10 +186,15 @@ class Scale:
         except ValueError:
             return 0.0
 
+    def _unstated(self, changes: dict[str, object]) -> dict[str, object]:
+        """Changes without what was stated of another drafter."""
+        other = self.question.techniques.drafter and "drafter" in changes
+        return {"acceptance": UNKNOWN, "accepted_length": 0.0, "draft_model": ""} | changes if other else changes
+
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
         flag = flag_of(one, self.question)
         try:
-            q = self.question.but(**changes_of(asked))
+            q = self.question.but(**self._unstated(changes_of(asked)))
             check_weighed(q)
             need_accepted(q)
             flag = flag_of(one, q)
