@@ -159,7 +159,7 @@ def test_plan_searches_with_drafts():
 @each(
     ("options", "reason"),
     [
-        ({"technique": "mtp=1"}, "has no layers for further tokens"),
+        ({"technique": "mtp=1"}, "has no MTP layers"),
         ({"technique": "draft=qwen3-0.6b:3"}, "is not known; say --acceptance"),
         ({"technique": "p-eagle=3:0.7", "engine": "trtllm"}, "has no such drafter"),
         ({"technique": "eagle3=3", "accepted_length": 4.5}, "nearest valid: 4"),

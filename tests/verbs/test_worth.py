@@ -39,7 +39,7 @@ def test_the_table_agrees_with_bills_to_the_digit(weighed):
         priced = commtax.bill(model, cluster, **{**options, "technique": row.asked})
         assert (row.step_s, row.tokens_per_s) == (float(priced.step_s), float(priced.tokens_per_s)), row.asked
         assert row.kv_tokens == fit_of_bill(priced).kv_tokens
-        assert row.gain == row.tokens_per_s / float(plain.tokens_per_s)
+        assert row.gain == pytest.approx(row.tokens_per_s / float(plain.tokens_per_s) * plain.num_gpus / priced.num_gpus)
 
 
 def test_every_technique_is_told_once_best_first_with_a_flag_or_a_reason(weighed):
@@ -121,3 +121,19 @@ def test_the_command_says_what_to_set_and_json_holds_every_row():
     refused = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train")
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["mtp=abc", "mtp=1.5", "mtp=-1", "mtp=3:nan", "mtp=3:1.5", "sp=x", "eplb=x", "dcp=x", "dcp=0", "mtp=1,eagle3=3"]
+)
+def test_values_that_are_none_are_refused_with_exit_code_2(text):
+    done = run("bill", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--technique", text)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_a_technique_that_takes_more_gpus_is_judged_per_gpu():
+    w = commtax.worth("gpt-oss-120b", "8xb200-sxm", tp=1, batch=64)
+    split = next(row for row in w.rows if row.technique.key == "pcp")
+    assert split.tokens_per_s > float(w.bill.tokens_per_s)
+    assert split.gain == pytest.approx(split.tokens_per_s / float(w.bill.tokens_per_s) / 2)
+    assert split.verdict == "loses"

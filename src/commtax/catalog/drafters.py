@@ -56,7 +56,7 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
         return replace(plain, model=_as_model(model, kind, blocks * kind.times, _quantised(model)), modules=modules)
     count = kind.otherwise if kind.layers == "mtp" else kind.layers
     if kind.layers == "mtp" and not count:
-        raise Refusal(f"technique '{name}': {model.key} has no layers for further tokens", "technique")
+        raise Refusal(f"technique '{name}': {model.key} has no MTP layers", "technique")
     return replace(plain, model=_as_model(model, kind, _dense_blocks(model, kind, int(count)), None)) if count else plain
 
 

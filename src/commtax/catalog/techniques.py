@@ -1,16 +1,28 @@
 """Techniques by name, ``catalog/techniques.toml``, and what of a question each of them changes."""
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
 
 from commtax.catalog.loader import plain_record, suggest
+from commtax.options import options
 from commtax.question import PARTS, Question
 from commtax.shipped_tables import table
 from commtax.spec import Plan, Technique
 from commtax.statement import Refusal
 
+BOUNDS: Mapping[str, tuple[float, float, bool]] = {
+    "speculative": (0, 64, True),
+    "acceptance": (0, 1, False),
+    "two_batches_from": (1, 2**20, True),
+    "sequence_tokens": (1, 2**20, True),
+    "dcp": (1, 1024, True),
+    "cp": (1, 1024, True),
+}
+"""Numbers that stand behind techniques: least, most, and whether they are whole; of others that are counted, from 0 to …"""
+MOST = 2**16
 NONE = "none"
 """What asks for no technique, among several that are compared."""
 
@@ -70,8 +82,12 @@ def changes_of(text: str) -> dict[str, object]:
     """
     changes: dict[str, object] = {}
     for one, given in asked_techniques(text):
-        changes |= one.sets
-        changes |= {name.strip("?"): _value(one, value) for name, value in zip(one.takes, given, strict=False)}
+        values = {name.strip("?"): _value(one, name.strip("?"), value) for name, value in zip(one.takes, given, strict=False)}
+        own = {**one.sets, **values}
+        if twice := [name for name, value in own.items() if changes.get(name, value) != value]:
+            rule = f"{one.key} and one before it both set {twice[0]}; name one of them"
+            raise Refusal(f"technique '{text[:60]}': {rule}", "technique")
+        changes |= own
     return changes
 
 
@@ -131,15 +147,21 @@ def _written(one: Technique, values: list[object]) -> str:
     return f"{one.key}={':'.join(said)}" if said else one.key
 
 
-def _value(one: Technique, text: str) -> object:
-    """A value as it was typed: a number where it is one, else a word, in ours where the technique has its own."""
+def _value(one: Technique, name: str, text: str) -> object:
+    """A value as it was typed: a number within its bounds where its field is one, else a word, in ours where there are such."""
     if one.words:
         if text not in one.words:
-            raise Refusal(f"technique '{one.key}={text}': one of {', '.join(one.words)}", "technique", tuple(one.words))
+            raise Refusal(f"technique '{one.key}={text[:40]}': one of {', '.join(one.words)}", "technique", tuple(one.words))
         return one.words[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    counted = name in options() and options()[name].type == "int"
+    if name not in BOUNDS and not counted:
+        return text
+    low, high, whole = BOUNDS.get(name, (0, MOST, True))
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        rule = f"a {'whole ' * whole}number from {low:g} to {high:g} is needed for {name}"
+        raise Refusal(f"technique '{one.key}={text[:40]}': {rule}", "technique", (int(low) if whole else low,))
+    return value

@@ -133,7 +133,7 @@ class PlanToCheck:
     def sharing(self) -> str:
         """How many ranks keep the same keys, at the least."""
         most = min(max(1, int(self.plan.tp) // (1 if _whole_cache(a) else a.num_kv_heads)) for a in self.model.attentions)
-        return f"{most} of them here" if most > 1 else "and each has keys of its own here"
+        return f"{most} of them here" if most > 1 else "and KV heads are not replicated here"
 
     @property
     def unsplit(self) -> str:

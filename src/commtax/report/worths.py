@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import isnan
 
+from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text
 from commtax.report.tables import drop_empty_columns, headline, notes, say, served_step, show_table
@@ -13,13 +14,17 @@ STYLES = {"gains": "green", "loses": "red"}
 
 
 def show_worth(console: Console, w: Worth) -> None:
-    """What there is without techniques, then each of them, best first, and what cannot be had here."""
-    q, b, requests = w.question, w.bill, w.requests
+    """What there is now, then each technique, best first, and what cannot be had here."""
+    q, b = w.question, w.bill
     headline(console, q)
-    if requests:
-        say(console, f"without any: {_requests_text(w)}", "dim")
+    if not w.fits:
+        say(console, "Does not fit in memory: nobody can run this plan as it is (commtax fit says what would).", "bold red")
+    now = "now, with " + ", ".join(text for _, text in techniques_on(q)) if any(techniques_on(q)) else "without techniques"
+    room = f"room for {w.kv_tokens:,} KV tokens"
+    if w.requests:
+        say(console, f"{now}: {_requests_text(w)}; {room}", "dim")
     else:
-        say(console, f"{served_step(q)}; without any: step {format_seconds(b.step_s)}, {b.tokens_per_s:,.1f} tokens/s", "dim")
+        say(console, f"{served_step(q)}; {now}: step {format_seconds(b.step_s)}, {_rate(float(b.tokens_per_s), w)}; {room}", "dim")
     say(console, _verdict(w), "bold yellow")
     columns = ("technique", ">tokens/s", ">gain", ">range", ">step", ">TTFT", ">TPOT", ">KV tokens", ">full", "pays", "flag")
     if w.here:
@@ -27,8 +32,23 @@ def show_worth(console: Console, w: Worth) -> None:
     if w.idle:
         say(console, f"change nothing here: {', '.join(row.asked for row in w.idle)}", "dim")
     if w.refused:
-        show_table(console, ("not here", "why"), [(row.technique.key, row.refused) for row in w.refused])
+        show_table(console, ("not here", "why"), _refused(w))
     notes(console, _remarks(w))
+
+
+def _rate(tokens_per_s: float, w: Worth) -> str:
+    """Tokens/s of outputs, or of prompts in a step that computes nothing else."""
+    if w.question.phase != "prefill":
+        return f"{tokens_per_s:,.1f} tokens/s"
+    return f"{tokens_per_s * float(w.question.context):,.0f} prompt tokens/s"
+
+
+def _refused(w: Worth) -> list[tuple[str, str]]:
+    """Techniques that cannot be had, those of one reason together."""
+    why: dict[str, list[str]] = {}
+    for row in w.refused:
+        why.setdefault(row.refused, []).append(row.technique.key)
+    return [(", ".join(keys), reason) for reason, keys in why.items()]
 
 
 def _requests_text(w: Worth) -> str:
@@ -41,15 +61,23 @@ def _requests_text(w: Worth) -> str:
     return f"{load}, {lengths}: {times}, {r.tokens_per_s:,.1f} output tokens/s"
 
 
+TOLD = 3
+"""Techniques that a sentence names of each kind."""
+
+
 def _verdict(w: Worth) -> str:
-    """One sentence: what to set, and what to leave."""
-    best = [row for row in w.here if row.verdict == "gains" and row.fits]
-    lost = [row.asked for row in w.here if row.verdict == "loses"]
-    loses = f"; {', '.join(lost)} would lose" if lost else ""
-    if not best:
-        return f"No technique of {w.question.engine.name} gains here{loses}."
-    named = ", ".join(f"{row.asked} {_percent(row.gain)}" for row in best[:3])
-    return f"Worth it here: {named}{loses}."
+    """One sentence: what to set, what to measure, and what to leave."""
+    kinds = {kind: [row for row in w.here if row.verdict == kind and row.fits] for kind in ("gains", "undecided", "loses")}
+    gained, open_, lost = (_named(rows, kind != "loses") for kind, rows in kinds.items())
+    rest = [text for text in (f"measure {open_}" * bool(open_), f"{lost} would lose" * bool(lost)) if text]
+    first = f"Worth it here: {gained}" if gained else f"No technique of {w.question.engine.name} surely gains here"
+    return "; ".join([first, *rest]) + "."
+
+
+def _named(rows: list[TechniqueWorth], figures: bool) -> str:
+    shown = [f"{row.asked} {_percent(row.gain)}" if figures else row.asked for row in rows[:TOLD]]
+    more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
+    return ", ".join([*shown, *more])
 
 
 def _percent(gain: float) -> str:
@@ -67,7 +95,8 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
     full = _percent(row.full_gain) if not isnan(row.full_gain) else ""
     held = "" if row.fits else "does not fit; "
     swept = "" if w.question.offered.request_rate else pays_text(row)  # runs in time are of one load
-    return (row.asked, f"{row.tokens_per_s:,.1f}", gain, spread, step, ttft, tpot, room, full, f"{held}{swept}", row.flag)
+    rate = _rate(row.tokens_per_s, w).split()[0]
+    return (row.asked, rate, gain, spread, step, ttft, tpot, room, full, f"{held}{swept}", row.flag)
 
 
 def pays_text(row: TechniqueWorth) -> str:
@@ -87,7 +116,14 @@ def _pay_text(pays: PayRange) -> str:
 
 
 def _remarks(w: Worth) -> Iterator[str]:
-    yield "gain: output tokens/s with the technique alone over those without; --technique prices several of them together"
+    timed = w.question.offered.request_rate and not (w.requests and w.requests.overloaded)
+    what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
+    yield f"gain: {what} with the technique alone over now, at the best of its usual values; --technique prices several together"
+    if w.requests and w.requests.overloaded:
+        yield "more requests come than can be answered: times grow with the length of the run"
+    for row in w.here:
+        if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
+            yield f"{row.asked}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}"
     if any(not isnan(row.full_gain) for row in w.here):
         yield f"full: gain at the largest batch of {w.question.context:,.0f} tokens each that fits, where the room for KV changes"
     for row in w.here:
@@ -104,3 +140,8 @@ def worth_document(w: Worth) -> Record:
 
 def worth_row(row: TechniqueWorth) -> Record:
     return record("worth-row", row=row, technique=row.technique, pays=row.pays)
+
+
+def _gpus(row: TechniqueWorth, w: Worth) -> int:
+    """GPUs of a server with the technique."""
+    return int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)

@@ -5,6 +5,7 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog.techniques import technique
 from commtax.question import Question
+from commtax.spec import Cluster
 from commtax.statement import Refusal
 
 FUSED = "fused-allreduce"
@@ -38,7 +39,7 @@ def _check_fused(q: Question) -> None:
         raise Refusal(f"{FUSED}: no time of such a kernel is known on {chip.key} with {q.cluster.intra.key}", "technique")
     if is_on_already(q, FUSED):
         raise Refusal(
-            f"{FUSED}: on already: {engine.name} {engine.version} does so by itself here, and its times hold it", "technique"
+            f"already on: {engine.name} {engine.version} does this by default here, and its measured times include it", "technique"
         )
     if engine.key not in technique(FUSED).flags:
         raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique")
@@ -50,16 +51,22 @@ def _check_fused(q: Question) -> None:
         raise Refusal(f"{FUSED}: {q.model.key} does not add a residual and norm behind its sums", "technique")
 
 
+def no_kernels(name: str, place: Cluster) -> Refusal:
+    """That a library of kernels of one kind has none for a cluster's chips."""
+    one = catalog.library(name)
+    families = ", ".join(dict.fromkeys(family for row in one.path for family in row.families))
+    return Refusal(f"{one.key}: has kernels for {families} chips, and none for {place.chip.key} with {place.intra.key}", "library")
+
+
 def _check_kernels(q: Question) -> None:
     """A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself."""
     name = q.what_if.library
-    one, chip = catalog.library(name), q.cluster.chip
+    one = catalog.library(name)
     if not one.alone:
         return
     if is_on_already(q, one.key):
         raise Refusal(
-            f"{one.key}: on already: {q.engine.name} {q.engine.version} does so by itself, and its times hold it", "library"
+            f"already on: {q.engine.name} {q.engine.version} does this by default, and its measured times include it", "library"
         )
     if not catalog.fabric(name, q.cluster).kernels:
-        families = ", ".join(dict.fromkeys(family for row in one.path for family in row.families))
-        raise Refusal(f"{one.key}: has kernels for {families} chips, and none for {chip.key} with {q.cluster.intra.key}", "library")
+        raise no_kernels(name, q.cluster)

@@ -121,7 +121,7 @@ def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | 
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
         on = changes_of(str(at["technique"]).replace("+", ",")) if "technique" in at else {}
-        q = replan(put, **numbers, **on, cluster=with_link(put.cluster, str(at["link"])) if "link" in at else put.cluster)
+        q = replan(put, **numbers, cluster=with_link(put.cluster, str(at["link"])) if "link" in at else put.cluster).but(**on)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
         if total is not None:

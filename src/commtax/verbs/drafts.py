@@ -103,9 +103,8 @@ def need_accepted(q: Question) -> None:
     """Times per token need the tokens that a step yields."""
     if not is_accepted_known(q):
         asked = q.techniques
-        of = f" of {asked.drafter}" if asked.drafter else ""
         on = f" on {asked.draft_text}" if asked.draft_text else ""
-        rule = f"how many drafts{of} {q.model.key} accepts{on} is not known; say --acceptance 0.7 or --accepted-length 2.4"
+        rule = f"how many drafts {q.model.key} accepts{on} is not known; say --acceptance 0.7 or --accepted-length 2.4"
         raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance")
 
 

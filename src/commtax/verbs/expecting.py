@@ -117,6 +117,10 @@ def expect(
         whole = _fused(place, library, algorithm)
     else:
         whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
+    if technique and not algorithm and catalog.library(library).alone and not whole.kernels:
+        from commtax.verbs.collective_rules import no_kernels  # not for those who ask for no technique
+
+        raise no_kernels(library, place)
     priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)
     return replace(priced, profile=own.name) if own else priced
 

@@ -13,6 +13,8 @@ from commtax.question import Question
 from commtax.spec import Engine, Techniques
 from commtax.statement import Refusal
 
+BULK = "deepep_high_throughput"
+
 HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
 
 
@@ -64,7 +66,7 @@ def check_overlap(q: Question) -> None:
             if q.engine.key not in technique(key).flags:
                 has = ", ".join(technique(key).flags)
                 raise Refusal(
-                    f"technique '{key}': {q.engine.key} has no such thing ({has} has)", "technique", tuple(technique(key).flags)
+                    f"technique '{key}': {q.engine.key} does not implement it ({has} can)", "technique", tuple(technique(key).flags)
                 )
             check(q, key)
 
@@ -84,7 +86,12 @@ def _check_exchange(q: Question, key: str) -> None:
     if not np.any(expert_ranks(q.plan, q.engine).over_replicas):
         raise _refuse(key, "needs experts spread over data-parallel ranks (dp > 1 and ep > tp)")
     if _backend(q) == AG_RS:
-        raise _refuse(key, f"{q.engine.key} overlaps exchanges by kernels of their own alone: --ep-backend {DEEPEP_LL}")
+        raise _refuse(key, f"{q.engine.key} overlaps DeepEP's kernels alone: add --ep-backend {_able(q)}")
+
+
+def _able(q: Question) -> str:
+    """The exchange that overlap needs: in bulk for prompts, of low latency to decode."""
+    return BULK if q.phase == "prefill" else DEEPEP_LL
 
 
 def _check_halves(q: Question, key: str) -> None:
@@ -130,7 +137,7 @@ def _check_split(q: Question, key: str) -> None:
     if family not in own.sequence_bytes:
         raise _refuse(key, f"{q.engine.key} leaves it off on {family} chips unless told from how many tokens on: {key}=TOKENS")
     if q.model.hidden < own.sequence_hidden:
-        width = f"{q.engine.key} leaves it off below a width of {own.sequence_hidden:,} ({q.model.key}: {q.model.hidden:,})"
+        width = f"{q.engine.key} leaves it off below a hidden size of {own.sequence_hidden:,} ({q.model.key}: {q.model.hidden:,})"
         raise _refuse(key, f"{width} unless told from how many tokens on: {key}=TOKENS")
 
 

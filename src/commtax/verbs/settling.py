@@ -43,6 +43,8 @@ from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
+WEIGHED = frozenset(PARTS["what_if"])
+"""What a technique may say otherwise than an option: ways that are weighed against the one that is set."""
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
@@ -84,7 +86,11 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     if text := str(given.pop("technique", "")):
         from commtax.catalog.techniques import changes_of  # not for those who ask for none
 
-        given |= changes_of(text)
+        on = changes_of(text)
+        for name in on.keys() & given.keys() - WEIGHED:
+            if given[name] not in (on[name], "", 0, 1, None, False):  # which nobody said
+                raise Refusal(f"{name}={given[name]}: the technique '{text[:60]}' says {on[name]}; leave one of them out", name)
+        given |= on
     asked = asked.but(**given)
     _check_techniques(asked, put=True)
     if asked.trains and "microbatches" in given:

@@ -38,7 +38,7 @@ LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
 UNKNOWN = Techniques().acceptance
 ALIKE = 1e-9  # share by which rates may differ that are the same
 ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
-NAMED = re.compile(r"^technique '[^']{1,60}': ")
+NAMED = re.compile(r"^(technique '[^']{1,60}'|speculative=\d{1,4}): ")
 """What a refusal of a technique begins with, and the table says already."""
 CLIENTS, PROMPT = "clients", "prompt"
 """What a technique may flip over where requests are asked about; else batch and context of a step."""
@@ -65,7 +65,12 @@ class RequestTimes:
     ttft_s: float
     tpot_s: float
     tokens_per_s: float
-    rate: float  # tokens/s of a closed loop; requests that come whatever happens are answered the sooner
+    rate: float  # tokens/s of a closed loop; requests that come whatever happens are answered the sooner …
+    overloaded: bool = False  # … unless more come than can be answered: then tokens/s count
+
+    def faster(self, other: RequestTimes) -> float:
+        """How many times as fast another one is."""
+        return other.tokens_per_s / self.tokens_per_s if self.overloaded else other.rate / self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class TechniqueWorth:
     refused: str = ""
     step_s: float = math.nan
     tokens_per_s: float = math.nan
-    gain: float = math.nan  # tokens/s over those without it …
+    gain: float = math.nan  # tokens/s per GPU over those without it; of requests at a rate, how much sooner they are answered …
     low: float = math.nan  # … and its 80 % range
     high: float = math.nan
     ttft_s: float = math.nan  # of requests, where they were asked about
@@ -96,10 +101,12 @@ class TechniqueWorth:
 
     @property
     def verdict(self) -> str:
-        """``gains``, ``loses`` or ``changes nothing``; or that it cannot be had."""
+        """``gains``, ``loses``, ``undecided`` where the range holds both, or ``changes nothing``; or that it cannot be had."""
         if self.refused:
             return "not here"
-        return "changes nothing" if abs(self.gain - 1) < ALIKE else "gains" if self.gain > 1 else "loses"
+        if abs(self.gain - 1) < ALIKE:
+            return "changes nothing"
+        return "gains" if self.low > 1 else "loses" if self.high < 1 else "undecided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,7 @@ class Worth:
     question: Settled
     bill: StepBill
     kv_tokens: int
+    fits: bool
     rows: tuple[TechniqueWorth, ...]
     requests: RequestTimes | None = None  # without any of them, where requests were asked about
 
@@ -141,12 +149,14 @@ def _asks_requests(options: Mapping[str, object]) -> bool:
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
     """Every technique on a question: on its step, or on requests as long as its context."""
+    if requests and put.phase != "decode":
+        raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
     q = settle(put.but(input_len=int(put.context)) if requests else put)
     weigh = Scale(q, requests)
     rows = [weigh.row(one) for one in techniques().values()]
-    return Worth(q, weigh.bill, weigh.fit.kv_tokens, tuple(sorted(rows, key=_rank)), weigh.requests)
+    return Worth(q, weigh.bill, weigh.fit.kv_tokens, _holds(weigh.fit, q), tuple(sorted(rows, key=_rank)), weigh.requests)
 
 
 def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
@@ -210,7 +220,7 @@ class Scale:
         other, base = price(q), self.bill
         judged = fit_of_bill(other)
         gain, width = (
-            float(other.tokens_per_s / base.tokens_per_s),
+            float(other.tokens_per_s / other.num_gpus / (base.tokens_per_s / base.num_gpus)),
             math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q))),
         )
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
@@ -218,7 +228,7 @@ class Scale:
         row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
         if self.requests:
             served = _served(q)
-            gain = served.rate / self.requests.rate
+            gain = self.requests.faster(served) * float(base.num_gpus / other.num_gpus)
             width *= math.exp(Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question)))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
             row = replace(row, gain=gain, low=gain / width, high=gain * width)
@@ -289,7 +299,7 @@ def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
 
         looped = q.but(concurrency=grid) if axis == CLIENTS else q.but(input_len=grid)
         return np.asarray(serve(looped).tokens_per_s + 0.0 * grid)
-    return np.asarray(price(q.but(**{axis: grid})).tokens_per_s + 0.0 * grid)
+    return np.asarray(price(q.but(**{axis: grid})).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
 
 
 def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
@@ -316,7 +326,7 @@ def _served(q: Settled) -> RequestTimes:
 
         timed = requests.serve(q)
         ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
-        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), 1 / e2e)
+        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), 1 / e2e, bool(timed.overloaded))
     from commtax.verbs.closed_loop import serve
 
     loop = serve(q)

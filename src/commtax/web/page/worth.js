@@ -8,7 +8,7 @@ const NUMBERS = new Set(["gain", "range", "step", "KV tokens"]);
 
 function gainCell(row) {
   if (row.verdict === "changes nothing") return el("span", { class: "quiet" }, "none");
-  return el("span", { class: row.verdict === "gains" ? "change-by better" : "change-by" }, `${row.verdict === "gains" ? "▲ " : "▼ "}${change(row.gain - 1)}`);
+  return el("span", { class: row.verdict === "gains" ? "change-by better" : "change-by" }, `${row.gain > 1 ? "▲ " : "▼ "}${change(row.gain - 1)}`);
 }
 
 function cells(row, room, apply) {
