@@ -13,7 +13,7 @@ from commtax.spec import SERVING_AXES
 from commtax.verbs.worth import Scale, TechniqueWorth
 
 COUNT, LEVEL = thresholds(__name__)
-SEARCHED = frozenset(("ep_backend", "redundant_experts", "library", "cp"))
+SEARCHED = frozenset(("ep_backend", "library", "cp"))
 """Fields that a search tries by itself, or that change how many GPUs a plan has."""
 NO_DRAFTS = {"speculative": 0, "drafter": ""}
 

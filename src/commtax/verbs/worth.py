@@ -53,10 +53,6 @@ class PayRange:
     high: float
     ends: tuple[float, float]  # of what was looked at
 
-    @property
-    def always(self) -> bool:
-        return (self.low, self.high) == self.ends
-
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
@@ -184,27 +180,29 @@ class Scale:
         best = min(tried, key=_rank)
         if best.refused or not self._swept:
             return best
-        pays, never = self._pays(self.question.but(**changes_of(best.asked)))
+        pays, never = self._pays(self._with(best.asked))
         return replace(best, pays=pays, never=never)
 
     def gain(self, text: str) -> float:
-        """Tokens/s with several techniques over those without; 0 where they cannot be had together."""
+        """Tokens/s per GPU with several techniques over those without; 0 where they cannot be had together."""
         try:
-            q = self.question.but(**changes_of(text))
+            q = self._with(text)
             need_accepted(q)
-            return float(price(q).tokens_per_s / self.bill.tokens_per_s)
+            return _rate_per_gpu(price(q)) / _rate_per_gpu(self.bill)
         except ValueError:
             return 0.0
 
-    def _unstated(self, changes: dict[str, object]) -> dict[str, object]:
-        """Changes without what was stated of another drafter."""
+    def _with(self, text: str) -> Settled:
+        """The question with techniques, without what was stated of another drafter."""
+        changes = changes_of(text)
         other = self.question.techniques.drafter and "drafter" in changes
-        return {"acceptance": UNKNOWN, "accepted_length": 0.0, "draft_model": ""} | changes if other else changes
+        unsaid = {"acceptance": UNKNOWN, "accepted_length": 0.0, "draft_model": ""} if other else {}
+        return self.question.but(**(unsaid | changes))
 
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
         flag = flag_of(one, self.question)
         try:
-            q = self.question.but(**self._unstated(changes_of(asked)))
+            q = self._with(asked)
             check_weighed(q)
             need_accepted(q)
             flag = flag_of(one, q)
@@ -219,10 +217,8 @@ class Scale:
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base = price(q), self.bill
         judged = fit_of_bill(other)
-        gain, width = (
-            float(other.tokens_per_s / other.num_gpus / (base.tokens_per_s / base.num_gpus)),
-            math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q))),
-        )
+        gain = _rate_per_gpu(other) / _rate_per_gpu(base)
+        width = math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q)))
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
         row = replace(row, gain=gain, low=gain / width, high=gain * width, kv_tokens=judged.kv_tokens)
         row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
@@ -263,9 +259,13 @@ def _room(q: Settled, judged: Fit) -> int:
 
 
 def _full_rate(q: Settled, judged: Fit) -> float:
-    """Tokens/s of the largest batch that fits, and that the engine takes."""
+    """Tokens/s per GPU of the largest batch that fits, and that the engine takes."""
     most = int(q.limits.max_num_seqs or q.engine.serves.max_seqs)
-    return float(price(q.but(batch=min(_room(q, judged), most))).tokens_per_s)
+    return _rate_per_gpu(price(q.but(batch=min(_room(q, judged), most))))
+
+
+def _rate_per_gpu(b: StepBill) -> float:
+    return float(b.tokens_per_s / b.num_gpus)
 
 
 def _accepted(q: Settled) -> float:
@@ -293,12 +293,12 @@ def _request_grids(q: Settled) -> dict[str, Array]:
 
 
 def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
-    """Tokens/s of a step, or of a closed loop, along one axis."""
+    """Tokens/s per GPU of a step, or of a closed loop, along one axis."""
     if axis in (CLIENTS, PROMPT):
         from commtax.verbs.closed_loop import serve  # not for those who ask about a step
 
         looped = q.but(concurrency=grid) if axis == CLIENTS else q.but(input_len=grid)
-        return np.asarray(serve(looped).tokens_per_s + 0.0 * grid)
+        return np.asarray(serve(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
     return np.asarray(price(q.but(**{axis: grid})).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
 
 
