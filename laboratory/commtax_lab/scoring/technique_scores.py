@@ -55,8 +55,8 @@ def same_sign(predicted: float, published: float, near: float) -> bool:
     >>> same_sign(1.2, 1.1, 0.03), same_sign(1.02, 0.98, 0.03), same_sign(1.0, 0.8, 0.03)
     (True, True, False)
     """
-    both_near = max(abs(predicted - 1), abs(published - 1)) <= near
-    return both_near or bool(np.sign(np.round(predicted - 1, TOLD)) == np.sign(published - 1))
+    changes = np.round([predicted - 1, published - 1], TOLD)
+    return bool(np.ptp(np.sign(changes)) == 0 or max(abs(predicted - 1), abs(published - 1)) <= near)
 
 
 def within_factor(predicted: float, published: float, factor: float) -> bool:
