@@ -300,7 +300,7 @@ def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 
 def _idle_copy(s: KernelStep, a: Attention, count: int, read_tokens: Number) -> Kernel:
-    """A rank's room for fp8 latents beyond what is read, copied into 16 bits too: measured reading holds the copy of what it reads."""
+    """A rank's room for fp8 latents beyond what is read, copied into 16 bits too; measured reading holds the copy of the rest."""
     tokens = np.maximum(0.0, s.copied_tokens / s.plan.dcp - read_tokens)
     runs = pick(np.asarray(s.work.decode_seqs) > 0, count, 0)
     moved, shape = tokens * _latent_bytes(s, a) * (1 + WIDE_BYTES), ModuleSizes(tokens, 1)
