@@ -119,6 +119,7 @@ def _remarks(w: Worth) -> Iterator[str]:
     timed = w.question.offered.request_rate and not (w.requests and w.requests.overloaded)
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
     yield f"gain: {what} with the technique alone over now, at the best of its usual values; --technique prices several together"
+    yield "range: 80 %, by how far constants of both steps err and published gains lie from predicted ones (docs/techniques.md)"
     if w.requests and w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
     for row in w.here:

@@ -303,7 +303,7 @@ def copies_cache(q: Question) -> bool:
 def _copied_tokens(q: Question) -> Number:
     if not copies_cache(q):
         return 0.0
-    from commtax.verbs.fitting import cache_tokens  # not for those whose kernels read a cache as it is
+    from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
 
     return cache_tokens(q)
 
