@@ -165,7 +165,10 @@ def flag_of(one: Technique, q: Question) -> str:
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on; ``flips``: also along axes."""
+    """One question, priced once, that techniques are weighed on; ``flips``: also along axes.
+
+    Without, full batches are compared only where a technique makes room for larger ones.
+    """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True) -> None:
         self.question, self.bill = q, price(q)
@@ -233,7 +236,7 @@ class Scale:
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
         before, after = (_room(q, one) for one in (self.fit, judged))
-        if before == after or min(before, after) < 1 or q.phase != "decode":
+        if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
         return _full_rate(q, judged) / self._full_rate
 
