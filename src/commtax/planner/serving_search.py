@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 
 from commtax.arrays import unique_values
+from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
 from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
@@ -24,7 +25,9 @@ from commtax.spec import SERVING_AXES
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
+from commtax.verbs.drafts import with_accepted_tokens
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
+from commtax.verbs.worth import accepted_width
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -40,6 +43,8 @@ PLACES = {
 """Places to run at where no limit says, and when each is the one to choose."""
 COARSE, FINE = 2, 8
 """Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
+LEAST = 0.01
+"""Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
@@ -135,7 +140,7 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
             list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
             for mode, kind in enumerate((alike, apart))
         )
-    shared = search_beside(alike, known) if len(known) else map(search, alike)
+    shared = search_beside(alike, known, np.exp(-_efforts(q))) if len(known) else map(search, alike)
     points = ServingColumns.joined([*shared, split(apart)])
     if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
@@ -192,9 +197,12 @@ def search(of: Roomy) -> ServingColumns:
     return ServingColumns.joined([grid.points, *grid.between(grid.own_bars())])
 
 
-def search_beside(found: Sequence[Roomy], known: ServingColumns) -> Iterator[ServingColumns]:
-    """The same of ways beside others that were searched: a load matters where it may beat what its own plan is known to reach."""
-    grids = [LoadGrid.of_plans(of, FINE) for of in found]
+def search_beside(found: Sequence[Roomy], known: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
+    """The same of ways beside others that were searched: a load matters where it may beat what its own plan is known to reach.
+
+    ``counted``: the share of a score that counts beside others, of each way.
+    """
+    grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in found]
     best = list(_known_bests(found[0].question, known)) if found else []
     for grid in grids:
         grid.raise_bests(best, grid.rows, grid.points)
@@ -238,18 +246,19 @@ class LoadGrid:
     load: Array
     last: Array
     points: ServingColumns
+    counted: float = 1.0  # share of its scores that counts beside those of others
 
     @classmethod
-    def of_plans(cls, of: Roomy, fineness: int) -> LoadGrid:
+    def of_plans(cls, of: Roomy, fineness: int, counted: float = 1.0) -> LoadGrid:
         rows, load, last = grid_of(of.held, fineness)
-        return cls(of, rows, load, last, of.at(rows, load))
+        return cls(of, rows, load, last, of.at(rows, load), counted)
 
     @property
     def highest(self) -> float:
         """The best that any of its plans reaches by the first score."""
         score = next(_scores(self.of.question, self.points, np.ones(len(self.points))))[0]
         met = columns.worst_limit_ratio(self.of.question, self.points) <= 1
-        return float(np.max(score, where=met, initial=-np.inf))
+        return float(np.max(score, where=met, initial=-np.inf)) * self.counted
 
     @property
     def _keys(self) -> list[tuple[int, ...]]:
@@ -264,13 +273,14 @@ class LoadGrid:
 
     def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
         """… what each plan must reach to beat what is known of it, and to be told of."""
-        return [np.array([max(one.least, one.by_plan.get(key, -np.inf)) for key in self._keys])[self.rows] for one in best]
+        known = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
+        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, known, strict=True)]
 
     def raise_bests(self, best: Sequence[KnownBests], rows: Array, points: ServingColumns) -> None:
         """Note what some points of these plans reach."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, points) <= 1
         for one, (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
-            reached = _best_each(rows, np.where(met, score, -np.inf), len(self.of.plans)).tolist()
+            reached = (_best_each(rows, np.where(met, score, -np.inf), len(self.of.plans)) * self.counted).tolist()
             for key, value in zip(self._keys, reached, strict=True):
                 one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
 
@@ -367,8 +377,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     once, both = margin(q), _both_margins(q)
     scores = (1 / columns.request_s(q, every), once), (columns.power(q, every), both), (columns.objective_value(q, every), once)
     for name, (value, within) in zip(PLACES, scores, strict=True):
-        ranked = _rank_by_keys([np.round(np.log(value), 11), *columns.order(q, every)])
-        first = ranked[_firsts(columns.family(every)[ranked])]
+        keys = [np.round(np.log(value), 11), *columns.order(q, every)]
+        first = _best_rows(keys, columns.family(every), _efforts(q)[every.exchange.astype(int)])
         plans = every.take(first)
         effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
         yield OperatingPoint(name, PLACES[name], plans, simplest(effort, value[first], within))
@@ -378,14 +388,31 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
-        return _best_of_families(good, columns.order(q, good)), NO_SERVING
-    return NO_SERVING, _best_of_families(every, [-columns.worst_limit_ratio(q, every)]).take(slice(5))
+        best = (
+            _best_rows(columns.order(q, good), columns.family(good), _efforts(q)[good.exchange.astype(int)])
+            if len(good)
+            else slice(0)
+        )
+        return good.take(best), NO_SERVING
+    near = [-columns.worst_limit_ratio(q, every)]
+    return NO_SERVING, every.take(_best_rows(near, columns.family(every), np.zeros(len(every)))[:5])
 
 
-def _best_of_families(c: ServingColumns, keys: list[Array]) -> ServingColumns:
-    """The best row of each family by ``keys``, best family first."""
-    ranked = _rank_by_keys(keys)
-    return c.take(ranked[_firsts(columns.family(c)[ranked])]) if len(c) else c
+def _efforts(q: Question) -> Array:
+    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
+    by with the acceptance that nobody measured here."""
+    effort = []
+    for one in exchanges(q):
+        each = np.log1p(LEAST) * (len(one.techniques.split(",")) if one.techniques else 0)
+        effort.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
+    return np.asarray(effort, dtype=float)
+
+
+def _best_rows(keys: list[Array], families: Array, effort: Array) -> Array:
+    """The best row of each family by ``keys``, the first of them less the effort; best family first by the keys alone."""
+    ranked = _rank_by_keys([keys[0] - effort, *keys[1:]])
+    first = ranked[_firsts(families[ranked])]
+    return first[_rank_by_keys([key[first] for key in keys])] if np.any(effort) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:

@@ -8,6 +8,7 @@ from commtax.catalog.techniques import NONE, changes_of, techniques
 from commtax.evidence.thresholds import thresholds
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
+from commtax.planner.technique_reasons import prompt_step
 from commtax.question import AUTO, Question
 from commtax.spec import SERVING_AXES
 from commtax.verbs.worth import Scale, TechniqueWorth
@@ -18,7 +19,6 @@ SEARCHED = frozenset(("ep_backend", "library", "cp"))
 PROMPTS = ("overlap", "collectives", "experts")
 DECODES = (*PROMPTS, "context", "drafts")
 """Groups of techniques that may shorten a step of either kind; what moves or keeps caches is no part of one."""
-NO_DRAFTS = {"speculative": 0, "drafter": ""}
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
     scale = Scale(decode, flips=False)
     able = [row for row in _rows(scale, DECODES) if not row.refused and row.fits]
     together = _joined(scale, able)
-    prompts = Scale(decode.but(phase="prefill", batch=1, context=_prompt_tokens(decode), **NO_DRAFTS), flips=False)
+    prompts = Scale(decode.but(**prompt_step(decode)), flips=False)
     ahead = _joined(prompts, [row for row in _rows(prompts, PROMPTS) if not row.refused])
     both = _union(ahead, together, scale)
     covered = {*together.split(",")} < {*both.split(",")} and scale.gain(both) >= scale.gain(together or NONE)
@@ -119,11 +119,6 @@ def _rows(scale: Scale, groups: Collection[str]) -> list[TechniqueWorth]:
     return [scale.row(one) for one in able]
 
 
-def _prompt_tokens(q: Question) -> int:
-    """Tokens of a full step of prompts."""
-    return int(max(1, min(q.limits.max_num_batched_tokens or q.engine.serves.max_batched_tokens, q.model.max_len)))
-
-
 def _union(first: str, second: str, scale: Scale) -> str:
     """Techniques of both, of the second those that can be had beside the first and change nothing that it has set."""
     text = first
@@ -135,9 +130,10 @@ def _union(first: str, second: str, scale: Scale) -> str:
 
 
 def _joined(scale: Scale, rows: list[TechniqueWorth]) -> str:
-    """Techniques that gain on top of each other, none that changes what another one has set."""
+    """Techniques that surely gain, and on top of each other, none that changes what another one has set."""
     text, gain = "", 1.0
-    for row in sorted((row for row in rows if row.gain > 1 + LEVEL.gain), key=lambda row: -row.gain):
+    sure = (row for row in rows if row.gain > 1 + LEVEL.gain and row.verdict == "gains")
+    for row in sorted(sure, key=lambda row: -row.gain):
         trial = _union(text, row.asked, scale)
         if trial != text and (more := scale.gain(trial)) > gain * (1 + LEVEL.gain):
             text, gain = trial, more

@@ -221,7 +221,7 @@ class Scale:
         other, base = price(q), self.bill
         judged = fit_of_bill(other)
         gain = _rate_per_gpu(other) / _rate_per_gpu(base)
-        width = math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q)))
+        width = math.exp(math.hypot(Z80 * ratio_sigma(other, base), accepted_width(q)))
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
         row = replace(row, gain=gain, low=gain / width, high=gain * width, kv_tokens=judged.kv_tokens)
         row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
@@ -271,7 +271,7 @@ def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
 
 
-def _accepted(q: Settled) -> float:
+def accepted_width(q: Question) -> float:
     """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
     asked = q.techniques
     if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
