@@ -140,7 +140,7 @@ def _restore(self: object, state: list[object]) -> None:
         object.__setattr__(self, f.name, value)
 
 
-_COPIES: dict[type, Callable[[Any, Mapping[str, object]], Any]] = {}
+_COPIES: dict[type, Method] = {}
 """By class: a record's copy with some fields otherwise."""
 
 
@@ -148,7 +148,7 @@ def replace(record: T, /, **changes: object) -> T:
     """As ``dataclasses.replace`` of records without fields of their own making, in half the time: steps make thousands."""
     cls = type(record)
     if cls not in _COPIES:
-        made = dict[str, Any]()
+        made = dict[str, Method]()
         exec(_copy(cls), _IN | {"new": object.__new__, "cls": cls}, made)
         _COPIES[cls] = made["copy"]
     return cast(T, _COPIES[cls](record, changes))
