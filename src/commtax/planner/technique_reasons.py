@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from commtax.catalog.techniques import technique
 from commtax.planner.columns import ServingPlans, sizes_of
-from commtax.question import Question
 from commtax.spec import SERVING_AXES
 from commtax.verbs.settling import Settled, replan, settle
 from commtax.verbs.worth import Scale, TechniqueWorth
@@ -14,10 +13,10 @@ NO_DRAFTS = {"speculative": 0, "drafter": ""}
 """Steps of prompts check none."""
 
 
-def prompt_step(q: Question) -> dict[str, object]:
-    """What makes a question one about a full step of prompts."""
+def prompt_step(q: Settled) -> Settled:
+    """A full step of prompts of the same plan."""
     tokens = int(max(1, min(q.limits.max_num_batched_tokens or q.engine.serves.max_batched_tokens, q.model.max_len)))
-    return {"phase": "prefill", "batch": 1, "context": tokens, **NO_DRAFTS}
+    return q.but(phase="prefill", batch=1, context=tokens, **NO_DRAFTS)
 
 
 def worth_of_techniques(answer: ServingPlans, i: int) -> Iterator[str]:
@@ -40,8 +39,7 @@ def _steps_without(answer: ServingPlans, i: int) -> tuple[Settled, Settled]:
     ahead: dict[str, int] = {axis: int(getattr(workers, axis)) for axis in SERVING_AXES}
     step = answer.step_of(rows, i).question
     decode = replan(answer.question, **sizes_of(rows, i), **kinds).but(batch=step.batch, context=step.context)
-    prompts = replan(answer.question, **ahead, **kinds)
-    return settle(decode), settle(prompts.but(**prompt_step(prompts)))
+    return settle(decode), prompt_step(settle(replan(answer.question, **ahead, **kinds)))
 
 
 def _told(word: str, steps: list[Scale]) -> str:

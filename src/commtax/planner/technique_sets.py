@@ -103,7 +103,7 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
     scale = Scale(decode, flips=False)
     able = [row for row in _rows(scale, DECODES) if not row.refused and row.fits]
     together = _joined(scale, able)
-    prompts = Scale(decode.but(**prompt_step(decode)), flips=False)
+    prompts = Scale(prompt_step(decode), flips=False)
     ahead = _joined(prompts, [row for row in _rows(prompts, PROMPTS) if not row.refused])
     both = _union(ahead, together, scale)
     covered = {*together.split(",")} < {*both.split(",")} and scale.gain(both) >= scale.gain(together or NONE)
