@@ -162,7 +162,7 @@ class Goal:
     technique_sets: tuple[
         str, ...
     ] = ()  # sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
-    technique_layouts: tuple[tuple[int, ...], ...] = ()  # … on these layouts (tp, pp, dp, ep); none: on all
+    technique_layouts: tuple[tuple[int, ...], ...] = ()  # … on these layouts (exchange, mode, tp, pp, dp, ep)
     margin: float | None = None  # by which the best may beat a simpler plan that is recommended; None: the range of their ratio
 
     @property

@@ -140,6 +140,28 @@ def _restore(self: object, state: list[object]) -> None:
         object.__setattr__(self, f.name, value)
 
 
+_COPIES: dict[type, Method] = {}
+"""By class: a record's copy with some fields otherwise."""
+
+
+def replace(record: T, /, **changes: object) -> T:
+    """As ``dataclasses.replace`` of records without fields of their own making, in half the time: steps make thousands."""
+    cls = type(record)
+    if cls not in _COPIES:
+        made = dict[str, Method]()
+        exec(_copy(cls), _IN | {"new": object.__new__, "cls": cls}, made)
+        _COPIES[cls] = made["copy"]
+    return cast(T, _COPIES[cls](record, changes))
+
+
+def _copy(cls: type) -> str:
+    names = [f.name for f in _fields(cls)]
+    lines = [f"object_set(made, {name!r}, changes.pop({name!r}) if {name!r} in changes else self.{name})" for name in names]
+    lines += ["made.__post_init__()"] if hasattr(cls, "__post_init__") else []
+    unknown = f"if changes: raise TypeError(f'{cls.__qualname__} has no {{next(iter(changes))}}')"
+    return "\n ".join(["def copy(self, changes):", "made = new(cls)", *lines, unknown, "return made"])
+
+
 def record_from(record: type[T], values: Mapping[str, object]) -> T:
     """A record with those of the values that are its fields; the others keep what the record has for them."""
     names = [f.name for f in dataclasses.fields(cast(Any, record))]

@@ -109,6 +109,11 @@ def is_on(one: Technique, q: Question) -> bool:
     return all(not is_default(name, value) and (not one.words or value in one.words.values()) for name, value in values)
 
 
+def has_changes(q: Question, changes: Mapping[str, object]) -> bool:
+    """Whether a question has all that techniques change."""
+    return all(field_value(q, name) == value for name, value in changes.items())
+
+
 def field_value(q: Question, name: str) -> object:
     """A field of the question, whichever of its parts it belongs to; None: there is no such field, or several values."""
     part = _part_of(name)

@@ -365,9 +365,9 @@ def laid_out(num_experts: int, ep: Number, popularity: float, redundant: int) ->
     [1.03, 0.01]
     """
     if np.ndim(ep):
-        found = [laid_out(num_experts, float(n), popularity, redundant) for n in np.ravel(ep)]
-        busiest, squares = (np.reshape(x, np.shape(ep)) for x in zip(*found, strict=True))
-        return busiest, squares
+        sizes, at = np.unique(ep, return_inverse=True)
+        found = np.array([_mean_layout(num_experts, int(n), popularity, redundant) for n in sizes]).reshape(-1, 2)
+        return found[:, 0][at].reshape(np.shape(ep)), found[:, 1][at].reshape(np.shape(ep))
     return _mean_layout(num_experts, int(ep), popularity, redundant)
 
 

@@ -14,7 +14,6 @@ experts:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -24,6 +23,7 @@ from commtax.cost.kernel import Kernel, PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.placement import expert_ranks
 from commtax.ledger import Bill, Item, Line, Part, Place, Window, Windows
+from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Condition, Experts, Fabric, Number, Workload
 
 HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")

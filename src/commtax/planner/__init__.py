@@ -17,6 +17,7 @@ from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
+from commtax.planner.technique_reasons import worth_of_techniques
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import record_from
@@ -78,7 +79,8 @@ def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
     answer = search_with_techniques(put) if AUTO in put.goal.technique_sets else serving_search.search_serving(put)
     if len(answer.plans):
-        return replace(answer, why=tuple(explain(answer, answer.recommended)))
+        own = answer.recommended
+        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 

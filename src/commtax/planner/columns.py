@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 
 from commtax.arrays import unique_values
+from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
@@ -216,8 +217,20 @@ class ServingPlans(SearchAnswer):
     def exchanges(self) -> tuple[ExpertExchange, ...]:
         return exchanges(self.question)
 
-    def layout(self, rows: ServingColumns, i: int) -> str:
+    def exchange_of(self, rows: ServingColumns, i: int) -> ExpertExchange:
+        """How row ``i`` is run, without techniques that have nothing to do in it: a set is tried on plans of all kinds."""
         exchange = self.exchanges[int(rows.exchange[i])]
+        if not exchange.techniques:
+            return exchange
+        plans = [sizes_of(rows, i)]
+        if rows.mode[i]:
+            plans.append({axis: getattr(rows.prompter(i), axis) for axis in SERVING_AXES})
+        workers = [replan(self.question, **sizes, **exchange.asked) for sizes in plans]
+        on = (word for word in exchange.techniques.split(",") if any(has_changes(q, changes_of(word)) for q in workers))
+        return replace(exchange, techniques=",".join(on))
+
+    def layout(self, rows: ServingColumns, i: int) -> str:
+        exchange = self.exchange_of(rows, i)
         decode = replace(rows.plan_of(i, redundant_experts=exchange.redundant), dcp=exchange.dcp)
         over = f" ({exchange.title})" if exchange.title else ""
         on = f", with {exchange.techniques.replace(',', ', ')}" if exchange.techniques else ""

@@ -87,7 +87,16 @@ def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
     rows, q = answer.plans, answer.question
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    value, shares, named = objective_value(q, rows), answer.comm_fractions(rows), set()
+    behind = dict(_degrees_behind(rows, objective_value(q, rows)))
+    told = [0, *behind]
+    shares = dict(zip(told, answer.comm_fractions(rows.take(np.array(told))).tolist(), strict=True))
+    for i, name in behind.items():
+        yield Rejected(name, f"{distance_words(answer, i)}: {reason_behind(answer, i, shares[i], shares[0])}")
+
+
+def _degrees_behind(rows: ServingColumns, value: Array) -> Iterator[tuple[int, str]]:
+    """The best plan of each degree that loses by a tenth or more, each once, by the first degree that it is of."""
+    named = set[int]()
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
         for size in unique_values(getattr(rows, axis)).tolist():
             same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
@@ -96,9 +105,7 @@ def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
             i = int(same[0])
             if value[i] <= 0.9 * value[0] and i not in named:
                 named.add(i)
-                yield Rejected(
-                    f"{name} {int(size)}", f"{distance_words(answer, i)}: {reason_behind(answer, i, shares[i], shares[0])}"
-                )
+                yield i, f"{name} {int(size)}"
 
 
 def distance_words(answer: ServingPlans, i: int) -> str:

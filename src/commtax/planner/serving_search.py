@@ -5,13 +5,14 @@ Splits of a cluster into workers for prompts and workers that decode are plans b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from commtax.arrays import unique_values
+from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
 from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
@@ -20,10 +21,13 @@ from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.records import dataclass
+from commtax.spec import SERVING_AXES
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
+from commtax.verbs.drafts import with_accepted_tokens
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
+from commtax.verbs.worth import accepted_width
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -37,6 +41,10 @@ PLACES = {
     "most": "no user waits: batch jobs, evaluation, synthetic data",
 }
 """Places to run at where no limit says, and when each is the one to choose."""
+COARSE, FINE = 2, 8
+"""Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
+LEAST = 0.01
+"""Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
@@ -69,13 +77,14 @@ class FoundPlans:
         return FoundPlans(ServingColumns.joined([self.points, more.points]), (*self.lost, *more.lost), self.count + more.count)
 
 
-def search_ways(q: Question, first: int = 0) -> FoundPlans:
-    """Plans of all types of weights, in all ways that are tried or in those from the ``first`` on."""
-    points, lost, counts = zip(*(_points(q, index, first) for index in range(len(q.goal.dtypes))), strict=True)
+def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING) -> FoundPlans:
+    """Plans of all types of weights, in all ways that are tried or in those from the ``first`` on, beside what is ``known``."""
+    points, lost, counts = zip(*(_points(q, index, first, known) for index in range(len(q.goal.dtypes))), strict=True)
     return FoundPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
 
 
 def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
+    """Found plans, best first, with which to run, where, and why the others lost."""
     return _rank_answer(ServingPlans(q, found.count, rejected=tuple(dict.fromkeys(found.lost))), found.points)
 
 
@@ -106,12 +115,12 @@ def _check_pools(q: Question) -> None:
         raise refuse_place(ahead, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
 
 
-def _points(q: Question, index: int, first: int) -> tuple[ServingColumns, list[Rejected], int]:
+def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
     found, lost, count = list[Roomy](), list[Rejected](), 0
     for by, exchange in list(enumerate(exchanges(q)))[first:]:
         try:
-            base, roomy, reasons_, several = having_room(q, index, exchange)
+            base, roomy, reasons_, several = having_room(q, index, exchange, _layouts_of(q, by % first) if first else None)
         except ValueError:
             if not exchange.techniques:
                 raise
@@ -125,10 +134,30 @@ def _points(q: Question, index: int, first: int) -> tuple[ServingColumns, list[R
         lost = _rejected_on_either(q, index, lost)
     ways = exchanges(q)
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
-    points = ServingColumns.joined([*(search(one) for one in alike), split([one for one in found if ways[one.exchange].apart])])
+    apart = [one for one in found if ways[one.exchange].apart]
+    if first:
+        alike, apart = (
+            list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
+            for mode, kind in enumerate((alike, apart))
+        )
+    shared = search_beside(alike, known, np.exp(-_efforts(q))) if len(known) else map(search, alike)
+    points = ServingColumns.joined([*shared, split(apart)])
     if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count
+
+
+def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]]:
+    """The (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
+    return [tuple(own) for by, mode, *own in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
+
+
+def _among(found: Sequence[Roomy], layouts: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[Roomy]:
+    """Of each those plans that are one of its layouts."""
+    for one, own in zip(found, layouts, strict=True):
+        plans = one.plans.take(one.plans.among(own))
+        if len(plans):
+            yield replace(one, plans=plans)
 
 
 def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejected]:
@@ -139,13 +168,18 @@ def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[R
     return [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
 
 
-def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Question, Space, list[Rejected], int]:
-    """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at."""
+def having_room(
+    q: Question, index: int, exchange: ExpertExchange, layouts: Sequence[tuple[int, ...]] | None = None
+) -> tuple[Question, Space, list[Rejected], int]:
+    """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at.
+
+    ``layouts``: of these (tp, pp, dp, ep) alone.
+    """
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
-    if exchange.techniques and q.goal.technique_layouts:
-        whole = whole.take(whole.among(q.goal.technique_layouts))
+    if layouts is not None:
+        whole = whole.take(whole.among(layouts))
     lost = [] if exchange.beside else list(reasons.illegal_families(base, whole))
     legal = whole.legal
     if not len(legal):
@@ -158,25 +192,115 @@ def having_room(q: Question, index: int, exchange: ExpertExchange) -> tuple[Ques
 
 
 def search(of: Roomy) -> ServingColumns:
-    """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
+    """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best."""
+    grid = LoadGrid.of_plans(of, COARSE)
+    return ServingColumns.joined([grid.points, *grid.between(grid.own_bars())])
+
+
+def search_beside(found: Sequence[Roomy], known: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
+    """The same of ways beside others that were searched: a load matters where it may beat what its own plan is known to reach.
+
+    ``counted``: the share of a score that counts beside others, of each way.
+    """
+    grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in found]
+    best = list(_known_bests(found[0].question, known)) if found else []
+    for grid in grids:
+        grid.raise_bests(best, grid.rows, grid.points)
+    inner = dict[int, list[ServingColumns]]()
+    for i in sorted(range(len(grids)), key=lambda i: -grids[i].highest):  # the best first: it leaves little to the others
+        inner[i] = list(grids[i].between(grids[i].bars_beside(best), best))
+    for i, grid in enumerate(grids):
+        yield from (grid.points, *inner[i])
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBests:
+    """What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be told of."""
+
+    by_plan: dict[tuple[int, ...], float]
+    least: float
+
+
+def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
+    """Of all that is known, by each of the scores."""
+    met, families = columns.worst_limit_ratio(q, known) <= 1, columns.family(known)
+    first = known.take(np.unique(families, return_index=True)[1])
+    shared = np.flatnonzero(first.mode == 0)
+    keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
+    for score, _, listed in _scores(q, known, np.ones(len(known))):
+        best = _best_each(families, np.where(met, score, -np.inf), len(first))
+        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, _both_margins(q)))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadGrid:
+    """All plans of one way on a grid of loads.
 
     A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
-    grid points tokens/s is at most the next point's clients over this point's time. Intervals whose bound lies below the
-    best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
+    grid points tokens/s is at most the next point's clients over this point's time. Intervals whose bound lies below a
+    bar, or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
-    base = of.question
-    rows, load, last = grid_of(of.held)
-    coarse = of.at(rows, load)
-    ahead = np.where(last, load, np.append(load[1:], 1))
-    past = columns.worst_limit_ratio(base, coarse)
-    near = (past <= DIP) | (~last & np.append(past[1:] <= DIP, False))
-    open_ = np.zeros(len(load), dtype=bool)
-    for score, bound, listed in _scores(base, coarse, ahead / load):
-        open_ |= bound >= _bar(rows, np.where(past <= 1, score, -np.inf), listed, (1 + margin(base)) ** 2 - 1)
-    gaps = np.where(open_ & near, ahead - load - 1, 0).clip(0)
-    inner = np.repeat(np.arange(len(load)), gaps)
-    step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
-    return ServingColumns.joined([coarse, of.at(rows[inner], load[inner] + step)]) if len(inner) else coarse
+
+    of: Roomy
+    rows: Array
+    load: Array
+    last: Array
+    points: ServingColumns
+    counted: float = 1.0  # share of its scores that counts beside those of others
+
+    @classmethod
+    def of_plans(cls, of: Roomy, fineness: int, counted: float = 1.0) -> LoadGrid:
+        rows, load, last = grid_of(of.held, fineness)
+        return cls(of, rows, load, last, of.at(rows, load), counted)
+
+    @property
+    def highest(self) -> float:
+        """The best that any of its plans reaches by the first score."""
+        score = next(_scores(self.of.question, self.points, np.ones(len(self.points))))[0]
+        met = columns.worst_limit_ratio(self.of.question, self.points) <= 1
+        return float(np.max(score, where=met, initial=-np.inf)) * self.counted
+
+    @property
+    def _keys(self) -> list[tuple[int, ...]]:
+        sized = (getattr(self.of.plans, axis).astype(int).tolist() for axis in SERVING_AXES)
+        return [(self.of.dtype, *one) for one in zip(*sized, strict=True)]
+
+    def own_bars(self) -> list[float]:
+        """By each score, what the plans of this way themselves must reach to be listed, or to be within the margin of the best."""
+        q, met = self.of.question, columns.worst_limit_ratio(self.of.question, self.points) <= 1
+        scored = ((np.where(met, score, -np.inf), listed) for score, _, listed in _scores(q, self.points, self.load))
+        return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, _both_margins(q)) for score, listed in scored]
+
+    def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
+        """… what each plan must reach to beat what is known of it, and to be told of."""
+        known = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
+        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, known, strict=True)]
+
+    def raise_bests(self, best: Sequence[KnownBests], rows: Array, points: ServingColumns) -> None:
+        """Note what some points of these plans reach."""
+        q, met = self.of.question, columns.worst_limit_ratio(self.of.question, points) <= 1
+        for one, (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
+            reached = (_best_each(rows, np.where(met, score, -np.inf), len(self.of.plans)) * self.counted).tolist()
+            for key, value in zip(self._keys, reached, strict=True):
+                one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
+
+    def between(self, bars: Sequence[Array | float], best: Sequence[KnownBests] = ()) -> Iterator[ServingColumns]:
+        """All loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
+        q, load, last = self.of.question, self.load, self.last
+        ahead = np.where(last, load, np.append(load[1:], 1))
+        past = columns.worst_limit_ratio(q, self.points)
+        near = (past <= DIP) | (~last & np.append(past[1:] <= DIP, False))
+        open_ = np.zeros(len(load), dtype=bool)
+        for (_, bound, _), bar in zip(_scores(q, self.points, ahead / load), bars, strict=True):
+            open_ |= bound >= bar
+        gaps = np.where(open_ & near, ahead - load - 1, 0).clip(0)
+        inner = np.repeat(np.arange(len(load)), gaps)
+        if len(inner):
+            step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
+            points = self.of.at(self.rows[inner], load[inner] + step)
+            if best:
+                self.raise_bests(best, self.rows[inner], points)
+            yield points
 
 
 def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
@@ -190,9 +314,9 @@ def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Arra
         yield columns.power(q, c), columns.power(q, c) * ahead * DIP**2, 1
 
 
-def grid_of(room: Array) -> tuple[Array, Array, Array]:
-    """(plan, clients, whether it is the plan's last) of the coarse grid: powers of the root of two up to each plan's room."""
-    steps = unique_values(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
+def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
+    """(plan, clients, whether it is the plan's last) of a grid of so many loads to a doubling, up to each plan's room."""
+    steps = unique_values(np.round(2 ** (np.arange(20 * fineness + 1) / fineness)).astype(int))
     rows, load = [], []
     for plan_, most in enumerate(room.tolist()):
         clients = np.append(steps[steps < most], most)
@@ -202,12 +326,34 @@ def grid_of(room: Array) -> tuple[Array, Array, Array]:
     return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
 
 
-def _bar(rows: Array, score: Array, listed: int, within: float) -> float:
-    """The score that a plan must reach on the coarse grid: to be listed, or to be within the margin of the best."""
-    best = np.full(int(rows.max()) + 1, -np.inf)
+def _best_each(rows: Array, score: Array, count: int) -> Array:
+    """The best score of each of so many plans; -inf where there is none."""
+    best = np.full(count, -np.inf)
     np.maximum.at(best, rows, score)
+    return best
+
+
+def _least(best: Array, listed: int, within: float) -> float:
+    """The score that a plan must reach, given the best of each: to be listed, or to be within the margin of the best."""
     kept = np.sort(best[np.isfinite(best)])[::-1]
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
+
+
+def _both_margins(q: Question) -> float:
+    """Both tokens/s and the time of a request are in the power."""
+    return (1 + margin(q)) ** 2 - 1
+
+
+def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
+    """Found plans, best first, and which to run."""
+    plans, near = best_first(q, found.points)
+    answer = ServingPlans(q, found.count, plans=plans, near=near)
+    return replace(answer, recommended=_recommended(q, plans)) if len(plans) else answer
+
+
+def _recommended(q: Question, plans: ServingColumns) -> int:
+    effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
+    return simplest(effort, columns.objective_value(q, plans), margin(q))
 
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
@@ -219,7 +365,7 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
     if not len(plans):
         return answer
-    first = simplest(complexity(plans, q.cluster, q.requests.prefill_cluster), columns.objective_value(q, plans), margin(q))
+    first = _recommended(q, plans)
     # nothing says where between short requests and many tokens/s to run
     open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
@@ -228,11 +374,11 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
-    once, both = margin(q), (1 + margin(q)) ** 2 - 1  # both tokens/s and the time of a request are in the power
+    once, both = margin(q), _both_margins(q)
     scores = (1 / columns.request_s(q, every), once), (columns.power(q, every), both), (columns.objective_value(q, every), once)
     for name, (value, within) in zip(PLACES, scores, strict=True):
-        ranked = _rank_by_keys([np.round(np.log(value), 11), *columns.order(q, every)])
-        first = ranked[_firsts(columns.family(every)[ranked])]
+        keys = [np.round(np.log(value), 11), *columns.order(q, every)]
+        first = _best_rows(keys, columns.family(every), _efforts(q)[every.exchange.astype(int)])
         plans = every.take(first)
         effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
         yield OperatingPoint(name, PLACES[name], plans, simplest(effort, value[first], within))
@@ -242,14 +388,31 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
-        return _best_of_families(good, columns.order(q, good)), NO_SERVING
-    return NO_SERVING, _best_of_families(every, [-columns.worst_limit_ratio(q, every)]).take(slice(5))
+        best = (
+            _best_rows(columns.order(q, good), columns.family(good), _efforts(q)[good.exchange.astype(int)])
+            if len(good)
+            else slice(0)
+        )
+        return good.take(best), NO_SERVING
+    near = [-columns.worst_limit_ratio(q, every)]
+    return NO_SERVING, every.take(_best_rows(near, columns.family(every), np.zeros(len(every)))[:5])
 
 
-def _best_of_families(c: ServingColumns, keys: list[Array]) -> ServingColumns:
-    """The best row of each family by ``keys``, best family first."""
-    ranked = _rank_by_keys(keys)
-    return c.take(ranked[_firsts(columns.family(c)[ranked])]) if len(c) else c
+def _efforts(q: Question) -> Array:
+    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
+    by with the acceptance that nobody measured here."""
+    effort = []
+    for one in exchanges(q):
+        each = np.log1p(LEAST) * (len(one.techniques.split(",")) if one.techniques else 0)
+        effort.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
+    return np.asarray(effort, dtype=float)
+
+
+def _best_rows(keys: list[Array], families: Array, effort: Array) -> Array:
+    """The best row of each family by ``keys``, the first of them less the effort; best family first by the keys alone."""
+    ranked = _rank_by_keys([keys[0] - effort, *keys[1:]])
+    first = ranked[_firsts(families[ranked])]
+    return first[_rank_by_keys([key[first] for key in keys])] if np.any(effort) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:

@@ -38,10 +38,10 @@ class Space(ColumnTable):
         """GPUs of one copy."""
         return np.asarray(self.tp * self.pp * self.dp)
 
-    def among(self, layouts: tuple[tuple[int, ...], ...]) -> Array:
+    def among(self, layouts: Sequence[Sequence[int]]) -> Array:
         """Which rows are one of these (tp, pp, dp, ep)."""
         own = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
-        return np.asarray((own[:, None, :] == np.array(layouts)[None]).all(axis=2).any(axis=1))
+        return np.asarray((own[:, None, :] == np.array(layouts, dtype=int).reshape(-1, own.shape[1])[None]).all(axis=2).any(axis=1))
 
     @property
     def legal(self) -> "Space":

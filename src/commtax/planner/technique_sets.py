@@ -1,13 +1,14 @@
 """Techniques in a search: those that gain on the leading plans are tried, alone and together, on all plans that are listed."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
 from commtax.catalog.techniques import NONE, changes_of, techniques
 from commtax.evidence.thresholds import thresholds
-from commtax.planner.columns import ServingPlans
-from commtax.planner.serving_search import grounded, rank_found, search_ways
+from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
+from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
+from commtax.planner.technique_reasons import prompt_step
 from commtax.question import AUTO, Question
 from commtax.spec import SERVING_AXES
 from commtax.verbs.worth import Scale, TechniqueWorth
@@ -15,7 +16,9 @@ from commtax.verbs.worth import Scale, TechniqueWorth
 COUNT, LEVEL = thresholds(__name__)
 SEARCHED = frozenset(("ep_backend", "library", "cp"))
 """Fields that a search tries by itself, or that change how many GPUs a plan has."""
-NO_DRAFTS = {"speculative": 0, "drafter": ""}
+PROMPTS = ("overlap", "collectives", "experts")
+DECODES = (*PROMPTS, "context", "drafts")
+"""Groups of techniques that may shorten a step of either kind; what moves or keeps caches is no part of one."""
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
@@ -32,23 +35,51 @@ def search_with_techniques(put: Question) -> ServingPlans:
     told = tuple(one for one in put.goal.technique_sets if one != AUTO)
     q = grounded(_asked(put, told, ()))
     found = search_ways(q)
-    plain = rank_found(q, found)
+    plain = rank_briefly(q, found)
     sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
     if sets == told:
-        return plain
-    wider = _asked(q, sets, _layouts(plain))
-    return rank_found(wider, found.beside(search_ways(wider, len(plain.exchanges))))
+        return rank_found(q, found)
+    wider = _asked(q, sets, _layouts(plain, found.points))
+    return rank_found(wider, found.beside(search_ways(wider, len(plain.exchanges), found.points)))
 
 
-def _layouts(plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
-    """The best plans' (tp, pp, dp, ep), and those of their workers for prompts."""
+def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...], ...]:
+    """The best plans' layouts, with each way to reach experts that stays near the best there, and those of workers for prompts.
+
+    Each is (exchange, mode, tp, pp, dp, ep), both for one pool and for two.
+    """
     best = plain.plans.take(np.unique([*range(min(COUNT.layouts, len(plain.plans))), *_leading(plain)]))
     apart = best.take(best.mode == 1)
+    own, split = (dict.fromkeys(_sizes(rows)) for rows in (best, apart))
     prompts = [
         (int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in zip(apart.prefill_tp, apart.prefill_dp, strict=True)
     ]
-    own = np.stack([getattr(best, axis) for axis in SERVING_AXES], axis=1).astype(int).tolist()
-    return tuple(dict.fromkeys([*map(tuple, own), *prompts]))
+    wanted = {*((0, *sizes) for sizes in own), *((1, *sizes) for sizes in split)}
+    found = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
+    senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in found if mode == 1} for sizes in prompts}
+    return tuple(sorted(found | senders))
+
+
+def _sizes(rows: ServingColumns) -> list[tuple[int, ...]]:
+    return list(zip(*(getattr(rows, axis).astype(int).tolist() for axis in SERVING_AXES), strict=True))
+
+
+def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[int, ...]]:
+    """(exchange, mode, tp, pp, dp, ep) of all that meets the limits, where the exchange is not far behind the best on that layout,
+    nor behind the same kernels with another number of copies."""
+    q = plain.question
+    good = every.take(np.flatnonzero(worst_limit_ratio(q, every) <= 1))
+    table = np.stack([getattr(good, name) for name in ("mode", *SERVING_AXES, "exchange")]).astype(int)
+    rows, at = np.unique(table, axis=1, return_inverse=True)
+    reached = np.full(rows.shape[1], -np.inf)
+    np.maximum.at(reached, at.ravel(), objective_value(q, good))
+    backends = [one.backend for one in plain.exchanges]
+    found = [(own, by, backends[by], value) for (*own, by), value in zip(rows.T.tolist(), reached, strict=True)]
+    for layout, by, backend, value in found:
+        there = [(other, most) for own, _, other, most in found if own == layout]
+        alike = max(most for other, most in there if other == backend)
+        if value * (1 + LEVEL.copies) >= alike and value * (1 + LEVEL.exchange) >= max(most for _, most in there):
+            yield by, *layout
 
 
 def _asked(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...], ...]) -> Question:
@@ -70,24 +101,22 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
     together; and what makes room for more requests."""
     decode = plain.step_of(plain.plans, i).question
     scale = Scale(decode, flips=False)
-    able = [row for row in _rows(scale) if not row.refused and row.fits]
+    able = [row for row in _rows(scale, DECODES) if not row.refused and row.fits]
     together = _joined(scale, able)
-    prompts = Scale(decode.but(phase="prefill", batch=1, context=_prompt_tokens(decode), **NO_DRAFTS), flips=False)
-    ahead = _joined(prompts, [row for row in _rows(prompts) if not row.refused])
-    yield from (text for text in dict.fromkeys([together, _union(ahead, together, scale)]) if text)
-    for row in able:
+    prompts = Scale(prompt_step(decode), flips=False)
+    ahead = _joined(prompts, [row for row in _rows(prompts, PROMPTS) if not row.refused])
+    both = _union(ahead, together, scale)
+    covered = {*together.split(",")} < {*both.split(",")} and scale.gain(both) >= scale.gain(together or NONE)
+    yield from (text for text in dict.fromkeys([both] if covered and together else [together, both]) if text)
+    for row in able if plain.plans.kv_headroom[i] < LEVEL.free else ():
         if row.full_gain > 1 + LEVEL.room and row.asked not in together.split(","):
             yield _union(together, row.asked, scale)
 
 
-def _rows(scale: Scale) -> list[TechniqueWorth]:
-    """Techniques that a search may turn on by itself."""
-    return [scale.row(one) for one in techniques().values() if not (one.lossy or SEARCHED & {*one.sets, *one.takes})]
-
-
-def _prompt_tokens(q: Question) -> int:
-    """Tokens of a full step of prompts."""
-    return int(max(1, min(q.limits.max_num_batched_tokens or q.engine.serves.max_batched_tokens, q.model.max_len)))
+def _rows(scale: Scale, groups: Collection[str]) -> list[TechniqueWorth]:
+    """Techniques of some groups that a search may turn on by itself."""
+    able = (one for one in techniques().values() if one.group in groups and not (one.lossy or SEARCHED & {*one.sets, *one.takes}))
+    return [scale.row(one) for one in able]
 
 
 def _union(first: str, second: str, scale: Scale) -> str:
@@ -101,9 +130,10 @@ def _union(first: str, second: str, scale: Scale) -> str:
 
 
 def _joined(scale: Scale, rows: list[TechniqueWorth]) -> str:
-    """Techniques that gain on top of each other, none that changes what another one has set."""
+    """Techniques that surely gain, and on top of each other, none that changes what another one has set."""
     text, gain = "", 1.0
-    for row in sorted((row for row in rows if row.gain > 1 + LEVEL.gain), key=lambda row: -row.gain):
+    sure = (row for row in rows if row.gain > 1 + LEVEL.gain and row.verdict == "gains")
+    for row in sorted(sure, key=lambda row: -row.gain):
         trial = _union(text, row.asked, scale)
         if trial != text and (more := scale.gain(trial)) > gain * (1 + LEVEL.gain):
             text, gain = trial, more

@@ -331,7 +331,7 @@ def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
 def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     ranges = {metric: zip(("low", "high"), a.range_of(rows, i, f"{metric}_s"), strict=True) for metric in ("tpot", "ttft")}
-    between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchanges[int(rows.exchange[i])]
+    between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchange_of(rows, i)
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
         **facts_at(rows, i, *SERVING_AXES, "replicas", "gpus", "concurrency"),

@@ -166,7 +166,10 @@ def flag_of(one: Technique, q: Question) -> str:
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on; ``flips``: also along axes."""
+    """One question, priced once, that techniques are weighed on; ``flips``: also along axes.
+
+    Without, full batches are compared only where a technique makes room for larger ones.
+    """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True) -> None:
         self.question, self.bill = q, price(q)
@@ -219,7 +222,7 @@ class Scale:
         other, base = price(q), self.bill
         judged = fit_of_bill(other)
         gain = _rate_per_gpu(other) / _rate_per_gpu(base)
-        known = math.hypot(Z80 * ratio_sigma(other, base), _accepted(q))
+        known = math.hypot(Z80 * ratio_sigma(other, base), accepted_width(q))
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s), kv_tokens=judged.kv_tokens)
         row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
         if self.requests:
@@ -239,7 +242,7 @@ class Scale:
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
         before, after = (_room(q, one) for one in (self.fit, judged))
-        if before == after or min(before, after) < 1 or q.phase != "decode":
+        if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
         return _full_rate(q, judged) / self._full_rate
 
@@ -274,7 +277,7 @@ def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
 
 
-def _accepted(q: Settled) -> float:
+def accepted_width(q: Question) -> float:
     """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
     asked = q.techniques
     if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:

@@ -66,7 +66,7 @@ def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Val
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SERVING_AXES}
     length = np.asarray(a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)).item()
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
-    exchange = a.exchanges[int(rows.exchange[i])]
+    exchange = a.exchange_of(rows, i)
     spread: dict[str, Value] = {"a2a": exchange.backend, "red": exchange.redundant} if exchange.wide else {}
     spread |= {"tq": exchange.techniques} if exchange.techniques else {}
     return {**dict.fromkeys(SIZES, 1), **sizes, **spread, "b": batch, "s": length, "ph": "decode"}

@@ -1,0 +1,105 @@
+"""A search with techniques: what it leaves out changes no answer, and what it turns on it can answer for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import commtax
+from commtax.catalog.techniques import changes_of, technique
+from commtax.cost.compute import laid_out
+from commtax.planner import serving_search
+from commtax.planner.columns import objective_value
+from commtax.planner.exchanges import exchanges
+from commtax.planner.serving_search import grounded, having_room, search, search_beside
+from commtax.planner.space import Roomy
+from commtax.records import replace
+from commtax.spec import Plan
+from commtax.verbs.settling import resolve_question
+
+V3 = {"engine": "vllm", "tpot_s": "50ms", "techniques": "auto"}
+
+
+@pytest.fixture(scope="module")
+def v3():
+    return commtax.plan("deepseek-v3", "8xh200-sxm", **V3)
+
+
+def roomy(q, by):
+    base, plans, _, _ = having_room(q, 0, exchanges(q)[by])
+    return Roomy(base, plans, 0, by)
+
+
+def best_each(of, points):
+    keys = [tuple(int(getattr(points, axis)[i]) for axis in ("tp", "pp", "dp", "ep")) for i in range(len(points))]
+    found = {}
+    for key, value in zip(keys, objective_value(of.question, points).tolist(), strict=True):
+        found[key] = max(value, found.get(key, 0.0))
+    return found
+
+
+def test_loads_that_are_left_out_beat_nothing():
+    """A set of techniques is priced at few loads: all that beats what its plan reaches without is found, to the digit."""
+    put = resolve_question("llama-3.1-8b", "4xh100-sxm", {"engine": "vllm"})
+    q = grounded(put.but(technique_sets=("eagle3=3",), disaggregated=False, max_concurrency=512))
+    plain, drafted = roomy(q, 0), roomy(q, 1)
+    known, counted = search(plain), np.array([1.0, 0.9])
+    found = best_each(drafted, serving_search.ServingColumns.joined(list(search_beside([drafted], known, counted))))
+    rows = np.repeat(np.arange(len(drafted.plans)), drafted.held)
+    loads = np.concatenate([np.arange(1, most + 1) for most in drafted.held.tolist()])
+    every, bar = best_each(drafted, drafted.at(rows, loads)), best_each(plain, known)
+    beaten = {key: value for key, value in every.items() if 0.9 * value > bar.get(key, 0.0)}
+    assert beaten
+    assert {key: found[key] for key in beaten} == beaten
+
+
+def test_experts_over_ranks_alike_are_laid_out_once():
+    """Arrays of ranks, repeated and in any order, as each alone."""
+    ranks = np.array([[8, 72, 8], [16, 72, 2]])
+    busiest, squares = laid_out(256, ranks, 0.7, 32)
+    alone = [laid_out(256, int(n), 0.7, 32) for n in ranks.ravel()]
+    assert np.array_equal(busiest.ravel(), [a for a, _ in alone])
+    assert np.array_equal(squares.ravel(), [b for _, b in alone])
+
+
+def test_copies_of_records_are_the_standard_librarys():
+    plan = Plan(tp=4, ep=8)
+    assert replace(plan, tp=2, dcp=2) == dataclasses.replace(plan, tp=2, dcp=2)
+    with pytest.raises(TypeError, match="width"):
+        replace(plan, width=2)
+
+
+def test_techniques_are_named_where_they_do_something(v3):
+    """Experts that are not spread have no load to lay out: EPLB is no part of such a plan, in words nor for the page."""
+    rows = v3.plans
+    whole, spread = (next(i for i in range(len(rows)) if rows.tp[i] == 8 and (rows.ep[i] == 8) == apart) for apart in (False, True))
+    assert "eplb" not in v3.layout(rows, whole)
+    assert "mtp=3" in v3.layout(rows, whole)
+    assert "eplb, mtp=3" in v3.layout(rows, spread)
+    assert v3.exchange_of(rows, whole).told["techniques"] == ["mtp=3"]
+
+
+def test_a_plan_with_techniques_says_what_each_is_worth(v3):
+    told = v3.why[-1]
+    assert told.startswith("techniques, each alone")
+    assert "drafts accepted as published: measure your own" in told
+    assert all(word in told for word in v3.exchange_of(v3.plans, v3.recommended).techniques.split(","))
+
+
+def test_a_search_turns_on_nothing_that_changes_numbers(v3):
+    """Quantised sums, dispatch in another format and fp8 caches are for users to ask for."""
+    tried = [word for one in v3.exchanges if one.techniques for word in one.techniques.split(",")]
+    assert tried
+    assert not any(technique(word.partition("=")[0]).lossy for word in tried)
+    assert technique("fp8-kv").lossy
+    assert technique("quickreduce").lossy
+    assert technique("dispatch").lossy
+
+
+def test_drafts_need_more_than_what_their_acceptance_leaves_open():
+    """TensorRT-LLM serves Llama-3.1-70B at its most tokens/s on full batches, where drafts gain less than their range."""
+    drafted = commtax.plan("llama-3.1-70b", "8xh100-sxm", engine="trtllm", techniques="auto", disaggregated=False)
+    stated = commtax.plan("llama-3.1-70b", "8xh100-sxm", engine="trtllm", techniques="eagle3=5:0.95", disaggregated=False)
+    assert not drafted.exchange_of(drafted.plans, drafted.recommended).techniques
+    assert stated.exchange_of(stated.plans, stated.recommended).techniques == "eagle3=5:0.95"
+    assert changes_of("eagle3=5:0.95")["acceptance"] == 0.95
