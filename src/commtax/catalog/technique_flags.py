@@ -98,6 +98,25 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
     return _ends(tree, ())
 
 
+def json_fault(value: str) -> str:
+    """What is wrong with a value that begins as JSON does, and where; "" where nothing is.
+
+    >>> json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8")
+    ("not JSON: expecting ',' delimiter at character 8, after '{\"a\": 1'", '', '')
+    """
+    if not value.lstrip().startswith("{") or isinstance(_python(value), dict):
+        return ""
+    try:
+        json.loads(value)
+    except json.JSONDecodeError as fault:
+        before = value[max(0, fault.pos - 20) : fault.pos]
+        hint = "" if '"' in value else " (a shell takes quotes away that are not inside other quotes)"
+        return f"not JSON: {fault.msg[0].lower()}{fault.msg[1:]} at character {fault.pos + 1}, after '{before}'{hint}"
+    except RecursionError:
+        return "JSON that is nested too deeply"
+    return ""
+
+
 def _python(value: str) -> object:
     """A dictionary of Python, as calls and logs have it; else the text."""
     try:
@@ -136,7 +155,7 @@ class WrittenFlags:
 
 
 def _quoted(value: object) -> str:
-    return shlex.quote(json.dumps(value)) if isinstance(value, dict) else str(value)
+    return shlex.quote(json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def _flow(value: object) -> str:
@@ -160,17 +179,26 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question) -
         for word in flag_words(one.flags.get(engine, "")):
             place, value = word.place, word.value
             if place:
-                known = place_value(question, place[0])
+                known = _spoken(place[0], place_value(question, place[0]))
                 if known in (None, ""):
                     value = place[0].upper()
                     unsaid.append(value)
-                elif word.optional and is_default(place[0], known):
-                    continue
+                elif word.optional and (is_default(place[0], known) or known == one.sets.get(place[0])):
+                    continue  # it goes without saying
                 else:
                     value = _theirs(one, engine, word.key, known, place[1])
             _put(trees[word.kind], word.path, _typed(value))
     variables = {name: _flow(value) for name, value in trees["variable"].items()}
     return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
+
+
+def _spoken(name: str, value: object) -> object:
+    """A value as engines know it: a model of ours by its name on the Hub, None where it has none."""
+    if name != "draft_model" or not value or "/" in str(value):
+        return value
+    from commtax.catalog.models import model  # not for those who draft with no model of its own
+
+    return next((alias for alias in model(str(value)).aliases if "/" in alias), None)
 
 
 def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
