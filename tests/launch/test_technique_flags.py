@@ -187,7 +187,7 @@ def test_a_number_that_is_none_is_refused_by_its_flag(text):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("""'{"num_speculative_tokens": 8'""", "expecting ',' delimiter at character 29, after 'peculative_tokens\": 8'"),
+        ("""'{"num_speculative_tokens": 8'""", "expecting ',' delimiter at character 29, after 'eculative_tokens\": 8'"),
         ("""'{"method": mtp}'""", "expecting value at character 12, after '{\"method\": '"),
         ("{method:mtp}", "at character 2, after '{' (a shell takes quotes away that are not inside other quotes)"),
     ],
