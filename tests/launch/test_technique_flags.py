@@ -54,8 +54,9 @@ SERVED = [one for one in techniques().values() if not is_carrier(one)]
 
 
 def rivals(one):
-    """What only one of several techniques can say: who drafts, or the same fields."""
-    return ("drafter",) if "drafter" in one.sets else (*one.sets, *one.takes)
+    """What only one of several techniques can say: who drafts, from how many tokens sequences are split, or the same fields."""
+    alone = [name for name in ("drafter", "sequence_tokens") if name in one.sets]
+    return tuple(alone) or (*one.sets, *one.takes)
 
 
 @st.composite
