@@ -140,10 +140,10 @@ def test_a_plan_that_splits_sequences_is_told_so():
 
 def test_a_line_for_people_is_what_is_written():
     question = asked("mtp=3,fused-allreduce,quickreduce=int4,fp8-kv,eplb=32", tp=8)
-    lines = {(key, engine): flag_text(technique(key), engine, question) for key, engine in DATA["lines_of"]}
+    lines = {(key, engine): flag_text([technique(key)], engine, question) for key, engine in DATA["lines_of"]}
     assert tuple(lines.values()) == DATA["lines"]
     other = catalog.engine("vllm-rocm")  # whose command is vLLM's
-    assert flag_text(technique("quickreduce"), other.key, question.but(engine=other)).endswith("=INT4")
+    assert flag_text([technique("quickreduce")], other.key, question.but(engine=other)).endswith("=INT4")
 
 
 def test_every_text_says_what_is_known():

@@ -9,7 +9,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 
@@ -165,18 +165,19 @@ def _flow(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def flag_text(technique: Technique, engine: str, question: Question) -> str:
-    """What turns a technique on in an engine, in one line; "" where it has no flag for it."""
-    spoken = engine if engine in technique.flags else question.engine.launched_as or engine
-    return written_flags([technique], spoken, question).text if technique.flags.get(spoken) else ""
+def flag_text(asked: Sequence[Technique], engine: str, question: Question) -> str:
+    """What turns techniques on in an engine, all that is set together in one line; "" where it has no flag for one of them."""
+    spoken = engine if engine in asked[0].flags else question.engine.launched_as or engine
+    return written_flags(asked, spoken, question, whole=True).text if all(one.flags.get(spoken) for one in asked) else ""
 
 
-def written_flags(asked: Iterable[Technique], engine: str, question: Question) -> WrittenFlags:
-    """The flags of techniques, as the question sets them."""
+def written_flags(asked: Iterable[Technique], engine: str, question: Question, whole: bool = False) -> WrittenFlags:
+    """The flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
     trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
     unsaid: list[str] = []
     for one in asked:
-        for word in flag_words(one.flags.get(engine, "")):
+        along = flag_words(one.along.get(engine, "")) if whole else ()
+        for word in (*along, *flag_words(one.flags.get(engine, ""))):
             place, value = word.place, word.value
             if place:
                 known = _spoken(place[0], place_value(question, place[0]))
@@ -215,11 +216,17 @@ def _typed(value: str) -> Json:
 
 
 def place_value(question: Question, name: str) -> object:
-    """What stands in a place: a field of the question, or the experts of all ranks, copies among them."""
-    if name != "slots":
-        return field_value(question, name)
-    experts = question.model.experts
-    return experts.num_experts + int(question.plan.redundant_experts) if experts else None
+    """What stands in a place: a field of the question, the experts of all ranks, copies among them, or ranks as engines count."""
+    experts, plan = question.model.experts, question.plan
+    sharing = max(1, int(plan.ep) // int(plan.tp))  # groups of one server
+    match name:
+        case "slots":
+            return experts.num_experts + int(plan.redundant_experts) if experts else None
+        case "tp_over_dcp":
+            return sharing * int(plan.tp) // int(plan.dcp)
+        case "tp_times_cp":
+            return sharing * int(plan.tp) * int(plan.cp)
+    return field_value(question, name)
 
 
 def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> str:

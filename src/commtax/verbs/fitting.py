@@ -87,10 +87,14 @@ class Fit:
 
     def holds(self, seqs: int, tokens: int) -> bool:
         """Whether there is room for sequences of so many tokens each, with their states."""
+        return seqs <= self.most_seqs(tokens)
+
+    def most_seqs(self, tokens: int) -> int:
+        """Sequences of so many tokens each that there is room for, with their states."""
         if not self.state_bytes_per_sequence_per_rank:
-            return self.kv_tokens >= seqs * tokens
+            return self.kv_tokens // tokens
         room = float(self.pool.tokens(self.kv_blocks))
-        return bool(room >= seqs * (tokens + self.pool.state_tokens) and self.pool.places(room) >= seqs)
+        return int(min(room // (tokens + float(self.pool.state_tokens)), float(self.pool.places(room))))
 
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
@@ -428,12 +432,16 @@ def _larger_plans(failed: Fit) -> list[str]:
 
 
 def fit_of_bill(priced: StepBill) -> Fit:
-    """What a rank of a served plan holds, judged for requests of its own length and the engine's own limits otherwise."""
+    """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
     q = priced.question
-    length = max(1, min(q.model.max_len, int(q.context) + 1))
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
-    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False, limits=Limits(max_model_len=length))
-    return judge(replace(plain, limits=limits_of(plain)))
+    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
+    length = max(1, min(q.model.max_len, int(q.context) + 1))
+    limits = limits_of(plain)
+    judged = judge(replace(plain, limits=replace(limits, max_model_len=length)))
+    if not np.any(judged.pool.state_tokens):
+        return judged  # which counts the same tokens for requests of any length
+    return replace(judged, kv_tokens=judge(replace(plain, limits=limits)).kv_tokens)
 
 
 def fits(priced: StepBill) -> Condition:
