@@ -86,7 +86,7 @@ class Fit:
         return bisect_right(lengths, self.kv_blocks, key=lambda length: pool.blocks_per_request(length, step))
 
     def holds(self, seqs: int, tokens: int) -> bool:
-        """Whether there is room for sequences of so many tokens each, with their states."""
+        """Whether there is room for so many sequences."""
         return seqs <= self.most_seqs(tokens)
 
     def most_seqs(self, tokens: int) -> int:
@@ -436,12 +436,9 @@ def fit_of_bill(priced: StepBill) -> Fit:
     q = priced.question
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
-    length = max(1, min(q.model.max_len, int(q.context) + 1))
-    limits = limits_of(plain)
-    judged = judge(replace(plain, limits=replace(limits, max_model_len=length)))
-    if not np.any(judged.pool.state_tokens):
-        return judged  # which counts the same tokens for requests of any length
-    return replace(judged, kv_tokens=judge(replace(plain, limits=limits)).kv_tokens)
+    usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
+    judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
+    return replace(judged, kv_tokens=judge(usual).kv_tokens) if np.any(judged.pool.state_tokens) else judged
 
 
 def fits(priced: StepBill) -> Condition:

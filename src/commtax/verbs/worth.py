@@ -106,6 +106,8 @@ class TechniqueWorth:
             return "not here"
         if abs(self.gain - 1) < ALIKE:
             return "changes nothing"
+        if not self.fits:
+            return "does not fit"
         return "gains" if self.low > 1 else "loses" if self.high < 1 else "undecided"
 
 
@@ -119,6 +121,7 @@ class Worth:
     fits: bool
     rows: tuple[TechniqueWorth, ...]
     requests: RequestTimes | None = None  # without any of them, where requests were asked about
+    swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -164,7 +167,8 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     weigh = Scale(settle(put.but(input_len=int(put.context)) if requests else put), requests)
     rows = [weigh.row(one) for one in techniques().values()]
     fits = weigh.holds(weigh.fit)
-    return Worth(weigh.question, weigh.bill, weigh.fit.kv_tokens, fits, tuple(sorted(rows, key=_rank)), weigh.requests)
+    rows = sorted(rows, key=_rank)
+    return Worth(weigh.question, weigh.bill, weigh.fit.kv_tokens, fits, tuple(rows), weigh.requests, weigh.swept)
 
 
 def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
@@ -190,6 +194,10 @@ class Scale:
         over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
         self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in over.items()} if flips else {}
         self._pairs = flips
+
+    @property
+    def swept(self) -> tuple[tuple[str, float, float], ...]:
+        return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
         """The best of a technique's usual values, where it cannot be had alone beside one that it needs; else why not."""
@@ -222,11 +230,11 @@ class Scale:
         flag = ""
         try:
             q = self._with(asked)
-            check_weighed(q)
+            check_weighed(q.vary(context=q.requests.input_len) if self.requests else q)
             need_accepted(q)
             flag = flag_of(asked, q)
             if q.normal() == self.question.normal():
-                return TechniqueWorth(one, asked, flag, "on already")
+                return TechniqueWorth(one, asked, flag, "already on")
             if not flag:
                 return TechniqueWorth(one, asked, flag, f"{self.question.engine.name} has no flag for it")
             return self._priced(TechniqueWorth(one, asked, flag), q)
