@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 
-from commtax.catalog.programs import flag_table
+from commtax.catalog.programs import flag_table, program
 from commtax.catalog.techniques import field_value, is_default
 from commtax.files import Json, JsonObject
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Technique
+from commtax.spec import Engine, Technique
 
 FIELD = re.compile(r"\{([a-z_]+)([+-]\d+)?\}")
 PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")
@@ -251,6 +251,14 @@ def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple
     own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
     values = [(name, field_value(question, name)) for name in own]
     return [(name, value) for name, value in values if not is_default(name, value) and one.sets.get(name) != value]
+
+
+def who_has(one: Technique, engine: Engine) -> str:
+    """That an engine cannot be told to use a technique, and which others can."""
+    if engine.key in one.flags:
+        return f"{engine.name} decides this by itself; there is nothing to set"
+    able = [program(name).title for name in one.flags]
+    return f"{engine.name} does not have it; {' and '.join(able)} {'do' if len(able) > 1 else 'does'}"
 
 
 def is_carrier(one: Technique) -> bool:

@@ -154,7 +154,7 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield "more requests come than can be answered: times grow with the length of the run"
     for row in w.here:
         if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
-            yield f"{row.asked}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}"
+            yield f"{row.asked}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
         yield from (f"{row.asked}: {note}" for note in row.notes)
         if "," in row.asked:
             yield f"{row.asked}: both are needed, and priced together"

@@ -64,9 +64,9 @@ def _check_kernels(q: Question) -> None:
     one = catalog.library(name)
     if not one.alone:
         return
+    if not catalog.fabric(name, q.cluster).kernels:
+        raise no_kernels(name, q.cluster)
     if is_on_already(q, one.key):
         raise Refusal(
             f"already on: {q.engine.name} {q.engine.version} does this by default, and its measured times include it", "library"
         )
-    if not catalog.fabric(name, q.cluster).kernels:
-        raise no_kernels(name, q.cluster)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog.programs import program
+from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
 from commtax.catalog.versions import parts
 from commtax.cost.placement import expert_ranks
@@ -65,9 +65,7 @@ def check_overlap(q: Question) -> None:
     for key, (on, check) in CHECKS.items():
         if on(q):
             if q.engine.key not in technique(key).flags:
-                able = tuple(technique(key).flags)
-                has = f"{' and '.join(program(name).title for name in able)} {'do' if len(able) > 1 else 'does'}"
-                raise Refusal(f"technique '{key}': {q.engine.name} does not have it; {has}", "technique", able)
+                raise Refusal(f"technique '{key}': {who_has(technique(key), q.engine)}", "technique", tuple(technique(key).flags))
             check(q, key)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.programs import program_of
-from commtax.catalog.technique_flags import flag_text
+from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.techniques import asked_techniques, changes_of, techniques
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -236,7 +236,7 @@ class Scale:
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "already on")
             if not flag:
-                return TechniqueWorth(one, asked, flag, f"{self.question.engine.name} has no flag for it")
+                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine))
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
             return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)))
