@@ -24,8 +24,14 @@ BOUNDS: Mapping[str, tuple[float, float, bool]] = {
 """Numbers that stand behind techniques: least, most, and whether they are whole; of others that are counted, from 0 to …"""
 MOST = 2**16
 WORDS = {
-    "draft_model": "MODEL", "speculative": "DRAFTS", "acceptance": "ACCEPTANCE", "dcp": "RANKS", "cp": "RANKS",
-    "two_batches_from": "TOKENS", "sequence_tokens": "TOKENS", "redundant_experts": "COPIES",
+    "draft_model": "MODEL",
+    "speculative": "DRAFTS",
+    "acceptance": "ACCEPTANCE",
+    "dcp": "RANKS",
+    "cp": "RANKS",
+    "two_batches_from": "TOKENS",
+    "sequence_tokens": "TOKENS",
+    "redundant_experts": "COPIES",
 }
 """What values that stand behind techniques are called."""
 NONE = "none"

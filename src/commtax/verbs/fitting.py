@@ -431,9 +431,8 @@ def _larger_plans(failed: Fit) -> list[str]:
     return []
 
 
-def fit_of_bill(priced: StepBill) -> Fit:
+def fit_of_step(q: Settled) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
-    q = priced.question
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
     usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
@@ -446,5 +445,5 @@ def fits(priced: StepBill) -> Condition:
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
-    judged = fit_of_bill(priced)
+    judged = fit_of_step(q)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

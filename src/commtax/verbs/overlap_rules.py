@@ -40,17 +40,21 @@ def _since(engine: Engine, key: str) -> str:
 
 
 def without_idle_overlap(q: Question) -> Question:
-    """The question of one of many plans, without techniques that have nothing to overlap in it: those stay with the others."""
+    """The question of one of many plans, without techniques that have nothing to change in it: those stay with the others."""
     asked, dropped = q.techniques, dict[str, object]()
+    _check_had(q)
     if q.model.experts is None:
         pass  # no plan of it has anything to exchange, which is refused
     elif not _is_exchanged(q):
         dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
     elif asked.single_batch and _backend(q) != DEEPEP_LL:
         dropped["single_batch"] = False
+    if asked.dispatch_dtype and q.model.experts is not None and np.all(np.asarray(q.plan.ep) <= q.plan.tp):
+        dropped["dispatch_dtype"] = ""  # nothing leaves a replica
     if np.all(np.asarray(q.plan.tp) == 1):
         dropped |= {"async_tp": False} if asked.async_tp else {}
-        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split
+        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split …
+        dropped |= {"fused_reduce": ""} if asked.fused_reduce else {}  # … or to sum
     return q.but(**dropped) if dropped else q
 
 
@@ -62,11 +66,17 @@ def _is_exchanged(q: Question) -> bool:
 
 def check_overlap(q: Question) -> None:
     """Refuse what the engine has not, does already, or cannot do with this model and plan."""
+    _check_had(q)
     for key, (on, check) in CHECKS.items():
         if on(q):
-            if q.engine.key not in technique(key).flags:
-                raise Refusal(f"technique '{key}': {who_has(technique(key), q.engine)}", "technique", tuple(technique(key).flags))
             check(q, key)
+
+
+def _check_had(q: Question) -> None:
+    """Refuse what the engine has not, whatever the plan."""
+    for key, (on, _) in CHECKS.items():
+        if on(q) and q.engine.key not in technique(key).flags:
+            raise Refusal(f"technique '{key}': {who_has(technique(key), q.engine)}", "technique", tuple(technique(key).flags))
 
 
 def _refuse(key: str, rule: str) -> Refusal:

@@ -27,7 +27,7 @@ from commtax.spec import Cluster, Model, Technique, Techniques
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.drafts import draft_notes, need_accepted
-from commtax.verbs.fitting import Fit, fit_of_bill
+from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
@@ -190,7 +190,7 @@ class Scale:
         self.requests = _served(q) if requests else None
         self.question = q = _step_of(q, self.requests) if self.requests else q
         self.bill = price(q)
-        self.fit = fit_of_bill(self.bill)
+        self.fit = fit_of_step(q)
         over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
         self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in over.items()} if flips else {}
         self._pairs = flips
@@ -242,8 +242,7 @@ class Scale:
             return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)))
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
-        other, base = price(q), self.bill
-        judged = fit_of_bill(other)
+        other, base, judged = price(q), self.bill, fit_of_step(q)
         gain = _rate_per_gpu(other) / _rate_per_gpu(base)
         width = math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q)))
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
