@@ -101,8 +101,8 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
 def json_fault(value: str) -> str:
     """What is wrong with a value that begins as JSON does, and where; "" where nothing is.
 
-    >>> json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8")
-    ("not JSON: expecting ',' delimiter at character 8, after '{\"a\": 1'", '', '')
+    >>> print(json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8"), sep="|")
+    not JSON: expecting ',' delimiter at character 8, after '{"a": 1'||
     """
     if not value.lstrip().startswith("{") or isinstance(_python(value), dict):
         return ""
