@@ -22,6 +22,7 @@ from fit_kernels import FOLDER
 from commtax import catalog
 from commtax.catalog import physics
 from commtax.cost.forms.modules import exchange
+from commtax.verbs.expecting import expect
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read
 
@@ -32,6 +33,7 @@ Key = tuple[str, str, str]  # chip, engine, form
 Rows = list[tuple[Any, Any, Any]]  # kernel of one way, seconds, fitted
 Tables = dict[str, dict[str, float]]
 SCALE = 0.1
+FEWEST, RANKS = 256, 8
 MOST = {"link_Bps": 9e11, "sm_Bps": physics.KERNEL["sm_Bps"].high}
 """No faster than an NVLink of the fifth generation carries one way; multiprocessors that hold no row up are as fast as may be."""
 
@@ -114,11 +116,25 @@ def tell(what: str, off: Any) -> None:
     print(f"{what:52s} {len(gone):5d} rows  median {np.median(gone):6.1%}  nine of ten {np.quantile(gone, 0.9):6.1%}", flush=True)
 
 
-def moved(table: dict[str, float], form: str, of: list[str], chip: str) -> dict[str, float]:
-    """Constants of some chips for another one: a rate that the link holds goes with it."""
+def moved(table: dict[str, float], form: str, engine: str, of: list[str], chip: str) -> dict[str, float]:
+    """Constants of some chips for another one: a rate that the link holds goes with it, what waits for other ranks as in an
+    all-reduce of a few bytes, which does little else: kernels' fixed times, and bytes that a multiprocessor has under way."""
     there = np.mean([catalog.cluster(f"8x{one}").intra.bandwidth_Bps for one in of])
     ratio = catalog.cluster(f"8x{chip}").intra.bandwidth_Bps / there if form in HELD_BY_LINK else 1.0
-    return {**table, "link_Bps": table["link_Bps"] * ratio}
+    waits = smallest_s(engine, chip) / np.mean([smallest_s(engine, one) for one in of])
+    held = {"t0": table["t0"] * waits, "te": table["te"] * waits, "sm_Bps": table["sm_Bps"] / waits}
+    return {**table, **held, "link_Bps": table["link_Bps"] * ratio}
+
+
+def smallest_s(engine: str, chip: str) -> float:
+    """An all-reduce of the fewest bytes among the GPUs of a host by the engine's own kernels, as other tables had it."""
+    cluster = catalog.cluster(f"8x{family_host(chip)}")
+    return float(expect("all-reduce", cluster, nbytes=FEWEST, ranks=RANKS, library=engine).seconds)
+
+
+def family_host(chip: str) -> str:
+    """A chip whose host of eight has the same GPUs and links: GB200's are B200's."""
+    return {"gb200": "b200-sxm"}.get(chip, chip)
 
 
 def left_out(found: dict[Key, Rows], chip: str) -> Any:
@@ -129,7 +145,7 @@ def left_out(found: dict[Key, Rows], chip: str) -> Any:
         near = [c for c in others if family_of(c) == family_of(chip)] or others
         if own == chip and near:
             tables = fit([row for c in near for row in found[c, engine, form]])
-            off.append(errors(rows, {way: moved(t, form, near, chip) for way, t in tables.items()}, None))
+            off.append(errors(rows, {way: moved(t, form, engine, near, chip) for way, t in tables.items()}, None))
     return np.concatenate(off)
 
 

@@ -42,7 +42,8 @@ Window = (
     Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
     | Literal["other attention", "other experts", "other experts and shared", "other attention and shared"]
     | Literal["other projections", "other core", "own shared", "own down", "own down and shared"]
-    | Literal["product before", "product behind", "tiles before"]
+    | Literal["output projection before", "down product before", "QKV projection behind", "gate product behind"]
+    | Literal["tiles of output projection", "tiles of down product"]
 )
 """The compute that a line may run beside."""
 Via = Literal["", "custom", "hierarchical"]

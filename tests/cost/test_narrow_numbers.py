@@ -9,6 +9,7 @@ from commtax import catalog
 from commtax.catalog.quantisation import quant_from
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import least_s, peak, seconds
+from commtax.verbs.billing import price
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.scoring import kernel_scores
 from each import each
@@ -174,6 +175,33 @@ def test_a_cache_that_is_slower_in_fp8_names_its_table(model, cluster, engine, t
     )
     assert narrow > wide
     assert any(table in line.why for line in bill.lines)
+
+
+def copied_s(cluster="8xh200-sxm", engine="sglang", model="deepseek-v3", kv_cache_memory_bytes=0, **asked):
+    bill, _ = kernels_s(model, cluster, engine, tp=8, **asked)
+    if kv_cache_memory_bytes:
+        bill = price(bill.question.but(kv_cache_memory_bytes=kv_cache_memory_bytes))
+    return sum(float(line.total_s) for line in bill.lines if line.item.form == "latent-copy"), bill
+
+
+def test_sglang_copies_all_of_an_fp8_cache_of_latents_on_hopper():
+    """131,072 tokens of DeepSeek-R1 on 8 H200 take 13.77 ms of a step, whatever is in use (sgl-project/sglang issue 35291)."""
+    room = {"kv_cache_memory_bytes": 131_072 * 61 * 576, "kv_dtype": "fp8", "context": 1024}
+    few, bill = copied_s(batch=1, **room)
+    assert few == pytest.approx(13.77e-3, rel=0.03)
+    assert any(note.code == "copied-cache" for note in bill.notes)
+    many, _ = copied_s(batch=64, **room)  # what is read is copied too, inside what reading was measured to take
+    assert many == pytest.approx(few * (1 - 64 * 1025 / 131_072), rel=0.01)
+    assert copied_s(batch=128, **room)[0] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"kv_dtype": "bf16"}, {"cluster": "8xb200-sxm"}, {"engine": "vllm"}, {"model": "deepseek-v3.2"}, {"phase": "prefill"}],
+    ids=str,
+)
+def test_no_other_step_copies_a_cache(asked):
+    assert copied_s(**({"kv_dtype": "fp8", "batch": 1, "context": 1024} | asked))[0] == 0
 
 
 @pytest.mark.parametrize("batch", [16, 64, 256])

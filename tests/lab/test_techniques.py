@@ -3,10 +3,12 @@
 import csv
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commtax.catalog.technique_misses import missed, width
 from commtax.statement import Refusal
 from commtax_lab.published.technique_rows import (
     READ_KINDS,
@@ -17,6 +19,7 @@ from commtax_lab.published.technique_rows import (
     read_technique_rows,
     technique_readings,
 )
+from commtax_lab.scoring.technique_misses import MissRange, TechniqueMiss, fit_misses, held_share, left_out, misses
 from commtax_lab.scoring.technique_predictions import predict_technique
 from commtax_lab.scoring.technique_scores import (
     ScoredFlip,
@@ -216,3 +219,37 @@ def test_rows_whose_figures_constants_know_are_told_apart():
     assert not asked["T061"].unseen
     assert asked["T061"].seen
     assert asked["T284"].unseen
+
+
+def drawn(sources, slope, effects=(0.1, 0.2, 0.4)):
+    return [TechniqueMiss(f"s{i}", "others", slope * (i + 1) / sources * x, x) for i in range(sources) for x in effects]
+
+
+@given(st.integers(5, 20), st.floats(0.2, 0.9))
+def test_a_range_of_misses_holds_its_share_of_sources_and_little_more(sources, slope):
+    """Errors in proportion to the effect, from source to source all alike between 0 and a slope: 80 % of it holds 80 %."""
+    rows = drawn(sources, slope)
+    found = fit_misses(rows)
+    assert held_share(rows, found) >= 0.8 - 1e-9
+    assert width(0.4, found.least, found.share) <= 0.4 * slope * (0.8 + 1 / sources) + 0.05
+
+
+def test_a_source_counts_once_however_many_rows_it_has():
+    rows = [TechniqueMiss("many", "others", 0.0, 0.1)] * 90 + [TechniqueMiss(f"s{i}", "others", 0.08, 0.1) for i in range(4)]
+    found = fit_misses(rows)
+    assert width(0.1, found.least, found.share) >= 0.08
+    assert held_share(rows, MissRange(0.03, 0.0)) == pytest.approx(0.2)
+
+
+def test_sources_are_judged_by_ranges_that_they_did_not_teach():
+    alone = [TechniqueMiss("far", "others", 0.5, 0.1), *(TechniqueMiss(f"s{i}", "others", 0.02, 0.1) for i in range(3))]
+    assert left_out(alone).held == pytest.approx(0.75)
+
+
+@here
+def test_ranges_of_gains_are_those_that_the_free_sources_teach():
+    rows, readings = read_technique_rows(TABLE, held=False), technique_readings()
+    quick = [one for one in rows if one.id in readings.asked and readings.asked[one.id].verb == "step" and not held_out(one.source)]
+    inside = [abs(x.error) <= missed(x.kind, math.exp(x.effect)) for x in misses(score_row(one, readings) for one in quick)]
+    assert len(inside) >= 25
+    assert np.mean(inside) >= 0.75

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here as run
 from commtax.catalog.technique_flags import is_carrier
+from commtax.catalog.technique_misses import kind_of, missed
 from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
 from commtax.statement import Refusal
 from commtax.verbs.fitting import fit_of_step
@@ -49,6 +50,17 @@ def test_every_technique_is_told_once_best_first_with_a_flag_or_a_reason(weighed
     assert [row.gain for row in able if row.fits] == sorted((row.gain for row in able if row.fits), reverse=True)
     assert all(row.flag for row in able)
     assert all(row.low <= row.gain <= row.high for row in able)
+
+
+def test_ranges_are_no_narrower_than_published_gains_missed(weighed):
+    """Half of a range: sqrt(least^2 + (share effect)^2) at the least, and nothing where nothing changes."""
+    w, _ = weighed
+    for row in (*w.here, *w.idle):
+        half = math.log(row.high / row.low) / 2
+        if row.verdict == "changes nothing":
+            assert half == pytest.approx(0, abs=1e-6)
+        else:
+            assert half >= missed(kind_of(row.technique.group), row.gain) - 1e-12
 
 
 def test_no_technique_beats_what_bytes_and_flops_allow(weighed):

@@ -26,6 +26,7 @@ CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
 MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
+WAITING = "sglang"  # whose custom all-reduces were measured on most generations
 BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
 
 Measured = Mapping[str, tuple[Path, ...]]
@@ -352,14 +353,37 @@ def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> 
 def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ...]:
     """The paths of one library for this family of chips on this kind of link, scaled to the link's rate.
 
-    A link of another rate than the measured one keeps the latencies, so that a faster link is never slower.
+    A link of another rate than the measured one keeps the latencies, so that a faster link is never slower; another generation has
+    its own.
     """
     family = cluster.chip.family
     measured = one.rows(family, cluster.intra.kind, version)
     rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
     hosts = next((h.contention for h in one.chain[-1].hosts if h.serves(cluster.intra)), ())
-    paths = ((_path(row, op, cluster, hosts), family in row.families) for row in rows for op in row.ops)
-    return tuple(path if own else _bound_latencies(path, one, cluster) for path, own in paths)
+    paths = ((_path(row, op, cluster, hosts), row) for row in rows for op in row.ops)
+    return tuple(
+        path if family in row.families else _moved_waits(_bound_latencies(path, one, cluster), row, cluster) for path, row in paths
+    )
+
+
+def _moved_waits(path: Path, row: PathRow, cluster: Cluster) -> Path:
+    """An exchange's constants of another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
+
+    That does little but write to all others and wait for them. The times of Hopper's exchanges, whose bytes under way return sooner
+    too, follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py).
+    """
+    if not isinstance(path, ExchangePath):
+        return path
+    here, there = map(_smallest_s, (cluster.chip.family, row.families[0]))
+    waits = here / there if here and there else 1.0
+    return replace(path, launch_s=path.launch_s * waits, expert_s=path.expert_s * waits, sm_Bps=path.sm_Bps / waits)
+
+
+def _smallest_s(family: str) -> float:
+    """Seconds of a custom all-reduce of nothing among eight over NVLink, as measured with a generation; 0: nobody did."""
+    served = [r for r in library(WAITING).path if family in r.families and "nvlink" in r.links]
+    rows = (r.path for r in served if r.path.algorithm == "one-shot")
+    return next((one.launch_s + 7 * one.hop_s for one in rows), 0.0)
 
 
 def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:

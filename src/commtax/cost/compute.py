@@ -34,13 +34,14 @@ def step_kernels(
     imbalance: float = 0.0,
     sorts: bool = False,
     balanced: bool = False,
+    copied_tokens: Number = 0.0,
 ) -> list[Kernel]:
-    """Every kernel of one step, all pipeline stages in sequence; ``exchange``, ``imbalance`` and ``balanced`` as in
-    ``KernelStep``.
+    """Every kernel of one step, all pipeline stages in sequence; ``exchange``, ``imbalance``, ``balanced`` and
+    ``copied_tokens`` as in ``KernelStep``.
 
     ``sorts``: tokens are drawn from the most likely ones.
     """
-    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced, plan.cp)
+    step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced, plan.cp, copied_tokens)
     layers = _layers(step)
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
         layers = [replace(k, nbytes=k.nbytes / plan.tp) if k.part == "norms" else k for k in layers]

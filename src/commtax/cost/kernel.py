@@ -105,6 +105,7 @@ class KernelStep:
     imbalance: float = 0.0  # copies of the busiest expert rank over the mean; 0: as routers choose
     balanced: bool = False  # experts lie on ranks by their measured load
     prompt_ranks: Number = 1  # that split the prompts of a served step; each makes keys of all their tokens
+    copied_tokens: Number = 0.0  # room of a cache that each layer of latent attention copies before it decodes; 0: none does
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
         """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
@@ -166,3 +167,4 @@ class PricingTerms:
     known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
     measured: bool = False  # runs had this engine, chip and number format
     drafter: Drafter | None = None  # what drafts the tokens that steps of several rows per sequence check; None: it costs nothing
+    copied_tokens: Number = 0.0  # as in ``KernelStep``

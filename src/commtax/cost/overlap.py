@@ -167,33 +167,54 @@ def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
 
 
 def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
-    """Sums and gathers of tensor parallelism beside the products that they follow and precede.
+    """Sums and gathers of tensor parallelism, each beside the one product that it follows or precedes.
 
     Split sequences: a product runs in as many pieces as there are ranks, each as soon as its rows are here, and what it made
-    leaves beside the next. Whole ones: each tile of a product is summed inside the kernel that made it.
+    leaves beside the next; the pieces that arrive are added up by a kernel of its own. Whole ones: each tile of a product is summed
+    inside the kernel that made it.
     """
     split = t.plan.sequence_parallel
-    return [_cut(x, t) if split and _is_cut(x.item) else _beside_product(x, split) for x in lines]
+    if not split:
+        return [_beside_product(x, split) for x in lines]
+    cut = [_cut(x, t) if _is_cut(x.item) else _beside_product(x, split) for x in lines]
+    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_summed(x)], t)]
 
 
 def _is_cut(item: Item) -> bool:
-    return item.form == "gemm" and (_makes_sums(item) or _takes_gathered(item))
-
-
-def _makes_sums(item: Item) -> bool:
-    return item.place in ("output projection", "down")
-
-
-def _takes_gathered(item: Item) -> bool:
-    return item.place in ("qkv", "down-projection", "gate", "up")
+    return item.form == "gemm" and item.place in PRODUCT_AT
 
 
 def _beside_product(line: Line, split: bool) -> Line:
+    """Attention's sum follows the output projection and is gathered for gates; a feed-forward's the down product, for queries."""
     item = line.item
-    if line.kind != "comm" or item.axis != "tp" or item.place not in OWN_SEQUENCE or item.part == "experts":
+    if not _is_in_sequence(line):
         return line
-    window: Window = "product behind" if item.op == "all-gather" else "product before" if split else "tiles before"
-    return _beside(line, window)
+    of_attention = item.part == "attention"
+    if item.op == "all-gather":
+        return _beside(line, "gate product behind" if of_attention else "QKV projection behind")
+    if split:
+        return _beside(line, "output projection before" if of_attention else "down product before")
+    return _beside(line, "tiles of output projection" if of_attention else "tiles of down product")
+
+
+def _is_in_sequence(line: Line) -> bool:
+    item = line.item
+    return line.kind == "comm" and item.axis == "tp" and item.place in OWN_SEQUENCE and item.part != "experts"
+
+
+def _is_summed(line: Line) -> bool:
+    """Whether the pieces of a product of split sequences are sent and added up instead of this line's reduce-scatter."""
+    return _is_in_sequence(line) and line.item.op == "reduce-scatter"
+
+
+def _added_up(line: Line, t: PricingTerms) -> Kernel:
+    """The sum over what all ranks sent for a rank's own rows: read once, the sum written.
+
+    torch.distributed._symmetric_memory, fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece.
+    """
+    item = line.item
+    nbytes = item.nbytes * (1 + 1 / (t.plan.tp * 1.0))
+    return Kernel("pieces added up", "small", item.count, 0.0, nbytes, part=item.part, place=item.place)
 
 
 def _cut(line: Line, t: PricingTerms) -> Line:
@@ -261,7 +282,7 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
     model = t.model
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers) / max(1, model.num_layers)
     down = 1 / (1 + (2 if model.experts and model.experts.gated else 1))
-    sides: dict[str, Number] = dict.fromkeys((*SIDES, "down", "before", "behind", "tiles"), 0.0)
+    sides: dict[str, Number] = dict.fromkeys((*SIDES, "down", *PRODUCTS, *(f"tiles of {name}" for name in PRODUCTS)), 0.0)
     for x in lines:
         if x.kind != "compute":
             continue
@@ -269,11 +290,9 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
             sides[side] = sides[side] + x.total_s * share * (mixtures if side in ("projections", "core") else 1.0)
         if x.item.part == "experts":
             sides["down"] = sides["down"] + x.total_s * (down if x.item.form != "gemm" else x.item.place == "down")
-        if x.item.form == "gemm" and _makes_sums(x.item):
-            sides["before"] = sides["before"] + x.total_s * _after_first(t)
-            sides["tiles"] = sides["tiles"] + x.total_s * _after_first_wave(x, t)
-        if x.item.form == "gemm" and _takes_gathered(x.item):
-            sides["behind"] = sides["behind"] + x.total_s * _after_first(t)
+        if (name := PRODUCT_AT.get(x.item.place)) and x.item.form == "gemm":
+            sides[name] = sides[name] + x.total_s * _after_first(t)
+            sides[f"tiles of {name}"] = sides[f"tiles of {name}"] + x.total_s * _after_first_wave(x, t)
     return sides
 
 
@@ -286,6 +305,18 @@ def _after_first_wave(line: Line, t: PricingTerms) -> Number:
 
 
 SIDES = ("projections", "core", "experts", "shared")
+PRODUCT_AT: Mapping[Place, str] = MappingProxyType(
+    {
+        "qkv": "QKV projection",
+        "down-projection": "QKV projection",
+        "output projection": "output projection",
+        "gate": "gate product",
+        "up": "gate product",
+        "down": "down product",
+    }
+)
+"""Products of a layer before or behind which sequences are gathered and sums made."""
+PRODUCTS = tuple(dict.fromkeys(PRODUCT_AT.values()))
 
 
 def _side_of(item: Item) -> Mapping[str, float]:
@@ -316,9 +347,12 @@ WINDOWS: Mapping[Window, Callable[[Sides], Number]] = MappingProxyType(
         "own shared": lambda s: s["shared"],
         "own down": lambda s: s["down"],
         "own down and shared": lambda s: s["down"] + s["shared"],
-        "product before": lambda s: s["before"],
-        "product behind": lambda s: s["behind"],
-        "tiles before": lambda s: s["tiles"],
+        "output projection before": lambda s: s["output projection"],
+        "down product before": lambda s: s["down product"],
+        "QKV projection behind": lambda s: s["QKV projection"],
+        "gate product behind": lambda s: s["gate product"],
+        "tiles of output projection": lambda s: s["tiles of output projection"],
+        "tiles of down product": lambda s: s["tiles of down product"],
     }
 )
 """Seconds of compute that a line may run beside."""

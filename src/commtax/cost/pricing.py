@@ -342,7 +342,16 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
     made = step_kernels(
-        t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, ran.sampling == "top-p", t.techniques.balanced
+        t.model,
+        t.plan,
+        own,
+        rows,
+        t.engine,
+        exchange,
+        ran.imbalance,
+        ran.sampling == "top-p",
+        t.techniques.balanced,
+        t.copied_tokens,
     )
     if t.techniques.fused_reduce:
         items, made = fuse(items, made, t)

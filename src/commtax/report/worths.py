@@ -143,7 +143,8 @@ def _remarks(w: Worth) -> Iterator[str]:
     timed = w.question.offered.request_rate and not (w.requests and w.requests.overloaded)
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
     yield f"gain: {what}, with this technique alone, at the best of its usual values; --technique prices several together"
-    yield "range: 80 %; undecided where it holds both a gain and a loss"
+    yield "range: 80 %, by how far constants of both steps err and published gains lie from predicted ones (docs/techniques.md)"
+    yield "undecided: the range holds both a gain and a loss"
     if w.swept:
         tried = " and ".join(f"{_axis(name)} from {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
         yield f"pays: by the central prediction; tried were {tried}, one at a time"

@@ -20,13 +20,13 @@ from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bil
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Bill, Item, Line
 from commtax.options import check_taken
-from commtax.question import INPUT_LEN, Question
+from commtax.question import INPUT_LEN, Limits, Question
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
-from commtax.verbs.settling import Settled, context_notes, resolve_question, settle, terms_of
+from commtax.verbs.settling import Settled, context_notes, copies_cache, resolve_question, settle, terms_of
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -189,7 +189,8 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
 
 def price(q: Settled) -> StepBill:
     """The step of a question. A step that was priced before is not priced again."""
-    return _price_question(replace(q.normal(), notes=q.notes, codes=q.codes))
+    kept = q.limits if copies_cache(q) else Limits()
+    return _price_question(replace(q.normal(), limits=kept, notes=q.notes, codes=q.codes))
 
 
 @cache_answers
@@ -238,6 +239,12 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         from commtax.verbs.prefix_tiers import prefix_note  # not for those whose prefixes lie at hand
 
         yield prefix_note(q, float(q.context))
+    if copies_cache(q) and q.phase != "prefill":
+        read = (
+            f"{q.engine.key} has no kernel that reads an fp8 cache of latents here: each layer copies all of it into 16 bits first"
+        )
+        none = "bf16 copies nothing, nor fp8_e5m2, which Triton reads"
+        yield Note("copied-cache", f"{read}, also what no sequence uses (sgl-project/sglang issue 35291; {none})")
     yield from _spread_notes(q, rows)
     if q.speculative:
         from commtax.verbs.drafts import draft_notes  # not for those who draft nothing

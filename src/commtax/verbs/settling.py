@@ -282,7 +282,7 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = constants(q.profile, q.engine, chip)
     else:
         kernels = catalog.kernel_constants(q.engine, chip)
-    known = (*_known_spread(q), _drafter(q))
+    known = (*_known_spread(q), _drafter(q), _copied_tokens(q))
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
 
 
@@ -292,6 +292,20 @@ def _drafter(q: Question) -> Drafter | None:
     from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
 
     return drafter_of(q)
+
+
+def copies_cache(q: Question) -> bool:
+    """Whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
+    narrow = q.plan.kv_dtype == "fp8" and q.cluster.chip.family in q.engine.kernels.widened_latents
+    return narrow and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
+
+
+def _copied_tokens(q: Question) -> Number:
+    if not copies_cache(q):
+        return 0.0
+    from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
+
+    return cache_tokens(q)
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:

@@ -1,7 +1,7 @@
 """What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is tokens/s with the technique over those without it. Its range comes from the lines in which both steps differ: errors of
-what they share cancel.
+A gain is tokens/s with the technique over those without it. Its range comes from the lines in which both steps differ (errors of
+what they share cancel) and from how far gains of such techniques were off where somebody published one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
+from commtax.catalog.technique_misses import kind_of, missed
 from commtax.catalog.techniques import asked_techniques, changes_of, techniques
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -244,17 +245,22 @@ class Scale:
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base, judged = price(q), self.bill, fit_of_step(q)
         gain = _rate_per_gpu(other) / _rate_per_gpu(base)
-        width = math.exp(math.hypot(Z80 * ratio_sigma(other, base), _accepted(q)))
-        row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s))
-        row = replace(row, gain=gain, low=gain / width, high=gain * width, kv_tokens=judged.kv_tokens)
+        known = math.hypot(Z80 * ratio_sigma(other, base), _accepted(q))
+        row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s), kv_tokens=judged.kv_tokens)
         row = replace(row, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         if self.requests:
             served = _served(q)
             gain = self.requests.faster(served) * float(base.num_gpus / other.num_gpus)
-            width *= math.exp(Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question)))
+            known += Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
-            row = replace(row, gain=gain, low=gain / width, high=gain * width)
-        return replace(row, notes=tuple(map(str, draft_notes(q))))
+        width = math.exp(math.hypot(known, self._missed(row.technique, q, gain)))
+        return replace(row, gain=gain, low=gain / width, high=gain * width, notes=tuple(map(str, draft_notes(q))))
+
+    def _missed(self, one: Technique, q: Settled, gain: float) -> float:
+        """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
+        if abs(gain - 1) < ALIKE:
+            return 0.0
+        return missed(kind_of(one.group), gain, max(asked.techniques.per_step for asked in (q, self.question)))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""

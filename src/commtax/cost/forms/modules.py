@@ -26,7 +26,7 @@ class ModuleSizes:
 
 
 def rest(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """Element-wise kernels of a module: t = t0 + tokens (token + head heads) seconds."""
+    """Element-wise kernels of a module, or a copy of cached latents: t = t0 + tokens (token + head heads) seconds."""
     s: ModuleSizes = k.shape
     return c["t0"], s.tokens * (c["token"] + c["head"] * s.heads)
 
@@ -52,7 +52,9 @@ def masked_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 
 
 EAGER: dict[str, Form] = {f"{module}-eager": eager_module for module in LAUNCHED}
-MEASURED: dict[str, Form] = {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked_attention}
+MEASURED: dict[str, Form] = (
+    {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked_attention, "latent-copy": rest}
+)
 
 
 SHARPNESS = 4.0  # of the turn from what multiprocessors copy to what the link carries

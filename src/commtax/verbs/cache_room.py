@@ -1,0 +1,92 @@
+"""Room for a cache: what limits, weights and activations leave of a chip, as engines count it, of one plan or arrays of them."""
+
+from dataclasses import fields, replace
+from functools import reduce
+
+import numpy as np
+
+from commtax.arrays import cache_answers, pick, unique_values
+from commtax.cost import memory
+from commtax.cost.caches import KvPool
+from commtax.cost.tensors import stage_layers
+from commtax.question import Limits, Question
+from commtax.spec import Number
+from commtax.verbs.drafts import drafter_of, stage_pool
+
+
+def limits_of(asked: Question) -> Limits:
+    """The limits of a question, the engine's own where it says none."""
+    engine, given = asked.engine, asked.limits
+    tokens = given.max_num_batched_tokens or engine.serves.max_batched_tokens
+    usual = memory.default_utilization(asked.cluster.chip, asked.plan, engine, tokens)
+    own = Limits(asked.model.max_len, engine.serves.max_seqs, tokens, usual, engine.memory.block_size)
+    return replace(own, **{f.name: said for f in fields(given) if (said := getattr(given, f.name))})
+
+
+def different_stages(asked: Question, pp: int) -> list[int]:
+    """One of each kind of stage: those that hold the same are judged once."""
+    model, alike = asked.model, dict[tuple[object, ...], int]()
+    for stage, layers in enumerate(stage_layers(model, pp, asked.engine.sends.odd_layers)):
+        kinds = tuple(sum(model.layers[i] == kind for i in layers) for kind in range(len(model.blocks)))
+        alike.setdefault((kinds, stage == 0, stage == pp - 1), stage)
+    return list(alike.values())
+
+
+def cache_tokens(asked: Question) -> Number:
+    """KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
+
+    They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
+    """
+    return _cache_tokens(replace(asked.normal(), limits=asked.limits, codes=asked.codes))
+
+
+@cache_answers
+def _cache_tokens(asked: Question) -> Number:
+    plan = asked.plan
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
+    axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
+    legal = np.broadcast_to(np.asarray(asked.codes) == 0, shape).ravel()
+    table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
+    held = np.zeros(len(table))
+    groups = table[:, 0] * table[:, 1] if asked.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
+    for pp, ranks in unique_values(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
+        alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
+        tp, _, dp, ep, _ = table[alike].T
+        one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
+        one = replace(one, limits=limits_of(one))
+        held[alike] = reduce(np.minimum, (_stage_tokens(one, stage, pp) for stage in different_stages(asked, pp)))
+    spread = held[where.ravel()].reshape(shape)
+    return spread if shape else float(spread)
+
+
+def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
+    lines, peak, pool = stage_contents(asked, stage, pp)
+    return pool.tokens(cache_blocks(asked, sum(w.nbytes for w in lines), peak, pool)[-1])
+
+
+def stage_contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
+    """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
+    model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
+    last = stage == pp - 1
+    sampled = room.max_num_seqs * (2 if asked.speculative else 1)  # with a draft, in vLLM's dummy run of its rejection sampler
+    peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, sampled, last)
+    drafting = memory.drafter_weights(drafter_of(asked), plan, engine) if last else []
+    return [*memory.weights(model, plan, engine, stage, pp), *drafting], peak, stage_pool(asked, stage, pp, room.block_size)
+
+
+def cache_blocks(asked: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:
+    """Bytes of the blocks, bytes by which a fixed cache exceeds the chip, and blocks: a fixed one does not create memory."""
+    fixed = asked.limits.kv_cache_memory_bytes
+    held = loaded + peak + memory.other_bytes(asked.plan, asked.engine) + fixed
+    over = np.maximum(0.0, held - asked.cluster.chip.visible_bytes) if fixed else 0.0
+    available = (fixed or bytes_left_for_cache(asked, loaded, peak)) / (1 + pool.share * np.any(pool.state_bytes))
+    return available, over, pick(over > 0, 0.0, np.maximum(0.0, available // pool.bytes_per_block))
+
+
+def bytes_left_for_cache(asked: Question, loaded: Number, peak: Number) -> Number:
+    """Bytes that weights and activations leave for the cache, by the engine's own rule."""
+    engine, total, share = asked.engine, asked.cluster.chip.visible_bytes, asked.limits.gpu_memory_utilization
+    other = memory.other_bytes(asked.plan, engine)
+    if engine.memory.utilization_of == "free":
+        return (total - loaded - peak - other) * share
+    return total * share - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
