@@ -54,8 +54,9 @@ SERVED = [one for one in techniques().values() if not is_carrier(one)]
 
 
 def rivals(one):
-    """What only one of several techniques can say: who drafts, or the same fields."""
-    return ("drafter",) if "drafter" in one.sets else (*one.sets, *one.takes)
+    """What only one of several techniques can say: who drafts, from how many tokens sequences are split, or the same fields."""
+    alone = [name for name in ("drafter", "sequence_tokens") if name in one.sets]
+    return tuple(alone) or (*one.sets, *one.takes)
 
 
 @st.composite
@@ -70,7 +71,7 @@ def asked_of_engines(draw):
     for one in chosen:
         needed = [name for name in one.takes if not name.endswith("?")]
         given = [str(draw(st.sampled_from(sorted(one.words)) if one.words else values[name])) for name in needed]
-        if "redundant_experts?" in one.takes or "two_batches_from?" in one.takes:
+        if {"redundant_experts?", "two_batches_from?", "sequence_tokens?"} & {*one.takes}:
             given = draw(st.sampled_from([[], ["32"]]))
         words.append(f"{one.key}={':'.join(given)}" if given else one.key)
     return engine, ",".join(words) or "none"
@@ -114,6 +115,16 @@ def test_a_drafter_that_nobody_named_is_to_be_put_in():
     assert "\n# no flag of SGLang says two batches from: 64" in told
 
 
+def test_a_model_that_drafts_is_written_as_the_hub_knows_it():
+    for engine in ("vllm", "sglang"):
+        written = launch_command(asked("draft=llama-3.2-1b:3", engine, tp=8), engine)
+        assert "meta-llama/Llama-3.2-1B" in written
+        assert "llama-3.2-1b" not in written
+        nameless = launch_command(asked("draft=gpt-3-175b:3", engine, tp=8), engine)
+        assert "\n# no Hugging Face name of gpt-3-175b is known: put the name of yours for DRAFT_MODEL" in nameless
+        assert "'/my drafter'" in launch_command(asked("draft=/my drafter:3", "sglang", tp=8), "sglang")
+
+
 @pytest.mark.parametrize(
     ("names", "engine"), [("dbo", "trtllm"), ("async-tp", "sglang"), ("quickreduce=int4", "trtllm"), ("sbo", "vllm")]
 )
@@ -129,10 +140,10 @@ def test_a_plan_that_splits_sequences_is_told_so():
 
 def test_a_line_for_people_is_what_is_written():
     question = asked("mtp=3,fused-allreduce,quickreduce=int4,fp8-kv,eplb=32", tp=8)
-    lines = {(key, engine): flag_text(technique(key), engine, question) for key, engine in DATA["lines_of"]}
+    lines = {(key, engine): flag_text([technique(key)], engine, question) for key, engine in DATA["lines_of"]}
     assert tuple(lines.values()) == DATA["lines"]
     other = catalog.engine("vllm-rocm")  # whose command is vLLM's
-    assert flag_text(technique("quickreduce"), other.key, question.but(engine=other)).endswith("=INT4")
+    assert flag_text([technique("quickreduce")], other.key, question.but(engine=other)).endswith("=INT4")
 
 
 def test_every_text_says_what_is_known():
@@ -171,6 +182,22 @@ def test_settings_of_a_chart_are_flags_too():
 def test_a_number_that_is_none_is_refused_by_its_flag(text):
     with pytest.raises(ValueError, match=r"from: .*a whole number is needed"):
         parse(f"vllm serve m -tp 8 {text}")
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc", "--compilation-config", "--eplb-config"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("""'{"num_speculative_tokens": 8'""", "expecting ',' delimiter at character 29, after 'eculative_tokens\": 8'"),
+        ("""'{"method": mtp}'""", "expecting value at character 12, after '{\"method\": '"),
+        ("{method:mtp}", "at character 2, after '{' (a shell takes quotes away that are not inside other quotes)"),
+    ],
+)
+def test_broken_json_is_refused_by_its_flag_and_place(flag, value, said):
+    done = run_here("bill", "--cluster", "8xh200-sxm", "--from", f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 {flag} {value}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: from: '{flag}': not JSON: ")
+    assert done.stderr.endswith(f"{said}\n")
 
 
 def test_settings_may_be_told_as_yaml_has_them():

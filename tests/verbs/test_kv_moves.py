@@ -78,8 +78,8 @@ def test_layers_that_leave_early_are_never_slower():
 
 def test_what_cannot_carry_here_is_refused():
     for words, rule in (
-        ({"technique": "kv-transfer=mori-io"}, "chips of AMD alone"),
-        ({"technique": "kv-transfer=nccl", "engine": "sglang"}, "no such carrier"),
+        ({"technique": "kv-transfer=mori-io"}, "only on chips of AMD"),
+        ({"technique": "kv-transfer=nccl", "engine": "sglang"}, "does not have it"),
         (
             {"technique": "kv-transfer=nixl", "disaggregated": False, "prefill_workers": None, "decode_workers": None},
             "disaggregated",

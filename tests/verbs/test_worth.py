@@ -14,9 +14,9 @@ from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.technique_misses import kind_of, missed
 from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
 from commtax.statement import Refusal
-from commtax.verbs.fitting import fit_of_bill
+from commtax.verbs.fitting import fit_of_step
 from commtax.verbs.settling import resolve_question, settle
-from commtax.verbs.worth import ALIKE
+from commtax.verbs.worth import ALIKE, Scale
 
 STEPS = (
     ("deepseek-v3", "8xh200-sxm", {"tp": 8, "batch": 32}),
@@ -39,7 +39,7 @@ def test_the_table_agrees_with_bills_to_the_digit(weighed):
     for row in (*w.here, *w.idle):
         priced = commtax.bill(model, cluster, **{**options, "technique": row.asked})
         assert (row.step_s, row.tokens_per_s) == (float(priced.step_s), float(priced.tokens_per_s)), row.asked
-        assert row.kv_tokens == fit_of_bill(priced).kv_tokens
+        assert row.kv_tokens == fit_of_step(priced.question).kv_tokens
         assert row.gain == pytest.approx(row.tokens_per_s / float(plain.tokens_per_s) * plain.num_gpus / priced.num_gpus)
 
 
@@ -141,6 +141,78 @@ def test_the_command_says_what_to_set_and_json_holds_every_row():
 def test_values_that_are_none_are_refused_with_exit_code_2(text):
     done = run("bill", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--technique", text)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+ROOMS = (
+    ("deepseek-v4-pro", "8xb200-sxm", {"tp": 8}),  # counts tokens by the longest request
+    ("deepseek-v3", "8xh200-sxm", {"tp": 8}),
+    ("qwen3-next-80b-a3b", "8xh100-sxm", {"tp": 4, "engine": "sglang"}),
+)
+LIMITS = ({}, {"max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.85}, {"max_model_len": 32768, "max_num_seqs": 64})
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: " ".join(limits) or "usual")
+@pytest.mark.parametrize(("model", "cluster", "plan"), ROOMS, ids=lambda x: x if isinstance(x, str) else "")
+def test_room_is_what_fit_tells_at_any_length(model, cluster, plan, limits):
+    told = commtax.fit(model, cluster, **plan, **limits, advise=False)
+    for context in (512, 20_000):
+        q = settle(resolve_question(model, cluster, {**plan, **limits, "batch": 2, "context": context}))
+        scale = Scale(q, flips=False)
+        assert scale.fit.kv_tokens == told.kv_tokens
+        for key in ("fp8-kv", "mtp"):
+            row = scale.row(technique(key))
+            if not row.refused:
+                changed = commtax.fit(model, cluster, **plan, **limits, technique=row.asked, advise=False)
+                assert row.kv_tokens == changed.kv_tokens, row.asked
+
+
+def test_a_step_and_requests_do_not_mix():
+    with pytest.raises(Refusal, match="batch: belongs to a step"):
+        commtax.worth("llama-3.1-8b", "8xh100-sxm", batch=4, concurrency=8)
+    with pytest.raises(Refusal, match="output_len: belongs to requests"):
+        commtax.worth("llama-3.1-8b", "8xh100-sxm", output_len=64)
+    done = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--batch", "4", "--request-rate", "2")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_a_pasted_benchmark_asks_about_its_requests():
+    pasted = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-batched-tokens 2048\nvllm bench serve --max-concurrency 16"
+    pasted += " --random-input-len 512 --random-output-len 64"
+    told = json.loads(run("worth", "-c", "8xh100-sxm", "--from", pasted, "--json").stdout)
+    loop = json.loads(run("simulate", "-c", "8xh100-sxm", "--from", pasted, "--json").stdout)["runs"][0]
+    assert (told["requests"]["tpot_s"], told["requests"]["ttft_s"]) == (loop["tpot_s"], loop["ttft_s"])
+    assert told["batch"] > 1, "the step that these requests run"
+
+
+def test_what_a_technique_needs_is_set_with_it():
+    wide = {"dp": 16, "ep": 16, "batch": 64, "engine": "sglang"}
+    rows = {row.technique.key: row for row in commtax.worth("deepseek-v3", "2x8xh100-sxm", **wide).rows}
+    for key, flag in (("dbo", "--enable-two-batch-overlap"), ("sbo", "--enable-single-batch-overlap")):
+        row = rows[key]
+        assert row.asked == f"{key},deepep-ll"
+        assert (flag in row.flag, "--moe-a2a-backend deepep" in row.flag) == (True, True)
+        priced = commtax.bill("deepseek-v3", "2x8xh100-sxm", **wide, technique=row.asked)
+        assert row.step_s == float(priced.step_s)
+    helix = Scale(settle(resolve_question("deepseek-v3", "8xb200-sxm", {"tp": 8, "engine": "trtllm"})), flips=False)
+    row = helix.weigh(technique("dcp"), "dcp=4")
+    assert row.flag.startswith("--tp_size 2; context_parallel_size: 4"), row.flag
+
+
+def test_every_form_of_the_answer_has_the_same_verdicts(tmp_path):
+    asked = ("worth", "llama-3.1-70b", "-c", "8xh100-sxm", "-tp", "8", "--concurrency", "64", "--context", "4096")
+    told = json.loads(run(*asked, "--json", "--html", str(tmp_path / "page.html")).stdout)
+    verdicts = {row["asked"]: row["verdict"] for row in told["weighed"]}
+    assert "undecided" in verdicts.values()
+    for row in told["weighed"]:
+        both = row["verdict"] in ("gains", "loses", "undecided")
+        assert not both or (row["verdict"] == "undecided") == (row["low"] <= 1 <= row["high"]), row["asked"]
+    lines = run(*asked).stdout.splitlines()
+    table = [line.split() for line in lines if line.split(" ")[0] in verdicts]
+    shown = {cells[0]: cells[1] for cells in reversed(table) if cells[1] in verdicts.values()}
+    assert shown == {name: verdict for name, verdict in verdicts.items() if verdict in ("gains", "loses", "undecided")}
+    assert '"verdict": "undecided"' in (tmp_path / "page.html").read_text(encoding="utf8").replace('":"', '": "')
+    assert lines[1].startswith("Worth setting here: async-tp (")
+    assert "Undecided, to be measured: eagle3=3 (" in lines[1]
 
 
 def test_a_technique_that_takes_more_gpus_is_judged_per_gpu():

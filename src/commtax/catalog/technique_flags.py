@@ -9,16 +9,16 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 
-from commtax.catalog.programs import flag_table
+from commtax.catalog.programs import flag_table, program
 from commtax.catalog.techniques import field_value, is_default
 from commtax.files import Json, JsonObject
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Technique
+from commtax.spec import Engine, Technique
 
 FIELD = re.compile(r"\{([a-z_]+)([+-]\d+)?\}")
 PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")
@@ -98,6 +98,25 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
     return _ends(tree, ())
 
 
+def json_fault(value: str) -> str:
+    """What is wrong with a value that begins as JSON does, and where; "" where nothing is.
+
+    >>> print(json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8"), sep="|")
+    not JSON: expecting ',' delimiter at character 8, after '{"a": 1'||
+    """
+    if not value.lstrip().startswith("{") or isinstance(_python(value), dict):
+        return ""
+    try:
+        json.loads(value)
+    except json.JSONDecodeError as fault:
+        before = value[max(0, fault.pos - 20) : fault.pos]
+        hint = "" if '"' in value else " (a shell takes quotes away that are not inside other quotes)"
+        return f"not JSON: {fault.msg[0].lower()}{fault.msg[1:]} at character {fault.pos + 1}, after '{before}'{hint}"
+    except RecursionError:
+        return "JSON that is nested too deeply"
+    return ""
+
+
 def _python(value: str) -> object:
     """A dictionary of Python, as calls and logs have it; else the text."""
     try:
@@ -136,7 +155,7 @@ class WrittenFlags:
 
 
 def _quoted(value: object) -> str:
-    return shlex.quote(json.dumps(value)) if isinstance(value, dict) else str(value)
+    return shlex.quote(json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def _flow(value: object) -> str:
@@ -146,31 +165,41 @@ def _flow(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def flag_text(technique: Technique, engine: str, question: Question) -> str:
-    """What turns a technique on in an engine, in one line; "" where it has no flag for it."""
-    spoken = engine if engine in technique.flags else question.engine.launched_as or engine
-    return written_flags([technique], spoken, question).text if technique.flags.get(spoken) else ""
+def flag_text(asked: Sequence[Technique], engine: str, question: Question) -> str:
+    """What turns techniques on in an engine, all that is set together in one line; "" where it has no flag for one of them."""
+    spoken = engine if engine in asked[0].flags else question.engine.launched_as or engine
+    return written_flags(asked, spoken, question, whole=True).text if all(one.flags.get(spoken) for one in asked) else ""
 
 
-def written_flags(asked: Iterable[Technique], engine: str, question: Question) -> WrittenFlags:
-    """The flags of techniques, as the question sets them."""
+def written_flags(asked: Iterable[Technique], engine: str, question: Question, whole: bool = False) -> WrittenFlags:
+    """The flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
     trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
     unsaid: list[str] = []
     for one in asked:
-        for word in flag_words(one.flags.get(engine, "")):
+        along = flag_words(one.along.get(engine, "")) if whole else ()
+        for word in (*along, *flag_words(one.flags.get(engine, ""))):
             place, value = word.place, word.value
             if place:
-                known = place_value(question, place[0])
+                known = _spoken(place[0], place_value(question, place[0]))
                 if known in (None, ""):
                     value = place[0].upper()
                     unsaid.append(value)
-                elif word.optional and is_default(place[0], known):
-                    continue
+                elif word.optional and (is_default(place[0], known) or known == one.sets.get(place[0])):
+                    continue  # it goes without saying
                 else:
                     value = _theirs(one, engine, word.key, known, place[1])
             _put(trees[word.kind], word.path, _typed(value))
     variables = {name: _flow(value) for name, value in trees["variable"].items()}
     return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
+
+
+def _spoken(name: str, value: object) -> object:
+    """A value as engines know it: a model of ours by its name on the Hub, None where it has none."""
+    if name != "draft_model" or not value or "/" in str(value):
+        return value
+    from commtax.catalog.models import model  # not for those who draft with no model of its own
+
+    return next((alias for alias in model(str(value)).aliases if "/" in alias), None)
 
 
 def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
@@ -187,11 +216,17 @@ def _typed(value: str) -> Json:
 
 
 def place_value(question: Question, name: str) -> object:
-    """What stands in a place: a field of the question, or the experts of all ranks, copies among them."""
-    if name != "slots":
-        return field_value(question, name)
-    experts = question.model.experts
-    return experts.num_experts + int(question.plan.redundant_experts) if experts else None
+    """What stands in a place: a field of the question, the experts of all ranks, copies among them, or ranks as engines count."""
+    experts, plan = question.model.experts, question.plan
+    sharing = max(1, int(plan.ep) // int(plan.tp))  # groups of one server
+    match name:
+        case "slots":
+            return experts.num_experts + int(plan.redundant_experts) if experts else None
+        case "tp_over_dcp":
+            return sharing * int(plan.tp) // int(plan.dcp)
+        case "tp_times_cp":
+            return sharing * int(plan.tp) * int(plan.cp)
+    return field_value(question, name)
 
 
 def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> str:
@@ -216,6 +251,14 @@ def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple
     own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
     values = [(name, field_value(question, name)) for name in own]
     return [(name, value) for name, value in values if not is_default(name, value) and one.sets.get(name) != value]
+
+
+def who_has(one: Technique, engine: Engine) -> str:
+    """That an engine cannot be told to use a technique, and which others can."""
+    if engine.key in one.flags:
+        return f"{engine.name} decides this by itself; there is nothing to set"
+    able = [program(name).title for name in one.flags]
+    return f"{engine.name} does not have it; {' and '.join(able)} {'do' if len(able) > 1 else 'does'}"
 
 
 def is_carrier(one: Technique) -> bool:

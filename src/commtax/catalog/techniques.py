@@ -23,6 +23,17 @@ BOUNDS: Mapping[str, tuple[float, float, bool]] = {
 }
 """Numbers that stand behind techniques: least, most, and whether they are whole; of others that are counted, from 0 to …"""
 MOST = 2**16
+WORDS = {
+    "draft_model": "MODEL",
+    "speculative": "DRAFTS",
+    "acceptance": "ACCEPTANCE",
+    "dcp": "RANKS",
+    "cp": "RANKS",
+    "two_batches_from": "TOKENS",
+    "sequence_tokens": "TOKENS",
+    "redundant_experts": "COPIES",
+}
+"""What values that stand behind techniques are called."""
 NONE = "none"
 """What asks for no technique, among several that are compared."""
 
@@ -69,9 +80,11 @@ def asked_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
 def _check_values(one: Technique, given: tuple[str, ...]) -> None:
     needed = sum(not name.endswith("?") for name in one.takes)
     if len(given) > len(one.takes) or len(given) < needed or "" in given:
-        told = ":".join(name.strip("?") for name in one.takes)
-        rule = f"write {one.key}={told}" if one.takes else "takes no value"
-        raise Refusal(f"technique '{one.key}={':'.join(given)}': {rule}", "technique")
+        words = [WORDS.get(name.strip("?"), "VALUE") for name in one.takes]
+        told = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
+        rule = f"write {one.key}={told}{'' if needed else f' or {one.key}'}" if words else "takes no value"
+        rule = rule if given else f"needs a value; {rule}"
+        raise Refusal(f"technique '{one.key}{'=' * bool(given)}{':'.join(given)}': {rule}", "technique")
 
 
 def changes_of(text: str) -> dict[str, object]:

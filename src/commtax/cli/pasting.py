@@ -59,7 +59,7 @@ def _fill(options: GivenOptions, launch: Launch, given: GivenOptions, about: Ver
     """Options that nobody gave take what was pasted; returns those that the command has no option for."""
     context, unused = click.get_current_context(), []
     other = {name: option.otherwise for name, option in known_options().items()}
-    if launch.phase == "serve" and about not in (VerbSubject.STEP, VerbSubject.STEPS):  # a batch and a length are of training there
+    if launch.phase == "serve" and about.whole:  # a batch and a length are of training there
         other = {}
     if about is VerbSubject.SERVER and launch.phase == "serve":  # no search: what a command leaves out is 1
         options = GivenOptions(GivenOptions(tp=1, pp=1) | options)

@@ -12,6 +12,7 @@ import click
 
 from commtax import catalog
 from commtax.catalog.programs import programs
+from commtax.catalog.techniques import techniques_on
 from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
@@ -20,7 +21,7 @@ from commtax.planner import best_serving, best_training, rank_own_plan, training
 from commtax.planner.columns import ServingPlans, StandingPlan, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import WORKLOADS
-from commtax.planner.technique_sets import technique_sets_of
+from commtax.planner.technique_sets import technique_sets_of, with_techniques_at_rate
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
 from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
@@ -259,7 +260,7 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     return training_standing(searched, run)
 
 
-OTHERWISE = ("max_concurrency", "plot", "html", "techniques")
+OTHERWISE = ("max_concurrency", "plot", "html")
 """Options that a search for a rate has no use for."""
 INTERRUPTED = 130
 
@@ -299,7 +300,12 @@ def _with_rate(order: Order) -> list[Question]:
     slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
     q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes)
     q = q.but(growth=given.headroom or 0.0, confidence=given.confidence, cost_of=given.cost_of, margin=given.margin)
-    return with_prices([q.but(cluster=place) for place in (q.cluster, *order.others)], given.price)
+    put = [q.but(cluster=place) for place in (q.cluster, *order.others)]
+    if sets := technique_sets_of(given.techniques):
+        put = [with_techniques_at_rate(one, sets) for one in put]
+        chosen = {one.cluster.key: ", ".join(text for _, text in techniques_on(one)) or "none" for one in put}
+        order.output.remarks += [f"techniques on {name}, chosen by the closed form: {on}" for name, on in chosen.items()]
+    return with_prices(put, given.price)
 
 
 def _told(done: int, total: int, best: Trial | None) -> None:

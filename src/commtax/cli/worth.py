@@ -1,11 +1,13 @@
 """``commtax worth``."""
 
 import click
+from click.core import ParameterSource
 
 from commtax.cli.options import GivenOptions, Verb, VerbSubject, add_verb_options
 from commtax.cli.order import read
 from commtax.cli.output import write_page
-from commtax.verbs.worth import worth_of
+from commtax.verbs.loads import LOADS
+from commtax.verbs.worth import check_loads, worth_of
 
 
 @click.command("worth", cls=Verb)
@@ -21,8 +23,12 @@ def worth_command(model: str | None, **options: object) -> None:
     from commtax.report import worths
 
     given = GivenOptions(options)
-    of_requests = given.concurrency is not None or given.request_rate is not None
-    order = read(model or "", given, "worth", VerbSubject.LOOP if of_requests else VerbSubject.STEP)
+    said = click.get_current_context().get_parameter_source
+    of_requests = check_loads({name: value for name, value in options.items() if said(name) is ParameterSource.COMMANDLINE})
+    order = read(model or "", GivenOptions(given), "worth", VerbSubject.LOOP if of_requests else VerbSubject.STEP)
+    if not of_requests and given.batch is None and order.launch and any(order.launch.options.get(name) for name in LOADS):
+        of_requests = True  # of a benchmark that was pasted
+        order = read(model or "", GivenOptions(given), "worth", VerbSubject.LOOP)
     weighed = worth_of(order.question, of_requests)
     if given.html:
         from commtax.web.pages import worth_page

@@ -90,4 +90,10 @@ def _split(item: Item, t: PricingTerms) -> Iterator[Item]:
         return
     where = runs_fused(item, t)
     yield replace(item, count=pick(where, 0, item.count))
-    yield replace(item, count=pick(where, item.count, 0), form=FUSED_FORM, note="with residual and norm, in one kernel")
+    fused = replace(item, count=pick(where, item.count, 0), form=FUSED_FORM, note="with residual and norm, in one kernel")
+    if np.any(where) and not np.all(where):  # the kernel has no time for groups that it does not run for: none of those are counted
+        ranks, nbytes = (
+            np.broadcast_arrays(size, where)[0][np.broadcast_arrays(where, size)[0]] for size in (item.ranks, item.nbytes)
+        )
+        fused = replace(fused, ranks=pick(where, item.ranks, ranks[0]), nbytes=pick(where, item.nbytes, nbytes[0]))
+    yield fused

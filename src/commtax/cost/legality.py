@@ -141,9 +141,9 @@ class PlanToCheck:
         for a in self.model.attentions:
             kind = "latent" if a.latent else "grouped"
             if a.compressed or a.indexer or a.window:
-                return "a window" if a.window else "compressed tokens" if a.compressed else "a selector"
+                return f"{'windowed' if a.window else 'compressed' if a.compressed else 'sparse'} attention"
             if kind not in self.engine.contexts.cache_kinds:
-                return f"{kind} keys"
+                return f"{kind if a.latent else 'grouped-query'} attention"
         return ""
 
     @property

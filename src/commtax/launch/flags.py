@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 
 from commtax.catalog.programs import flag_table
-from commtax.catalog.technique_flags import flag_words, leaves, words_of
+from commtax.catalog.technique_flags import flag_words, json_fault, leaves, words_of
 from commtax.catalog.techniques import techniques
 from commtax.files import table
 from commtax.records import dataclass
@@ -159,6 +159,8 @@ class FlagReading:
         name = name.removeprefix("no-") if off else name
         if name.partition(".")[0] not in own.asked:
             return False
+        if value is not None and (fault := json_fault(value)):
+            raise Refusal(f"from: '{written.split()[0].partition('=')[0]}': {fault}", "from")
         for path, leaf in leaves("false" if off else "true" if value is None else value):
             key = ".".join([name, *path]).replace("_", "-") if not name.startswith("$") else name
             self.said[usual_key(own, key)] = SaidWord(leaf, f"--{key} {leaf}" if path else written)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.catalog.programs import program
-from commtax.catalog.technique_flags import WrittenFlags, is_carrier, untold_fields, written_flags
+from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_value, untold_fields, written_flags
 from commtax.catalog.techniques import techniques_on
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
@@ -76,10 +76,15 @@ class LaunchJob:
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
-        left = [f"# put the name of yours for {name}" for name in asked.unsaid]
+        left = [f"#{self._nameless(name)} put the name of yours for {name}" for name in asked.unsaid]
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         remark = "\n".join([*filter(None, [command.remark]), *left])
         return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
+
+    def _nameless(self, name: str) -> str:
+        """Why what was asked for cannot be written, where something was."""
+        own = place_value(self.question, name.lower())
+        return f" no Hugging Face name of {own} is known:" if own else ""
 
 
 def model_id(model: Model) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
+from commtax.planner.asked_techniques import dropped, turned_on, without
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import PARTS, Question
@@ -233,7 +234,8 @@ class ServingPlans(SearchAnswer):
         exchange = self.exchange_of(rows, i)
         decode = replace(rows.plan_of(i, redundant_experts=exchange.redundant), dcp=exchange.dcp)
         over = f" ({exchange.title})" if exchange.title else ""
-        on = f", with {exchange.techniques.replace(',', ', ')}" if exchange.techniques else ""
+        named = self.turned_on(rows, i)
+        on = f", with {', '.join(named)}" * bool(named) + without(self.dropped(rows, i))
         if not rows.mode[i]:
             return describe_layout(decode) + over + on
         prompts, copies = (describe_layout(plan, counted=True) for plan in (rows.prompter(i), decode))
@@ -243,6 +245,20 @@ class ServingPlans(SearchAnswer):
         """Row ``i`` as a question about one copy."""
         kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
         return replan(self.question, **sizes_of(rows, i), **kinds)
+
+    def dropped(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
+        """Techniques that were asked for and row ``i`` cannot have."""
+        return dropped(self.question, self.workers_of(rows, i))
+
+    def turned_on(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
+        """Techniques that were tried beside none and row ``i`` has."""
+        tried = self.exchanges[int(rows.exchange[i])].techniques
+        return turned_on(tried, self.workers_of(rows, i)) if tried else ()
+
+    def workers_of(self, rows: ServingColumns, i: int) -> tuple[Question, ...]:
+        """Row ``i`` as the questions of its workers: those that decode, and of prompts where these have their own."""
+        own, ahead = self.put(rows, i), rows.prompter(i)
+        return (own, prompter(own.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (own,)
 
     def longest(self, rows: ServingColumns, i: int) -> int:
         """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.

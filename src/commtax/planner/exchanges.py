@@ -47,8 +47,7 @@ class ExpertExchange:
     def told(self) -> dict[str, object]:
         """… as far as they are not an engine's own ways."""
         wide = {"ep_backend": self.backend, "redundant_experts": self.redundant} if self.wide else {}
-        on = {"techniques": self.techniques.split(",")} if self.techniques else {}
-        return wide | ({"dcp": self.dcp} if self.dcp > 1 else {}) | on
+        return wide | ({"dcp": self.dcp} if self.dcp > 1 else {})
 
 
 def exchanges(q: Question) -> tuple[ExpertExchange, ...]:

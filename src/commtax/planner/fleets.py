@@ -14,6 +14,7 @@ from math import inf, isnan
 from typing import ClassVar, Unpack
 
 from commtax.options import check_taken
+from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended_place
@@ -293,4 +294,4 @@ def fleet_words(trial: Trial) -> str:
         text = f"{prompts} x TP {layout.prefill_tp} for prompts + {copies} x TP {layout.group} to decode"
     else:
         text = describe_layout(replace(q.plan, replicas=copies))
-    return text + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype))
+    return text + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype)) + without(layout.dropped)

@@ -13,6 +13,7 @@ import numpy as np
 
 from commtax.arrays import unique_values
 from commtax.cost.closed_form import ClosedLoopLoad
+from commtax.planner.asked_techniques import dropped, refuse_unused
 from commtax.planner.columns import Array, Rejected, ground, sizes_of
 from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import dtype_words
@@ -54,6 +55,7 @@ class Layout:
     prompt_answers: float = inf  # … and of a worker of prompts
     moved_s: tuple[float, float] = (0.0, 0.0)  # that a cache keeps the links of either busy, at least, where it leaves a domain
     paces: Paces = ((), ())
+    dropped: tuple[str, ...] = ()  # techniques that were asked for and it cannot have
 
     @property
     def apart(self) -> bool:
@@ -98,6 +100,7 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
             kept, slow = _bearable(one, plans, stream, index)
             lost += slow
             layouts += [*_colocated_layouts(one, kept), *(_split_layouts(one, kept, plans) if q.requests.disaggregated else ())]
+    refuse_unused(q, [(one.question,) for one in layouts])
     return layouts, tuple(dict.fromkeys(lost)), count
 
 
@@ -153,7 +156,8 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):
         copy = replan(one, **sizes_of(plans, i))
-        yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace)
+        left = dropped(one, [copy])
+        yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace, dropped=left)
 
 
 def _paces(one: Question, plans: Space) -> list[Paces]:
@@ -169,24 +173,25 @@ def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]
 
     Whoever computes prompts alone has no time between tokens to keep: all that have room are ``able`` to.
     """
-    decoding, prompting, one = _tp_only_plans(plans, one), _tp_only_plans(able, one), replan(one)
+    decoding, prompting, put, one = _tp_only_plans(plans, one), _tp_only_plans(able, one), one, replan(one)
     if not len(decoding) or one.requests.output_len < 2:
         return
     lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
     load = ClosedLoopLoad(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
     load = drafted_load(load, one)
-    steps_of_prompts = prompting_of(settle(replan(one, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
+    steps_of_prompts = prompting_of(settle(replan(put, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
     for i, tp in enumerate(decoding.tp.tolist()):
-        copy = settle(replan(one, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
+        copy = settle(replan(put, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
         moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
         answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(load.decodes))
         for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(workers_beside(copies, tp, ahead, one.cluster) > 0))
             if most:
-                asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
-                yield Layout(asked, tp, most, answers, ahead, float(prompted[j]), moved_s=(moved / ahead, moved / tp))
+                asked = replan(put, tp=tp, disaggregated=True, prefill_tp=ahead)
+                left, wire = dropped(put, [asked]), (moved / ahead, moved / tp)
+                yield Layout(asked, tp, most, answers, ahead, float(prompted[j]), moved_s=wire, dropped=left)
 
 
 def _tp_only_plans(plans: Space, one: Question) -> Space:

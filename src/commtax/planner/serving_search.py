@@ -14,6 +14,7 @@ import numpy as np
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
+from commtax.planner.asked_techniques import refuse_unused
 from commtax.planner.choosing import complexity, margin, simplest
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
@@ -21,7 +22,7 @@ from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.records import dataclass
-from commtax.spec import SERVING_AXES
+from commtax.spec import NO_TECHNIQUES, SERVING_AXES
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
@@ -85,7 +86,17 @@ def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING)
 
 def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
     """Found plans, best first, with which to run, where, and why the others lost."""
-    return _rank_answer(ServingPlans(q, found.count, rejected=tuple(dict.fromkeys(found.lost))), found.points)
+    answer = ServingPlans(q, found.count, rejected=tuple(dict.fromkeys(found.lost)))
+    if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
+        _check_techniques(answer, found.points)
+    return _rank_answer(answer, found.points)
+
+
+def _check_techniques(answer: ServingPlans, every: ServingColumns) -> None:
+    """What is asked of all plans must be possible with one of them; of each kind the first is looked at, narrow ones first."""
+    kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
+    first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
+    refuse_unused(answer.question, [answer.workers_of(every, i) for i in first])
 
 
 def refuse_length(rule: str) -> Refusal:

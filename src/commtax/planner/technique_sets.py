@@ -1,5 +1,6 @@
 """Techniques in a search: those that gain on the leading plans are tried, alone and together, on all plans that are listed."""
 
+import math
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ from commtax.evidence.thresholds import thresholds
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
 from commtax.planner.technique_reasons import prompt_step
-from commtax.question import AUTO, Question
+from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES
 from commtax.verbs.worth import Scale, TechniqueWorth
 
@@ -41,6 +42,23 @@ def search_with_techniques(put: Question) -> ServingPlans:
         return rank_found(q, found)
     wider = _asked(q, sets, _layouts(plain, found.points))
     return rank_found(wider, found.beside(search_ways(wider, len(plain.exchanges), found.points)))
+
+
+def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
+    """A rate's question with the techniques of the best plan by the closed form, within its limits, that fleets are made of."""
+    limits = {f"{metric}_s": min(_limits(put, metric), default=math.inf) for metric in ("ttft", "tpot")}
+    loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
+    found = search_with_techniques(loop)
+    rows = found.plans if len(found.plans) else found.near
+    able = [i for i, by in enumerate(rows.exchange) if not (way := found.exchanges[int(by)]).wide and way.asked["dcp"] == 1]
+    best = found.turned_on(rows, able[0]) if able else ()
+    return put.but(**changes_of(",".join(best))) if best else put
+
+
+def _limits(put: Question, metric: str) -> list[float]:
+    """Limits of a rate's question that a mean time has to keep, too."""
+    also = {"tpot": ("tpot", "itl")}.get(metric, (metric,))
+    return [limit for name, limit in put.goal.slo if name.split("_")[0] in also]
 
 
 def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import inf, isinf
 
+from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.planner.choosing import margin
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
@@ -49,7 +50,8 @@ def _question_words(a: FleetPlans) -> str:
     lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
     limits = limit_words(q, limit_name)
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
-    return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *limits, *spare, WANTED[a.objective]])
+    on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
+    return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *on, *limits, *spare, WANTED[a.objective]])
 
 
 def _sentence(a: FleetPlans) -> str:
@@ -200,6 +202,8 @@ def _row(trial: Trial) -> Record:
         **facts(q.plan, *SERVING_AXES),
         "replicas": trial.size[0],
         **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
+        **({"techniques": on} if (on := [text for _, text in techniques_on(q)]) else {}),
+        **({"without_techniques": list(layout.dropped)} if layout.dropped else {}),
         "dtype": q.plan.weights_dtype or "as stored",
         "gpus": trial.gpus,
         **{_key(name): value for name, value in trial.figures.items()},

@@ -338,6 +338,8 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "idle_gpus": a.question.gpus_there - rows.gpus[i],
         **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
         **exchange.told,
+        **({"techniques": list(on)} if (on := a.turned_on(rows, i)) else {}),
+        **({"without_techniques": list(left)} if (left := a.dropped(rows, i)) else {}),
         "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
         "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
         **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),

@@ -13,6 +13,7 @@ TableCells = tuple[list[str], list[list[str | Text]]]
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
 MOST_REJECTED = 16
+BETWEEN = 2  # spaces between columns
 NOTHING_SENT = "Nothing is sent: there is only one rank."
 CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
 """What the context of a served step is."""
@@ -21,6 +22,14 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
     """Columns that start with '>' are right-aligned."""
     console.print(DrawnTable(columns, [list(row) for row in rows], title))
+
+
+def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> None:
+    """Two columns whose second is to be copied: never folded or cut."""
+    cells = [columns, *rows]
+    width = max(len(first) for first, _ in cells) + BETWEEN
+    for first, second in cells:
+        say(console, f"{first:{width}}{second}", style="dim" if (first, second) == columns else "")
 
 
 def show_columns(console: Console, columns: Mapping[str, Iterable[str | Text]]) -> None:

@@ -64,6 +64,8 @@ class Technique:
     also: tuple[str, ...] = ()  # other names
     usual: str = ""  # the values that are tried where nobody says any: ``3`` or ``int4``
     flags: Mapping[str, str] = field(default_factory=dict)  # by engine: what asks for it, fields in braces
+    along: Mapping[str, str] = field(default_factory=dict)  # by engine: what of the plan's own flags changes with it
+    needs: tuple[str, ...] = ()  # techniques, one of which has to be on beside it
     always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on without being asked for
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
     lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself

@@ -307,9 +307,13 @@ def check_backend(q: Question) -> None:
     """An expert backend belongs to a mixture, and to an engine that has it."""
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
     if backend and q.model.experts is None:
-        raise Refusal(f"all2all backend '{backend}': {q.model.key} is dense and has no experts to reach", "ep_backend")
+        raise Refusal(
+            f"all2all backend '{backend}': {q.model.key} is dense: it has no experts to exchange tokens with", "ep_backend"
+        )
     if backend and backend not in able:
-        raise Refusal(f"all2all backend '{backend}': {q.engine.key} has {', '.join(able) or 'none'}", "ep_backend", able)
+        raise Refusal(
+            f"all2all backend '{backend}': {q.engine.name} does not have it; it has {', '.join(able) or 'none'}", "ep_backend", able
+        )
     if backend:
         from commtax.verbs.expert_checks import check_exchange  # not for those who leave it to the engine
 

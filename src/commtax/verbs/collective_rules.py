@@ -36,26 +36,26 @@ def _check_fused(q: Question) -> None:
     if q.trains:
         raise Refusal(f"{FUSED}: belongs to serving, and training has none", "technique")
     if catalog.fabric(engine.library, q.cluster).fused is None:
-        raise Refusal(f"{FUSED}: no time of such a kernel is known on {chip.key} with {q.cluster.intra.key}", "technique")
+        raise Refusal(f"{FUSED}: no time of such a kernel was measured on {chip.key} over {q.cluster.intra.key}", "technique")
     if is_on_already(q, FUSED):
         raise Refusal(
-            f"already on: {engine.name} {engine.version} does this by default here, and its measured times include it", "technique"
+            f"already on: {engine.name} {engine.version} does this by default, and its measured times include it", "technique"
         )
     if engine.key not in technique(FUSED).flags:
         raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique")
     if np.all(np.asarray(q.plan.tp) == 1):
-        raise Refusal(f"{FUSED}: with tp 1 nothing is reduced", "technique")
+        raise Refusal(f"{FUSED}: with tp 1 there is nothing to reduce", "technique")
     if q.plan.sequence_parallel:
-        raise Refusal(f"{FUSED}: sequence parallelism scatters and gathers, and all-reduces nothing", "technique")
+        raise Refusal(f"{FUSED}: sequence parallelism scatters and gathers; nothing is all-reduced", "technique")
     if q.model.hyper or q.model.lookback or not q.model.residual_stream:
-        raise Refusal(f"{FUSED}: {q.model.key} does not add a residual and norm behind its sums", "technique")
+        raise Refusal(f"{FUSED}: {q.model.key} has no residual and norm right after its all-reduces", "technique")
 
 
 def no_kernels(name: str, place: Cluster) -> Refusal:
     """That a library of kernels of one kind has none for a cluster's chips."""
     one = catalog.library(name)
-    families = ", ".join(dict.fromkeys(family for row in one.path for family in row.families))
-    return Refusal(f"{one.key}: has kernels for {families} chips, and none for {place.chip.key} with {place.intra.key}", "library")
+    families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
+    return Refusal(f"{one.key}: has kernels only for {families} chips, none for {place.chip.key} over {place.intra.key}", "library")
 
 
 def _check_kernels(q: Question) -> None:
@@ -64,9 +64,9 @@ def _check_kernels(q: Question) -> None:
     one = catalog.library(name)
     if not one.alone:
         return
+    if not catalog.fabric(name, q.cluster).kernels:
+        raise no_kernels(name, q.cluster)
     if is_on_already(q, one.key):
         raise Refusal(
             f"already on: {q.engine.name} {q.engine.version} does this by default, and its measured times include it", "library"
         )
-    if not catalog.fabric(name, q.cluster).kernels:
-        raise no_kernels(name, q.cluster)

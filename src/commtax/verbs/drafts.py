@@ -13,6 +13,7 @@ from commtax.cost.tensors import stage_layers
 from commtax.question import Question
 from commtax.spec import Drafter
 from commtax.statement import Note, Refusal
+from commtax.units import plural
 
 if TYPE_CHECKING:
     from commtax.catalog.acceptance import MeasuredAcceptance
@@ -113,7 +114,7 @@ def draft_notes(q: Question) -> Iterator[Note]:
     asked, drafts = q.techniques, q.speculative
     if not drafts:
         return
-    told = f"{asked.per_step:.2f} tokens per step and sequence with {drafts} drafts"
+    told = f"{asked.per_step:.2f} tokens per step and sequence with {plural(drafts, 'draft')}"
     if asked.acceptance >= 0 or asked.accepted_length:
         yield Note("drafts", f"{told}, as set")
     elif known := measured_here(q):

@@ -14,10 +14,11 @@ def check_exchange(q: Question) -> None:
     """MoRI is AMD's; one- and two-sided exchanges write to GPUs of one NVLink domain."""
     backend, place = q.what_if.ep_backend, q.cluster
     if backend.startswith("mori") != (place.chip.vendor == "amd") and backend.startswith(("mori", "flashinfer")):
-        raise Refusal.of(f"not for {place.chip.vendor} GPUs", ep_backend=backend)
+        raise Refusal.of(f"runs only on {'AMD' if backend.startswith('mori') else 'NVIDIA'} GPUs", ep_backend=backend)
     widest = int(np.max(q.plan.ep, initial=1))
     if backend in ONE_DOMAIN and (place.intra.kind != "nvlink" or widest > place.domain):
-        rule = f"needs all of its {widest} ranks in one NVLink domain, and {place.key} has {place.domain} GPUs in each"
+        rule = f"needs its {widest} ranks in one NVLink domain, and {place.key} has {place.domain} GPUs in each"
+        rule = rule if place.intra.kind == "nvlink" else f"needs NVLink, and {place.key} has {place.intra.key}"
         raise Refusal.of(rule, ep_backend=backend)
 
 
@@ -25,12 +26,10 @@ def check_experts_techniques(q: Question) -> None:
     """A layout by load, and a format for dispatch, belong to experts that are spread over ranks."""
     on, widest = q.techniques, int(np.max(q.plan.ep, initial=1))
     if on.balanced and (q.model.experts is None or widest == 1 or q.trains):
-        raise Refusal("experts laid out by load (eplb): needs experts that are spread over ranks of a server, ep > 1", "technique")
+        raise Refusal("technique 'eplb': needs experts spread over the ranks of a server (ep > 1)", "technique")
     if not on.dispatch_dtype:
         return
     if on.dispatch_dtype not in FORMATS:
         raise Refusal(f"dispatch in '{on.dispatch_dtype}': one of {', '.join(FORMATS)}", "technique", FORMATS)
     if q.model.experts is None or np.all(np.asarray(q.plan.ep) <= q.plan.tp) or q.trains:
-        raise Refusal(
-            "dispatch: needs replicas that share experts (dp > 1, ep = tp x dp); within one nothing is dispatched", "technique"
-        )
+        raise Refusal("technique 'dispatch': needs replicas that share experts (dp > 1 and ep = tp x dp)", "technique")

@@ -12,7 +12,7 @@ from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
-from commtax.verbs.fitting import fit_of_bill, fits
+from commtax.verbs.fitting import fit_of_step, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
 
@@ -195,7 +195,7 @@ def _trained_memory(b: StepBill) -> Memory:
 
 def _served_memory(b: StepBill) -> Memory:
     seqs, each = int(b.question.batch), int(b.question.context) + 1
-    room, tokens = fit_of_bill(b), seqs * each
+    room, tokens = fit_of_step(b.question), seqs * each
     blocks = room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
     if room.state_bytes_per_sequence_per_rank:
         blocks = room.kv_bytes_per_token * tokens + room.state_bytes_per_sequence_per_rank * seqs

@@ -17,7 +17,7 @@ from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.options import check_taken
-from commtax.question import Limits, Question
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Refusal
@@ -87,11 +87,15 @@ class Fit:
         return bisect_right(lengths, self.kv_blocks, key=lambda length: pool.blocks_per_request(length, step))
 
     def holds(self, seqs: int, tokens: int) -> bool:
-        """Whether there is room for sequences of so many tokens each, with their states."""
+        """Whether there is room for so many sequences."""
+        return seqs <= self.most_seqs(tokens)
+
+    def most_seqs(self, tokens: int) -> int:
+        """Sequences of so many tokens each that there is room for, with their states."""
         if not self.state_bytes_per_sequence_per_rank:
-            return self.kv_tokens >= seqs * tokens
+            return self.kv_tokens // tokens
         room = float(self.pool.tokens(self.kv_blocks))
-        return bool(room >= seqs * (tokens + self.pool.state_tokens) and self.pool.places(room) >= seqs)
+        return int(min(room // (tokens + float(self.pool.state_tokens)), float(self.pool.places(room))))
 
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
@@ -350,13 +354,13 @@ def _larger_plans(failed: Fit) -> list[str]:
     return []
 
 
-def fit_of_bill(priced: StepBill) -> Fit:
-    """What a rank of a served plan holds, judged for requests of its own length and the engine's own limits otherwise."""
-    q = priced.question
-    length = max(1, min(q.model.max_len, int(q.context) + 1))
+def fit_of_step(q: Settled) -> Fit:
+    """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
-    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False, limits=Limits(max_model_len=length))
-    return judge(replace(plain, limits=limits_of(plain)))
+    plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
+    usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
+    judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
+    return replace(judged, kv_tokens=judge(usual).kv_tokens) if np.any(judged.pool.state_tokens) else judged
 
 
 def fits(priced: StepBill) -> Condition:
@@ -364,5 +368,5 @@ def fits(priced: StepBill) -> Condition:
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
-    judged = fit_of_bill(priced)
+    judged = fit_of_step(q)
     return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

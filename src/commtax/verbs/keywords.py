@@ -125,5 +125,6 @@ WorthOptions = TypedDict("WorthOptions", {
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "tower": str, "speculative": int, "technique": str,
     "dcp": Numbers, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
-    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "concurrency": Numbers,
-    "request_rate": float, "output_len": Numbers, "spread": Number}, total=False)
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None,
+    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
+    "concurrency": Numbers, "request_rate": float, "output_len": Numbers, "spread": Number}, total=False)

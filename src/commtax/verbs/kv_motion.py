@@ -30,15 +30,15 @@ def check_motion(q: Question) -> None:
     name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
     known = carrier_of(q)
     if engine.key not in known.connectors:
-        raise Refusal(f"{name}: {q.engine.name} has no such carrier", "technique")
+        raise Refusal(f"{name}: {q.engine.name} does not have it", "technique")
     if known.vendors and any(place.chip.vendor not in known.vendors for place in q.places):
-        raise Refusal(f"{name}: runs on chips of {', '.join(known.vendors).upper()} alone", "technique")
+        raise Refusal(f"{name}: runs only on chips of {', '.join(known.vendors).upper()}", "technique")
 
 
 def check_moving(q: Question) -> None:
     """Where nothing moves, nothing carries it."""
     if q.techniques.kv_transfer and not q.requests.disaggregated:
-        rule = "caches move in disaggregated serving alone (simulate and plan --disaggregated)"
+        rule = "caches move only in disaggregated serving (simulate or plan --disaggregated)"
         raise Refusal(f"kv-transfer={q.techniques.kv_transfer}: {rule}", "technique")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
 from commtax.catalog.versions import parts
 from commtax.cost.placement import expert_ranks
@@ -39,17 +40,21 @@ def _since(engine: Engine, key: str) -> str:
 
 
 def without_idle_overlap(q: Question) -> Question:
-    """The question of one of many plans, without techniques that have nothing to overlap in it: those stay with the others."""
+    """The question of one of many plans, without techniques that have nothing to change in it: those stay with the others."""
     asked, dropped = q.techniques, dict[str, object]()
+    _check_had(q)
     if q.model.experts is None:
         pass  # no plan of it has anything to exchange, which is refused
     elif not _is_exchanged(q):
         dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
     elif asked.single_batch and _backend(q) != DEEPEP_LL:
         dropped["single_batch"] = False
+    if asked.dispatch_dtype and q.model.experts is not None and np.all(np.asarray(q.plan.ep) <= q.plan.tp):
+        dropped["dispatch_dtype"] = ""  # nothing leaves a replica
     if np.all(np.asarray(q.plan.tp) == 1):
         dropped |= {"async_tp": False} if asked.async_tp else {}
-        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split
+        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split …
+        dropped |= {"fused_reduce": ""} if asked.fused_reduce else {}  # … or to sum
     return q.but(**dropped) if dropped else q
 
 
@@ -61,14 +66,17 @@ def _is_exchanged(q: Question) -> bool:
 
 def check_overlap(q: Question) -> None:
     """Refuse what the engine has not, does already, or cannot do with this model and plan."""
+    _check_had(q)
     for key, (on, check) in CHECKS.items():
         if on(q):
-            if q.engine.key not in technique(key).flags:
-                has = ", ".join(technique(key).flags)
-                raise Refusal(
-                    f"technique '{key}': {q.engine.key} does not implement it ({has} can)", "technique", tuple(technique(key).flags)
-                )
             check(q, key)
+
+
+def _check_had(q: Question) -> None:
+    """Refuse what the engine has not, whatever the plan."""
+    for key, (on, _) in CHECKS.items():
+        if on(q) and q.engine.key not in technique(key).flags:
+            raise Refusal(f"technique '{key}': {who_has(technique(key), q.engine)}", "technique", tuple(technique(key).flags))
 
 
 def _refuse(key: str, rule: str) -> Refusal:
@@ -86,7 +94,7 @@ def _check_exchange(q: Question, key: str) -> None:
     if not np.any(expert_ranks(q.plan, q.engine).over_replicas):
         raise _refuse(key, "needs experts spread over data-parallel ranks (dp > 1 and ep > tp)")
     if _backend(q) == AG_RS:
-        raise _refuse(key, f"{q.engine.key} overlaps DeepEP's kernels alone: add --ep-backend {_able(q)}")
+        raise _refuse(key, f"{q.engine.name} overlaps only DeepEP's kernels: add --ep-backend {_able(q)}")
 
 
 def _able(q: Question) -> str:
@@ -103,11 +111,11 @@ def _check_halves(q: Question, key: str) -> None:
 def _check_single(q: Question, key: str) -> None:
     _check_exchange(q, key)
     if q.techniques.two_batches:
-        raise _refuse(key, "two halves in turn hide the same exchanges: one of dbo and sbo")
+        raise _refuse(key, "both hide the same exchanges; choose one of dbo and sbo")
     if _backend(q) != DEEPEP_LL:
-        raise _refuse(key, f"its experts run in slots that low-latency kernels fill: --ep-backend {DEEPEP_LL}")
+        raise _refuse(key, f"runs only beside DeepEP's low-latency kernels: add --ep-backend {DEEPEP_LL}")
     if not q.engine.overlaps.combine_sms.get(q.cluster.chip.family):
-        raise _refuse(key, f"{q.engine.key} has no kernels for it on {q.cluster.chip.family} chips")
+        raise _refuse(key, f"{q.engine.name} has no kernels for it on {q.cluster.chip.family} chips")
 
 
 def _check_shared(q: Question, key: str) -> None:
@@ -117,15 +125,15 @@ def _check_shared(q: Question, key: str) -> None:
     if exchanged and q.engine.overlaps.shared_beside:
         return  # on by default too, but in none of the runs that its times come from
     if exchanged and q.engine.overlaps.combine_sms:
-        raise _refuse(key, "beside an exchange it is a part of single-batch overlap (sbo)")
+        raise _refuse(key, "beside an exchange it is part of single-batch overlap (sbo)")
     _check_unasked(q, key)
 
 
 def _check_unasked(q: Question, key: str) -> None:
     """What a version does by itself was on when its times were measured."""
-    since, name = _since(q.engine, key), f"{q.engine.key}@{q.engine.version}"
+    since = _since(q.engine, key)
     if since and parts(q.engine.version) >= parts(since):
-        raise _refuse(key, f"already on in {name} (by default since {since}), and so in the answer")
+        raise _refuse(key, f"already on: {q.engine.name} has done this by default since {since}, and its measured times include it")
 
 
 def _check_split(q: Question, key: str) -> None:
@@ -135,10 +143,12 @@ def _check_split(q: Question, key: str) -> None:
     if q.techniques.sequence_tokens > 0:
         return
     if family not in own.sequence_bytes:
-        raise _refuse(key, f"{q.engine.key} leaves it off on {family} chips unless told from how many tokens on: {key}=TOKENS")
+        raise _refuse(key, f"{q.engine.name} leaves it off on {family} chips unless given a token threshold: {key}=TOKENS")
     if q.model.hidden < own.sequence_hidden:
-        width = f"{q.engine.key} leaves it off below a hidden size of {own.sequence_hidden:,} ({q.model.key}: {q.model.hidden:,})"
-        raise _refuse(key, f"{width} unless told from how many tokens on: {key}=TOKENS")
+        width = (
+            f"{q.engine.name} leaves it off below a hidden size of {own.sequence_hidden:,} ({q.model.key} has {q.model.hidden:,})"
+        )
+        raise _refuse(key, f"{width} unless given a token threshold: {key}=TOKENS")
 
 
 def _check_ranks(q: Question, key: str) -> None:
@@ -149,7 +159,7 @@ def _check_ranks(q: Question, key: str) -> None:
 def _check_tiles(q: Question, key: str) -> None:
     _check_ranks(q, key)
     if q.cluster.chip.family != "blackwell":
-        raise _refuse(key, f"{q.engine.key} has such kernels on Blackwell alone")
+        raise _refuse(key, f"{q.engine.name} has such kernels only on Blackwell")
 
 
 Check = Callable[[Question, str], None]

@@ -87,8 +87,8 @@ def prefix_note(worker: Question, tokens: float) -> Note:
     """The same in a sentence."""
     found, where = prefix_return(worker, tokens), tier(worker.techniques.kv_tier)
     pays = f"from about {found.pays_from:,.0f} tokens on" if np.isfinite(found.pays_from) else "at no length"
-    pays = "at all lengths" if found.pays_from <= LENGTHS[0] else pays
-    times = f"{format_seconds(found.loaded_s)} from {where.title}, computed {format_seconds(found.computed_s)}"
+    pays = "at every length" if found.pays_from <= LENGTHS[0] else pays
+    times = f"{format_seconds(found.loaded_s)} to load from {where.title} and {format_seconds(found.computed_s)} to compute"
     return Note("kv-offload", f"a prefix of {tokens:,.0f} tokens takes {times}; loading is faster {pays}")
 
 
@@ -97,4 +97,4 @@ def check_weighed(q: Question) -> None:
     check_moving(q)
     if q.techniques.kv_tier and not q.offered.prefix_hit_rate:
         told = prefix_note(q, float(np.max(q.context)))
-        raise Refusal(f"kv-offload={q.techniques.kv_tier}: {told}; simulate --prefix-cache SHARE serves requests so", "technique")
+        raise Refusal(f"kv-offload={q.techniques.kv_tier}: {told}; simulate --prefix-cache SHARE prices such requests", "technique")

@@ -17,9 +17,9 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.programs import program_of
-from commtax.catalog.technique_flags import flag_text
+from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import kind_of, missed
-from commtax.catalog.techniques import changes_of, techniques
+from commtax.catalog.techniques import asked_techniques, changes_of, techniques
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import STEP_AXES, Question
@@ -28,7 +28,7 @@ from commtax.spec import Cluster, Model, Technique, Techniques
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.drafts import draft_notes, need_accepted
-from commtax.verbs.fitting import Fit, fit_of_bill
+from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
@@ -39,8 +39,11 @@ LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
 UNKNOWN = Techniques().acceptance
 ALIKE = 1e-9  # share by which rates may differ that are the same
 ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
-NAMED = re.compile(r"^(technique '[^']{1,60}'|speculative=\d{1,4}): ")
-"""What a refusal of a technique begins with, and the table says already."""
+NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
+"""What a refusal begins with that names its argument: the table says the technique already."""
+STEPPED, OF_REQUESTS = ("batch",), ("output_len", "spread")
+"""Options that say something of a step alone, and of requests alone."""
+NO_REQUESTS = "belongs to requests; add --concurrency or --request-rate"
 CLIENTS, PROMPT = "clients", "prompt"
 """What a technique may flip over where requests are asked about; else batch and context of a step."""
 
@@ -57,11 +60,12 @@ class PayRange:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """What requests come to: means, and the rate that a technique is to raise."""
+    """What requests come to: means, the rate that a technique is to raise, and how many run at once."""
 
     ttft_s: float
     tpot_s: float
     tokens_per_s: float
+    running: float  # requests that a replica works on at once
     rate: float  # tokens/s of a closed loop; requests that come whatever happens are answered the sooner …
     overloaded: bool = False  # … unless more come than can be answered: then tokens/s count
 
@@ -103,6 +107,8 @@ class TechniqueWorth:
             return "not here"
         if abs(self.gain - 1) < ALIKE:
             return "changes nothing"
+        if not self.fits:
+            return "does not fit"
         return "gains" if self.low > 1 else "loses" if self.high < 1 else "undecided"
 
 
@@ -116,6 +122,7 @@ class Worth:
     fits: bool
     rows: tuple[TechniqueWorth, ...]
     requests: RequestTimes | None = None  # without any of them, where requests were asked about
+    swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -137,11 +144,19 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
     With ``concurrency`` of a closed loop of requests, with ``request_rate`` of requests in time.
     """
-    return worth_of(resolve_question(model, cluster, check_taken("worth", options)), _asks_requests(options))
+    requests = check_loads(check_taken("worth", options))
+    return worth_of(resolve_question(model, cluster, options), requests)
 
 
-def _asks_requests(options: Mapping[str, object]) -> bool:
-    return any(options.get(name) is not None for name in LOADS)
+def check_loads(options: Mapping[str, object]) -> bool:
+    """Whether requests are asked about, and not a step; what belongs to the other of both is refused."""
+    given = {name for name, value in options.items() if value is not None}
+    requests = bool(given.intersection(LOADS))
+    rule = "belongs to a step, and a load of requests is given; leave one of them out" if requests else NO_REQUESTS
+    for name in STEPPED if requests else OF_REQUESTS:
+        if name in given:
+            raise Refusal(f"{name}: {rule}", name)
+    return requests
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
@@ -150,38 +165,48 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    q = settle(put.but(input_len=int(put.context)) if requests else put)
-    weigh = Scale(q, requests)
+    weigh = Scale(settle(put.but(input_len=int(put.context)) if requests else put), requests)
     rows = [weigh.row(one) for one in techniques().values()]
-    return Worth(q, weigh.bill, weigh.fit.kv_tokens, _holds(weigh.fit, q), tuple(sorted(rows, key=_rank)), weigh.requests)
+    fits = weigh.holds(weigh.fit)
+    rows = sorted(rows, key=_rank)
+    return Worth(weigh.question, weigh.bill, weigh.fit.kv_tokens, fits, tuple(rows), weigh.requests, weigh.swept)
 
 
 def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
     return bool(row.refused), not row.fits, -row.gain if not row.refused else 0.0
 
 
-def flag_of(one: Technique, q: Question) -> str:
-    """What asks the question's engine for a technique; "" where nothing does."""
-    return flag_text(one, program_of(q.engine).key, q)
+def flag_of(asked: str, q: Question) -> str:
+    """What asks the question's engine for techniques; "" where nothing does."""
+    return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on; ``flips``: also along axes.
+    """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and beside what they need.
 
-    Without, full batches are compared only where a technique makes room for larger ones.
+    Without, full batches are compared only where a technique makes room for larger ones. Of requests the step is one in the
+    middle of their lives, of as many as run at once.
     """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True) -> None:
-        self.question, self.bill = q, price(q)
-        self.fit = fit_of_bill(self.bill)
         self.requests = _served(q) if requests else None
-        self._over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
-        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in self._over.items()} if flips else {}
+        self.question = q = _step_of(q, self.requests) if self.requests else q
+        self.bill = price(q)
+        self.fit = fit_of_step(q)
+        over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
+        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in over.items()} if flips else {}
+        self._pairs = flips
+
+    @property
+    def swept(self) -> tuple[tuple[str, float, float], ...]:
+        return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """The best of a technique's usual values; where none can be had, why."""
+        """The best of a technique's usual values, where it cannot be had alone beside one that it needs; else why not."""
         tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
         best = min(tried, key=_rank)
+        if best.refused and self._pairs:
+            best = min([best, *(self.weigh(one, f"{best.asked},{other}") for other in one.needs)], key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = self._pays(self._with(best.asked))
@@ -204,27 +229,26 @@ class Scale:
         return self.question.but(**(unsaid | changes))
 
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
-        flag = flag_of(one, self.question)
+        flag = ""
         try:
             q = self._with(asked)
-            check_weighed(q)
+            check_weighed(q.vary(context=q.requests.input_len) if self.requests else q)
             need_accepted(q)
-            flag = flag_of(one, q)
+            flag = flag_of(asked, q)
             if q.normal() == self.question.normal():
-                return TechniqueWorth(one, asked, flag, "on already")
+                return TechniqueWorth(one, asked, flag, "already on")
             if not flag:
-                return TechniqueWorth(one, asked, flag, f"{self.question.engine.name} has no flag for it")
+                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine))
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
             return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)))
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
-        other, base = price(q), self.bill
-        judged = fit_of_bill(other)
+        other, base, judged = price(q), self.bill, fit_of_step(q)
         gain = _rate_per_gpu(other) / _rate_per_gpu(base)
         known = math.hypot(Z80 * ratio_sigma(other, base), accepted_width(q))
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s), kv_tokens=judged.kv_tokens)
-        row = replace(row, fits=_holds(judged, q), full_gain=self._full_gain(q, judged))
+        row = replace(row, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         if self.requests:
             served = _served(q)
             gain = self.requests.faster(served) * float(base.num_gpus / other.num_gpus)
@@ -241,10 +265,15 @@ class Scale:
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
-        before, after = (_room(q, one) for one in (self.fit, judged))
+        before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
         return _full_rate(q, judged) / self._full_rate
+
+    def holds(self, judged: Fit) -> bool:
+        """Whether there is room for the step's batch, or for one request: others wait for theirs."""
+        each = self.question.requests.tokens if self.requests else self.question.context + 1
+        return judged.fits and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
     @cached_property
     def _full_rate(self) -> float:
@@ -262,15 +291,16 @@ class Scale:
         return tuple(found), tuple(never)
 
 
-def _room(q: Settled, judged: Fit) -> int:
-    """Sequences of a step that have room."""
-    return judged.kv_tokens // max(1, int(q.context) + 1)
+def _step_of(q: Settled, served: RequestTimes) -> Settled:
+    """A decode step of requests: as many as run at once, half of their outputs written."""
+    batch = min(max(1, round(served.running)), int(q.limits.max_num_seqs or q.engine.serves.max_seqs))
+    return q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
 
 
 def _full_rate(q: Settled, judged: Fit) -> float:
     """Tokens/s per GPU of the largest batch that fits, and that the engine takes."""
     most = int(q.limits.max_num_seqs or q.engine.serves.max_seqs)
-    return _rate_per_gpu(price(q.but(batch=min(_room(q, judged), most))))
+    return _rate_per_gpu(price(q.but(batch=min(judged.most_seqs(int(q.context) + 1), most))))
 
 
 def _rate_per_gpu(b: StepBill) -> float:
@@ -319,10 +349,6 @@ def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
     return PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
 
 
-def _holds(judged: Fit, q: Question) -> bool:
-    return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)
-
-
 def _prompt_step(q: Settled) -> StepBill:
     """A step of one prompt, which requests wait for beside decode steps."""
     return price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
@@ -335,12 +361,13 @@ def _served(q: Settled) -> RequestTimes:
 
         timed = requests.serve(q)
         ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
-        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), 1 / e2e, bool(timed.overloaded))
+        running = q.offered.request_rate * e2e / float(q.plan.dp * q.plan.replicas)  # Little's law
+        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded))
     from commtax.verbs.closed_loop import serve
 
     loop = serve(q)
     rate = float(loop.tokens_per_s)
-    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, rate)
+    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, float(loop.running), rate)
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:

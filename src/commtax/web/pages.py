@@ -58,7 +58,7 @@ def _weighed(w: Worth) -> Record:
 
 
 def _weighed_row(row: TechniqueWorth, w: Worth) -> Record:
-    return worth_row(row) | {"words": pays_text(row), "patch": None if row.refused else _patch(row.asked, w)}
+    return worth_row(row) | {"words": pays_text(row, bool(w.swept)), "patch": None if row.refused else _patch(row.asked, w)}
 
 
 def _patch(technique: str, w: Worth) -> Patch:

@@ -68,7 +68,7 @@ def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Val
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchange_of(rows, i)
     spread: dict[str, Value] = {"a2a": exchange.backend, "red": exchange.redundant} if exchange.wide else {}
-    spread |= {"tq": exchange.techniques} if exchange.techniques else {}
+    spread |= {"tq": ",".join(on)} if (on := a.turned_on(rows, i)) else {}
     return {**dict.fromkeys(SIZES, 1), **sizes, **spread, "b": batch, "s": length, "ph": "decode"}
 
 
