@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from commtax.__main__ import GARBAGE
 from forked import forked_ranks
 
 settings.register_profile("commtax", max_examples=12, deadline=None, print_blob=True)
@@ -50,6 +51,7 @@ def pytest_collection_finish():
     """What is loaded by now stays: torch alone is a million objects, which every collection of garbage would look at again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])  # as every command does
 
 
 @pytest.hookimpl(optionalhook=True)

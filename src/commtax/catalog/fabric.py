@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.hardware import link as link_of
 from commtax.catalog.loader import Table, find, plain_record, stems, suggest, table
 from commtax.catalog.versions import is_same_version, nearest, parts
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
 

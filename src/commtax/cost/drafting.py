@@ -6,7 +6,6 @@ Others make all drafts in one pass. A drafter is a small model, so its kernels a
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
 from commtax.cost.placement import padded_vocab
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Item
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, Drafter, Engine, Model, Number, Plan, Workload
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
@@ -26,6 +25,7 @@ from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
+from commtax.records import replace
 from commtax.spec import NO_TECHNIQUES, Cluster, Condition, Engine, Fabric, Number, Path, Workload
 from commtax.statement import Note, Source
 from commtax.units import format_bytes, format_seconds
