@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from commtax.__main__ import GARBAGE
 from forked import forked_ranks
 
 settings.register_profile("commtax", max_examples=12, deadline=None, print_blob=True)
@@ -28,9 +29,12 @@ COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes o
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)
 
 LONGEST = (
-    *("test_web_page", "test_docs", "test_web_api", "test_planner", "test_live", "test_validate", "test_experiment"),
-    *("test_plan_laws", "test_labs", "test_lab", "test_fleets", "test_practice", "test_experiment_vllm", "test_hostile_words"),
-    *("test_web_hostile", "test_laws", "test_cli", "test_web_patience", "test_hostile", "test_live_serving"),
+    *("test_web_page", "test_docs", "test_plan_laws", "test_web_api", "test_live", "test_validate", "test_web_patience"),
+    *("test_planner", "test_hostile_files", "test_experiment_vllm", "test_labs", "test_lab", "test_fabrics", "test_fleets"),
+    *("test_experiment", "test_calibrate", "test_hostile_words", "test_cluster_names", "test_launch", "test_collectives"),
+    *("test_adding", "test_files", "test_web_hostile", "test_shipped_tables", "test_practice", "test_audit_hostile"),
+    *("test_hostile", "test_cli", "test_laws", "test_profile_files", "test_serving_queues", "test_web_moves"),
+    *("test_trace_pieces", "test_live_serving"),
 )
 """Files that take longest, the longest first: one that began last would leave the other workers idle."""
 
@@ -50,6 +54,7 @@ def pytest_collection_finish():
     """What is loaded by now stays: torch alone is a million objects, which every collection of garbage would look at again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])  # as every command does
 
 
 @pytest.hookimpl(optionalhook=True)

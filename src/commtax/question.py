@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from typing import Any, Self
 
 import numpy as np
 
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Condition, Engine, Model, Number, Plan, Profile, TrainStep, Workload
 from commtax.spec.stream import Lengths, RequestStream
 from commtax.spec.technique import NO_TECHNIQUES, Techniques

@@ -1,12 +1,14 @@
 """Data classes that write their methods when somebody calls them.
 
 ``dataclasses`` compiles six methods of every class when its module is imported, a millisecond each: most of what a command
-would spend before its first figure. Here they are compiled at the first call, and most never are. Fields, slots, ``replace``,
-``fields`` and ``asdict`` are the standard library's own, and to a type checker this is its ``dataclass``.
+would spend before its first figure. Here they are compiled at the first call, and most never are. Fields, slots, ``fields``
+and ``asdict`` are the standard library's own, and to a type checker this is its ``dataclass``.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -140,32 +142,32 @@ def _restore(self: object, state: list[object]) -> None:
         object.__setattr__(self, f.name, value)
 
 
-_COPIES: dict[type, Method] = {}
-"""By class: a record's copy with some fields otherwise."""
-
-
-def replace(record: T, /, **changes: object) -> T:
-    """As ``dataclasses.replace`` of records without fields of their own making, in half the time: steps make thousands."""
-    cls = type(record)
-    if cls not in _COPIES:
-        made = dict[str, Method]()
-        exec(_copy(cls), _IN | {"new": object.__new__, "cls": cls}, made)
-        _COPIES[cls] = made["copy"]
-    return cast(T, _COPIES[cls](record, changes))
-
-
-def _copy(cls: type) -> str:
-    names = [f.name for f in _fields(cls)]
-    lines = [f"object_set(made, {name!r}, changes.pop({name!r}) if {name!r} in changes else self.{name})" for name in names]
-    lines += ["made.__post_init__()"] if hasattr(cls, "__post_init__") else []
-    unknown = f"if changes: raise TypeError(f'{cls.__qualname__} has no {{next(iter(changes))}}')"
-    return "\n ".join(["def copy(self, changes):", "made = new(cls)", *lines, unknown, "return made"])
-
-
 def record_from(record: type[T], values: Mapping[str, object]) -> T:
     """A record with those of the values that are its fields; the others keep what the record has for them."""
     names = [f.name for f in dataclasses.fields(cast(Any, record))]
     return record(**{name: values[name] for name in names if name in values})
+
+
+def replace(record: T, /, **values: object) -> T:
+    """As ``dataclasses.replace``, in half the time: steps make thousands."""
+    cls: type = type(record)
+    make: Callable[..., T] = type(record)
+    place_of, read = _arguments(cls)
+    if not place_of or not values.keys() <= place_of.keys():  # by keyword alone, or nobody's: then it says so
+        return make(**({f.name: getattr(record, f.name) for f in _fields(cls) if f.init} | values))
+    arguments = list(read(record))
+    for name, value in values.items():
+        arguments[place_of[name]] = value
+    return make(*arguments)
+
+
+@cache
+def _arguments(cls: type) -> tuple[dict[str, int], Callable[[object], tuple[object, ...]]]:
+    """The places of a record's arguments, and what reads them all; none where some are given by keyword alone."""
+    parts = [f for f in _fields(cls) if f.init]
+    names = [] if any(f.kw_only for f in parts) else [f.name for f in parts]
+    one_by_one = lambda record: tuple(getattr(record, name) for name in names)  # noqa: E731
+    return {name: i for i, name in enumerate(names)}, attrgetter(*names) if len(names) > 1 else one_by_one
 
 
 def with_fields(record: T, values: Mapping[str, object]) -> T:

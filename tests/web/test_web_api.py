@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -19,6 +20,7 @@ from commtax.report.view.state import KEYS, State, arguments, config_text, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
+from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.layer import layer_of
 from commtax.verbs.settling import settle
 from commtax.web.pages import state_view as view
@@ -55,6 +57,12 @@ def command_line(words):
         if end.code == 2:
             return None
     return json.loads(out.getvalue())
+
+
+@cache
+def view_of(name):
+    """The page's view of a case, asked for once by all who only read it."""
+    return get("view", **CASES[name])
 
 
 def random_query(r):
@@ -123,7 +131,7 @@ def test_api_bill_and_fit_are_the_command_lines_documents(name):
     state = parse(CASES[name].items())
     if state.file:
         return
-    line = shlex.split(get("view", **CASES[name])["commands"]["commtax"])[1:]
+    line = shlex.split(view_of(name)["commands"]["commtax"])[1:]
     assert get("bill", **CASES[name]) == command_line(line)
     assert get("fit", **CASES[name])["model"] == state["m"]
 
@@ -145,7 +153,7 @@ def evaluate(text):
 
 @each("name", CASES)
 def test_formulas_evaluate_to_their_results(name):
-    shown = get("view", **CASES[name])
+    shown = view_of(name)
     rows = [(x["formula"], x["total_s"]) for x in shown["bill"]]
     for formula, total in rows:
         left, right = formula.rsplit(" = ", 1)
@@ -202,7 +210,7 @@ def test_the_layer_has_every_collective_of_its_layers_once(name):
 
 @each("name", CASES)
 def test_buttons_do_what_they_say(name):
-    shown = get("view", **CASES[name])
+    shown = view_of(name)
     state = parse((k, str(v)) for k, v in shown["state"].items())
     applied = 0
     for change in shown["changes"]:
@@ -233,7 +241,7 @@ def test_the_normal_state_asks_the_same_question(name):
 @each("name", CASES)
 def test_a_line_is_explained_under_its_place_in_the_bill(name):
     """The page asks by the place of a line in the table: parts add up to what that line takes."""
-    lines = get("view", **CASES[name])["bill"]
+    lines = view_of(name)["bill"]
     for place in (1, len(lines)):
         found = get("why", **CASES[name], line=place)
         assert lines[place - 1]["what"] in found["line"]
@@ -243,18 +251,18 @@ def test_a_line_is_explained_under_its_place_in_the_bill(name):
 @each("name", CASES)
 @each("kind", ["tp-link", "tp-batch"])
 def test_grids_hold_this_state_and_load_their_cells(name, kind):
-    shown, found = get("view", **CASES[name]), get("compare", **CASES[name], grid=kind)
+    shown, found = view_of(name), get("compare", **CASES[name], grid=kind)
     row, column = found["here"]
     here = next(c for c in found["cells"] if (c["row"], c["column"]) == (row, column))
-    assert here["step_s"] == shown["totals"]["step_s"]
+    assert (here["step_s"], here["fits"]) == (shown["totals"]["step_s"], shown["totals"]["fits"])
     assert here["patch"] == {}
     assert len(found["cells"]) == len(found["rows"]) * len(found["columns"])
     state = parse(CASES[name].items())
     for cell in random.Random(1).sample(found["cells"], 4):
         if cell["refused"] is None:
             there = state.but(cell["patch"])
-            assert price(settle(there.question)).step_s == cell["step_s"]
-            assert view(there)["totals"]["fits"] == cell["fits"]
+            priced = price(settle(there.question))
+            assert (priced.step_s, ExplainedStep(priced).memory.fits) == (cell["step_s"], cell["fits"])
             if state.question.trains:
                 assert there["b"] * there["n"] * there["dp"] == state["b"] * state["n"] * state["dp"]
 

@@ -6,7 +6,6 @@ others contradict counts for less, and is named.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -35,7 +34,7 @@ from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of
 from commtax.catalog.profile_moves import moves_of
 from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Z80
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import STEP_PARTS, Deployment, Profile, RunLesson
 from commtax.units import format_seconds
 from commtax.verbs.billing import price

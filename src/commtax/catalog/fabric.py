@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.hardware import link as link_of
 from commtax.catalog.loader import Table, find, plain_record, stems, suggest, table
 from commtax.catalog.versions import is_same_version, nearest, parts
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
 
@@ -195,8 +195,14 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), be
         asked = replace(asked, fallback=library(behind).key)
     if own:
         return _make(asked, cluster, own, version)
+    return _made(asked, cluster, version)
+
+
+def _made(asked: Library, cluster: Cluster, version: str = "") -> Fabric:
+    """What ``_make`` makes, once for all clusters that it makes the same for."""
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, asked.fallback, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, cluster.domain, *links)
+    chip = (cluster.chip.key, cluster.chip.family, cluster.chip.memory_Bps)
+    key = (asked.key, asked.ops, version, asked.fallback, *chip, cluster.gpus_per_host, cluster.domain, *links)
     if key not in _MADE:
         _MADE[key] = _make(asked, cluster, version=version)
     return _MADE[key]
@@ -212,7 +218,7 @@ def source_title(name: str, source: str) -> str:
 
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
-    return _make(read_library("exchanges", key), cluster)
+    return _made(read_library("exchanges", key), cluster)
 
 
 def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
@@ -228,7 +234,7 @@ def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
         for row in one.path
         if chip.family in row.families and kind in row.links and row.of_chip(chip.key)
     ]
-    return _make(max(found, key=lambda pair: pair[0])[1], cluster, version=version) if found else None
+    return _made(max(found, key=lambda pair: pair[0])[1], cluster, version) if found else None
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:

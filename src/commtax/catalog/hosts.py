@@ -1,10 +1,10 @@
 """Hosts by name or by counts: those of the catalogue, and the usual host of a chip."""
 
 import re
-from dataclasses import replace
 
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import check_measured, did_you_mean, find, normal, record, stems, table
+from commtax.records import replace
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 

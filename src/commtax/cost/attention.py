@@ -9,7 +9,6 @@ see the best.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from commtax.cost.forms.modules import ModuleSizes
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
 from commtax.cost.linear_attention import quantised_before
 from commtax.ledger import Place
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
 
 Maker = Callable[[KernelStep, Attention, int], Iterator[Kernel]]

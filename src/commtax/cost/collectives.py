@@ -9,7 +9,6 @@ long messages that takes time to fill (Simple). Constants are ``Protocol`` recor
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import reduce
 from typing import get_args
 
@@ -19,7 +18,7 @@ from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_plac
 from commtax.cost.forms.modules import copying_slowness, sms_by_expert
 from commtax.cost.measured_curves import factor_over
 from commtax.cost.placement import Span
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, Number, Path, Protocol
 
 Parts = tuple[Number, Number]

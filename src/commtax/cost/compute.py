@@ -6,7 +6,6 @@ whose tokens all see each other), and the routed part of a mixture of experts: h
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +19,7 @@ from commtax.cost.kernel import Kernel, KernelStep, input_bytes
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Tower, Workload
 
 

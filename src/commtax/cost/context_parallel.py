@@ -12,13 +12,13 @@ keys of all, which it gathers; decodes run on all cp ranks alike.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost.kernel import Kernel, KernelStep
 from commtax.ledger import Item, Part, Place
+from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Model, Number, Plan, Workload
 
 LOG_SUM_BYTES = 4  # of a row and head: fp32

@@ -8,11 +8,10 @@ checkpoint stores each in: patterns of its own spelling against these names.
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from commtax.patterns import modules
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2

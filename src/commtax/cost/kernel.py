@@ -1,14 +1,13 @@
 """A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from commtax.cost.inventory import format_of
 from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import (
     DTYPE_BYTES,
     NO_TECHNIQUES,

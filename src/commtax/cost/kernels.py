@@ -7,7 +7,6 @@ or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is
 """
 
 import math
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -18,7 +17,7 @@ from commtax.cost.forms.experts import FORMS as ROUTED
 from commtax.cost.forms.form import Parts, Table, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, PricingTerms
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Note, Source
 

@@ -5,7 +5,6 @@ forward, because the scores are computed again; of an element-wise kernel about 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from commtax.cost.kernel import LOW_ARITHMETIC, Kernel
 from commtax.cost.placement import padded_vocab
 from commtax.cost.tensors import ROWWISE
 from commtax.ledger import Stage
+from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload
 
 BACKWARD_ATTENTION_FLOPS = 2.5  # five products of the score matrix's size against two

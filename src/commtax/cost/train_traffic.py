@@ -4,8 +4,6 @@ Counts are of one rank of the fullest stage that issues the line (the first for 
 of lines is fixed: a collective that a plan does not issue has count 0. Scalars (loss, gradient norm) are left out.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from commtax.arrays import pick
@@ -16,6 +14,7 @@ from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
 from commtax.cost.traffic import ONCE, ROUND_TRIP, exchange_item, expected_destinations, tp_item
 from commtax.ledger import Item, Part
+from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
 

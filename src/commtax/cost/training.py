@@ -6,7 +6,6 @@ step (gradients, parameters) + the update.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache, reduce
 
 import numpy as np
@@ -23,6 +22,7 @@ from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_la
 from commtax.cost.train_traffic import training_items, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window, Windows
 from commtax.question import WhatIf
+from commtax.records import replace
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 

@@ -8,6 +8,8 @@ A run is worth what it saves in the mean: after it, the plan that looks best the
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Self
 
 import numpy as np
 
@@ -35,7 +37,7 @@ SEED = 20
 
 @dataclass(frozen=True, slots=True)
 class WeighedPlan:
-    """A plan at some loads: its latencies as lessons that nobody has measured, and what it is worth by them."""
+    """A plan at some loads: its latencies as lessons that nobody has measured."""
 
     name: str
     question: Question
@@ -44,13 +46,40 @@ class WeighedPlan:
     loads: tuple[int, ...]  # clients of all copies
     latencies: tuple[RunLesson, ...]  # TPOT and TTFT of each load, on one copy
 
-    def worth(self, goal: Question, tpot_s: Array, ttft_s: Array) -> Array:
-        """In each world (rows) at its best load (columns): what the objective counts, 0 where no load keeps the limits."""
-        request = ttft_s + (goal.requests.output_len - 1) * tpot_s
-        made = np.array(self.loads) * goal.requests.output_len / request
-        value = {"latency": 1 / request, "cost": made / self.gpus, "gpus": 0 * made + 1 / self.gpus}.get(goal.goal.objective, made)
-        kept = (tpot_s <= goal.goal.tpot_s) & (ttft_s <= goal.goal.ttft_s)
-        return np.asarray(np.where(kept, value, 0.0).max(axis=1))
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Plans beside each other: all of their loads in rows, a plan's one after the other, so that worlds are weighed in one go."""
+
+    goal: Question
+    clients: Array
+    gpus: Array
+    bounds: tuple[int, ...]  # where each plan's loads begin, and the last one's end
+
+    @classmethod
+    def of(cls, goal: Question, plans: Sequence[WeighedPlan]) -> Self:
+        counts = [len(plan.loads) for plan in plans]
+        clients = np.concatenate([plan.loads for plan in plans])
+        gpus = np.repeat([plan.gpus for plan in plans], counts)
+        return cls(goal, clients[:, None], gpus[:, None], tuple(accumulate(counts, initial=0)))
+
+    def worth(self, seconds: Array) -> Array:
+        """Of each plan (rows) in each world (columns), at its best load: what the objective counts, 0 where none keeps the limits.
+
+        ``seconds`` are TPOT and TTFT of every load.
+        """
+        wanted, (tpot_s, ttft_s) = self.goal.goal, (seconds[i :: len(METRICS)] for i in range(len(METRICS)))
+        kept = (tpot_s <= wanted.tpot_s) & (ttft_s <= wanted.ttft_s)
+        value = np.where(kept, self._counted(ttft_s + (self.goal.requests.output_len - 1) * tpot_s), 0.0)
+        return np.array([value[a:b].max(axis=0) for a, b in pairwise(self.bounds)])
+
+    def _counted(self, request_s: Array) -> Array:
+        """By the seconds of a request; GPUs count alike in every world."""
+        objective = self.goal.goal.objective
+        if objective == "latency":
+            return np.asarray(1 / request_s)
+        made = self.clients * self.goal.requests.output_len / request_s
+        return np.asarray(made / self.gpus if objective == "cost" else 1 / self.gpus if objective == "gpus" else made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +124,20 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
     within, draw = margin(goal), np.random.default_rng(SEED)
     normals = draw.standard_normal((COUNT.worlds, len(latencies)))
     outcomes = draw.standard_normal((COUNT.outcomes, len(METRICS)))
-    values = _values(goal, plans, _worlds(known, normals))
+    weighing = Weighing.of(goal, plans)
+    values = weighing.worth(_worlds(known, normals))
     right, loss = _judged(values, 0, within)
-    best = np.argmax(values, axis=1)
-    beaten = values.max(axis=1) > values[:, 0] * (1 + within)
+    best = np.argmax(values, axis=0)
+    beaten = values.max(axis=0) > values[0] * (1 + within)
     rivals = [(plan.name, float(np.mean(beaten & (best == i)))) for i, plan in enumerate(plans) if i]
     sure = right >= LEVEL.sure or loss < LEVEL.least_loss
-    runs = [] if sure else list(_runs(goal, plans, known, (normals, outcomes), loss, wanted))
+    runs = [] if sure else list(_runs(weighing, plans, known, (normals, outcomes), loss, wanted))
     named = tuple(sorted((one for one in rivals if one[1] > 0), key=lambda one: -one[1]))
     return Settlement(plans[0].name, right, loss, within, named, tuple(runs), sure)
 
 
 def _runs(
-    goal: Question, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
+    weighing: Weighing, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
 ) -> Iterable[SettlingRun]:
     """The best run, then the best after it, as long as they save anything."""
     left, each = loss, len(METRICS)
@@ -119,7 +149,7 @@ def _runs(
         found = {}
         for p, i in sorted(open_):
             shows = [*taken, *range(starts[p] + each * i, starts[p] + each * (i + 1))]
-            found[p, i] = (*_after(goal, plans, known, draws, shows), shows)
+            found[p, i] = (*_after(weighing, known, draws, shows), shows)
         best = min(found, key=lambda key: (found[key][1], _seconds(plans[key[0]], key[1])), default=None)
         if best is None or found[best][1] > left - LEVEL.least_worth * loss:
             return
@@ -128,37 +158,25 @@ def _runs(
         yield _settling_run(plans[p], i, right, left)
 
 
-def _after(
-    goal: Question, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], shows: list[int]
-) -> tuple[float, float]:
+def _after(weighing: Weighing, known: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
     """How likely the right plan is taken once these latencies are known, and what is lost then, over all that they may show."""
     normals, outcomes = draws
     after, moves = known.shown(shows), known.learnable(shows)
     shown = (
         outcomes if len(shows) == outcomes.shape[1] else np.random.default_rng(SEED).standard_normal((len(outcomes), len(shows)))
     )
-    worlds, judged = _worlds(after, normals), []
+    worlds, judged, within = _worlds(after, normals), [], margin(weighing.goal)
     for one in shown:
-        values = _values(goal, plans, worlds * np.exp(moves @ one))
-        judged.append(_judged(values, int(np.argmax(values.mean(axis=0))), margin(goal)))
+        values = weighing.worth(worlds * np.exp(moves @ one)[:, None])
+        judged.append(_judged(values, int(np.argmax(values.mean(axis=1))), within))
     right, loss = np.mean(judged, axis=0)
     return float(right), float(loss)
 
 
 def _worlds(known: Foresight, normals: Array) -> Array:
-    """Seconds of every latency (columns) in each world (rows)."""
+    """Seconds of every latency (rows) in each world (columns)."""
     root = known.scale[:, None] * _root(known.covariance)
-    return np.asarray(np.array([x.measured_s for x in known.latencies]) * np.exp(normals @ root.T))
-
-
-def _values(goal: Question, plans: Sequence[WeighedPlan], seconds: Array) -> Array:
-    """What each plan (columns) is worth in each world (rows)."""
-    each, made, start = len(METRICS), [], 0
-    for plan in plans:
-        own = seconds[:, start : start + len(plan.latencies)]
-        made.append(plan.worth(goal, own[:, 0::each], own[:, 1::each]))
-        start += len(plan.latencies)
-    return np.stack(made, axis=1)
+    return np.asarray(np.array([x.measured_s for x in known.latencies])[:, None] * np.exp(root @ normals.T))
 
 
 def _root(covariance: Array) -> Array:
@@ -169,7 +187,7 @@ def _root(covariance: Array) -> Array:
 
 def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
     """The share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
-    best, own = values.max(axis=1), values[:, chosen]
+    best, own = values.max(axis=0), values[chosen]
     return float(np.mean(best <= own * (1 + within))), float((best - own).mean() / max(best.mean(), 1e-300))
 
 

@@ -5,7 +5,6 @@ workers: tp alone inside a fast domain, or a mixture's attention data parallelis
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from commtax.planner.exchanges import exchanges
 from commtax.planner.money import paid
 from commtax.planner.space import Roomy, Space, most_each, replicas, space, surely, workers_beside
 from commtax.question import EVEN, Goal, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, serve

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass
 from typing import Any
 
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec.constants import NO_SOURCE
 from commtax.spec.hardware import Citation
 from commtax.statement import Source

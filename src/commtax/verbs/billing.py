@@ -4,7 +4,6 @@ and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Unpack
@@ -21,7 +20,7 @@ from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -18,7 +18,7 @@ from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cache, reduce
 from itertools import islice
 from typing import ClassVar, Literal, Unpack
@@ -18,7 +18,7 @@ from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.options import check_taken
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Refusal
 from commtax.units import plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from commtax.cost.schedules import usual_chunks
 from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import (
     ARITHMETIC,
     COUNTED,

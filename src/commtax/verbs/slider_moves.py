@@ -7,14 +7,13 @@ that is legal is the move. Training keeps a full cluster full, and its global ba
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from commtax.cost.legality import codes
 from commtax.options import page_keys
 from commtax.question import STEP_AXES, Question
-from commtax.records import dataclass, with_fields
+from commtax.records import dataclass, replace, with_fields
 from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths

@@ -1,7 +1,5 @@
 """Steps of one server that closed loops are made of, priced line by line."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from commtax.arrays import cache_answers
@@ -9,6 +7,7 @@ from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Bill
 from commtax.question import Question
+from commtax.records import replace
 from commtax.spec import Number, Workload
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import terms_of

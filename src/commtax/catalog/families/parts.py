@@ -1,10 +1,9 @@
 """What readers of families share: the register of architectures, and the parts that most configs name alike."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from commtax.catalog.fields import Fields
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 
 Reader = Callable[[Fields], Model]

@@ -1,12 +1,10 @@
 """The routed part of a layer of experts on one rank: order tokens by expert, grouped products up and down, and combine."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from commtax.cost.forms.form import TINY, Form, Parts, Table
 from commtax.cost.kernel import Kernel
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Number
 
 BYTES = 2.0  # of one activation as it is moved between the products
