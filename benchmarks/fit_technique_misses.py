@@ -1,7 +1,7 @@
 """How far off are predicted gains of techniques? ``python benchmarks/fit_technique_misses.py DATA``.
 
 DATA holds techniques.csv. Prints what belongs in src/commtax/catalog/technique_misses.toml, by which ``commtax worth`` widens its
-ranges: of free sources alone, those that are held out are not read.
+ranges: of free sources alone, each left out in turn; those that are held out are not read.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commtax.planner import plan, plan_training, rank_own_plan, training_standing
-from commtax.planner.columns import ServingPlans, StandingPlan, TrainPlans, objective_value
+from commtax.planner import StandingPlan, plan, plan_training, rank_own_plan, training_standing
+from commtax.planner.columns import ServingPlans, TrainPlans, objective_value
 from commtax.question import Question
 from commtax.spec import SIZES, Cluster, Plan
 

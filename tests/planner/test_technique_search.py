@@ -69,14 +69,15 @@ def test_copies_of_records_are_the_standard_librarys():
         replace(plan, width=2)
 
 
-def test_techniques_are_named_where_they_do_something(v3):
+def test_techniques_are_named_where_they_do_something():
     """Experts that are not spread have no load to lay out: EPLB is no part of such a plan, in words nor for the page."""
+    v3 = commtax.plan("deepseek-v3", "8xh200-sxm", **V3 | {"techniques": "eplb+mtp=3"})
     rows = v3.plans
     whole, spread = (next(i for i in range(len(rows)) if rows.tp[i] == 8 and (rows.ep[i] == 8) == apart) for apart in (False, True))
     assert "eplb" not in v3.layout(rows, whole)
     assert "mtp=3" in v3.layout(rows, whole)
     assert "eplb, mtp=3" in v3.layout(rows, spread)
-    assert v3.exchange_of(rows, whole).told["techniques"] == ["mtp=3"]
+    assert v3.turned_on(rows, whole) == ("mtp=3",)
 
 
 def test_a_plan_with_techniques_says_what_each_is_worth(v3):

@@ -123,7 +123,7 @@ def test_9_deepseek_over_ethernet():
         launch.options.get("kv_dtype"),
     ) == ("sglang", 16, 16, True, "fp8")
     place = catalog.cluster("16x1xh100-sxm", inter="10gbe")
-    priced = commtax.bill("deepseek-v3", place, engine="sglang", tp=16, eager=True, kv_dtype="fp8")
+    priced = commtax.bill("deepseek-v3", place, engine="sglang@0.4", tp=16, eager=True, kv_dtype="fp8")
     reduces = [x for x in priced.items if x.item.op == "all-reduce" and "output" in x.item.what]
     assert sum(float(x.item.count) for x in reduces) == 122
     late = sum(float(x.item.count * x.launch_s) for x in reduces)  # of their launches, which the host's line counts

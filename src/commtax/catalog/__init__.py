@@ -13,7 +13,7 @@ from commtax.catalog.clusters import cluster, is_file, whole_host, whole_unit, w
 from commtax.catalog.fabric import fabric, fusion, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
 from commtax.catalog.hosts import with_between, with_inside_link
-from commtax.catalog.kernel_constants import kernel_constants
+from commtax.catalog.kernel_constants import kernel_constants, with_shared_latents
 from commtax.catalog.loader import key_of, record, stems, table
 from commtax.catalog.models import config, model
 from commtax.catalog.programs import APART

@@ -26,7 +26,6 @@ CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
 MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
-WAITING = "sglang"  # whose custom all-reduces were measured on most generations
 BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
 
 Measured = Mapping[str, tuple[Path, ...]]
@@ -97,7 +96,7 @@ class Library:
     alone: bool = False  # its kernels can be asked for by themselves, whatever sizes an engine leaves to others
     leaves_hosts: bool = False  # its own kernels serve the GPUs of a whole fast domain, not of one host only
     elsewhere: tuple[str, ...] = ()  # chips of measured families in hosts that it was not measured on
-    kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
+    kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link, or tell waits
     ops: tuple[str, ...] = OPS
     launch_s: float = 10e-6  # of a ring that nobody measured …
     efficiency: float = 0.8  # … and its share of the link's rate
@@ -368,28 +367,28 @@ def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ..
     hosts = next((h.contention for h in one.chain[-1].hosts if h.serves(cluster.intra)), ())
     paths = ((_path(row, op, cluster, hosts), row) for row in rows for op in row.ops)
     return tuple(
-        path if family in row.families else _moved_waits(_bound_latencies(path, one, cluster), row, cluster) for path, row in paths
+        path if family in row.families else _moved_waits(_bound_latencies(path, one, cluster), row, cluster, one.kin)
+        for path, row in paths
     )
 
 
-def _moved_waits(path: Path, row: PathRow, cluster: Cluster) -> Path:
+def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, str]) -> Path:
     """An exchange's constants of another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
 
     That does little but write to all others and wait for them. The times of Hopper's exchanges, whose bytes under way return sooner
     too, follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py).
     """
-    if not isinstance(path, ExchangePath):
+    if not isinstance(path, ExchangePath) or "waits" not in kin:
         return path
-    here, there = map(_smallest_s, (cluster.chip.family, row.families[0]))
+    here, there = (_smallest_s(library(kin["waits"]), family) for family in (cluster.chip.family, row.families[0]))
     waits = here / there if here and there else 1.0
     return replace(path, launch_s=path.launch_s * waits, expert_s=path.expert_s * waits, sm_Bps=path.sm_Bps / waits)
 
 
-def _smallest_s(family: str) -> float:
+def _smallest_s(one: Library, family: str) -> float:
     """Seconds of a custom all-reduce of nothing among eight over NVLink, as measured with a generation; 0: nobody did."""
-    served = [r for r in library(WAITING).path if family in r.families and "nvlink" in r.links]
-    rows = (r.path for r in served if r.path.algorithm == "one-shot")
-    return next((one.launch_s + 7 * one.hop_s for one in rows), 0.0)
+    served = [r.path for r in one.path if family in r.families and "nvlink" in r.links]
+    return next((path.launch_s + 7 * path.hop_s for path in served if path.algorithm == "one-shot"), 0.0)
 
 
 def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from commtax.catalog.hardware import chip as chip_of
 from commtax.catalog.loader import Table, stems, table
 from commtax.files import table as data
+from commtax.records import replace
 from commtax.spec import Chip, Engine, KernelConstants
 from commtax.statement import Source
 
@@ -48,6 +49,12 @@ def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelC
     setting.
     """
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
+
+
+def with_shared_latents(own: KernelConstants, chip: Chip) -> KernelConstants:
+    """An engine's constants with the kernels over latents that engines have in common."""
+    shared = _kernel_constants("", chip.key, chip.family, _pace(chip), False).tables
+    return replace(own, tables={**own.tables, **{name: c for name, c in shared.items() if name.startswith("latent-decode.")}})
 
 
 @lru_cache(maxsize=256)

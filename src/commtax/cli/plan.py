@@ -17,8 +17,8 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import tell
-from commtax.planner import best_serving, best_training, rank_own_plan, training_standing
-from commtax.planner.columns import ServingPlans, StandingPlan, TrainPlans
+from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
+from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import WORKLOADS
 from commtax.planner.technique_sets import technique_sets_of, with_techniques_at_rate

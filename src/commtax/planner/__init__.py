@@ -12,7 +12,7 @@ import numpy as np
 
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
-from commtax.planner.columns import ServingColumns, ServingPlans, StandingPlan, TrainPlans, describe_kind
+from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
@@ -20,7 +20,7 @@ from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.planner.technique_reasons import worth_of_techniques
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
-from commtax.records import record_from
+from commtax.records import dataclass, record_from
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
@@ -31,6 +31,17 @@ from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
+
+
+@dataclass(frozen=True, slots=True)
+class StandingPlan:
+    """A plan that somebody runs already, at its best load, and its place among the good plans."""
+
+    plan: str  # in words
+    rows: ServingColumns | TrainColumns  # one; none where it cannot run
+    rank: int = 0  # 0: it is not good
+    gain: float = 1.0  # the winner's worth over its own
+    reason: str = ""  # why it is not good
 
 
 def plan(

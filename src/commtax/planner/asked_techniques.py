@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from commtax.catalog.techniques import changes_of, technique, techniques_on
+from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.question import Question
 from commtax.spec import NO_TECHNIQUES
 from commtax.statement import Refusal
@@ -19,12 +19,6 @@ def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
         return ()
     on = {one.key for worker in workers for one, _ in techniques_on(worker)}
     return tuple(text for one, text in techniques_on(asked) if one.key not in {*on, SEARCHED})
-
-
-def turned_on(text: str, workers: Iterable[Question]) -> tuple[str, ...]:
-    """Those of a set of techniques that a plan's workers have."""
-    on = {one.key for worker in workers for one, _ in techniques_on(worker)} if text else set()
-    return tuple(word for word in text.split(",") if text and technique(word.partition("=")[0]).key in on)
 
 
 def without(names: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from commtax.files import table
 from commtax.planner.columns import Array, ServingColumns, TrainColumns
+from commtax.planner.exchanges import exchanges
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
 
@@ -64,6 +65,12 @@ def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None =
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
     return np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
+
+
+def effort(q: Question, rows: ServingColumns) -> Array:
+    """The same of a search's plans, and last how many techniques are turned on."""
+    turned_on = np.array([len(way.techniques.split(",")) if way.techniques else 0 for way in exchanges(q)])
+    return complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 1000
 
 
 def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:

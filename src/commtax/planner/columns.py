@@ -10,7 +10,7 @@ import numpy as np
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
-from commtax.planner.asked_techniques import dropped, turned_on, without
+from commtax.planner.asked_techniques import dropped, without
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import PARTS, Question
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Array = np.ndarray[Any, Any]
-"""The axes of a copy of a served plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +222,7 @@ class ServingPlans(SearchAnswer):
         exchange = self.exchanges[int(rows.exchange[i])]
         if not exchange.techniques:
             return exchange
-        plans = [sizes_of(rows, i)]
-        if rows.mode[i]:
-            plans.append({axis: getattr(rows.prompter(i), axis) for axis in SERVING_AXES})
-        workers = [replan(self.question, **sizes, **exchange.asked) for sizes in plans]
+        workers = self.workers_of(rows, i)
         on = (word for word in exchange.techniques.split(",") if any(has_changes(q, changes_of(word)) for q in workers))
         return replace(exchange, techniques=",".join(on))
 
@@ -252,8 +248,8 @@ class ServingPlans(SearchAnswer):
 
     def turned_on(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
         """Techniques that were tried beside none and row ``i`` has."""
-        tried = self.exchanges[int(rows.exchange[i])].techniques
-        return turned_on(tried, self.workers_of(rows, i)) if tried else ()
+        named = self.exchange_of(rows, i).techniques
+        return tuple(named.split(",")) if named else ()
 
     def workers_of(self, rows: ServingColumns, i: int) -> tuple[Question, ...]:
         """Row ``i`` as the questions of its workers: those that decode, and of prompts where these have their own."""
@@ -373,17 +369,6 @@ class TrainPlans(SearchAnswer):
     def whole_words(self, rows: TrainColumns, i: int) -> str:
         """All of row ``i``."""
         return f"{self.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
-
-
-@dataclass(frozen=True, slots=True)
-class StandingPlan:
-    """A plan that somebody runs already, at its best load, and its place among the good plans."""
-
-    plan: str  # in words
-    rows: ServingColumns | TrainColumns  # one; none where it cannot run
-    rank: int = 0  # 0: it is not good
-    gain: float = 1.0  # the winner's worth over its own
-    reason: str = ""  # why it is not good
 
 
 def ground(put: Question) -> Question:

@@ -7,7 +7,7 @@ import numpy as np
 
 from commtax.arrays import unique_values
 from commtax.cost.legality import RULES, PlanToCheck
-from commtax.planner.choosing import KINDS, TRAINED, complexity, kinds, margin, training_kinds
+from commtax.planner.choosing import KINDS, TRAINED, effort, kinds, margin, training_kinds
 from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
 from commtax.planner.space import Space
 from commtax.question import Question
@@ -210,18 +210,18 @@ def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
 def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     """The recommended plan beside the best, the next, and the best of those that are simpler, at the same load or limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
-    kind, effort = kinds(rows, q.cluster), complexity(rows, q.cluster, q.requests.prefill_cluster)
+    kind, efforts = kinds(rows, q.cluster), effort(q, rows)
     if own:
         gain = f"{_lead_words(answer, 0, own)} with {_name(answer, 0)}, the best{_other_kind(kind, 0, own)}"
         yield f"{gain}: within the margin of {percent(margin(q))} (--margin), measure both"
-    for i, simpler in _next_plans(range(len(rows)), effort, own):
+    for i, simpler in _next_plans(range(len(rows)), efforts, own):
         role = f", the best that is simpler{_other_kind(kind, i, own)}" if simpler else ", the next"
         yield f"{_lead_words(answer, own, i)} against {_name(answer, i)}{role}: {_reason_beside(answer, i, own)}"
 
 
-def _next_plans(places: Iterable[int], effort: Array, own: int) -> list[tuple[int, bool]]:
+def _next_plans(places: Iterable[int], efforts: Array, own: int) -> list[tuple[int, bool]]:
     """The next plan behind one that is not simpler, and the next that is, in their order."""
-    behind = [(i, bool(effort[i] < effort[own])) for i in places if i > own]
+    behind = [(i, bool(efforts[i] < efforts[own])) for i in places if i > own]
     return sorted({simpler: (i, simpler) for i, simpler in reversed(behind)}.values())
 
 

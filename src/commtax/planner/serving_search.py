@@ -15,7 +15,7 @@ from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import complexity, margin, simplest
+from commtax.planner.choosing import effort, margin, simplest
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
@@ -363,8 +363,7 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
 
 
 def _recommended(q: Question, plans: ServingColumns) -> int:
-    effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
-    return simplest(effort, columns.objective_value(q, plans), margin(q))
+    return simplest(effort(q, plans), columns.objective_value(q, plans), margin(q))
 
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
@@ -391,8 +390,7 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         keys = [np.round(np.log(value), 11), *columns.order(q, every)]
         first = _best_rows(keys, columns.family(every), _efforts(q)[every.exchange.astype(int)])
         plans = every.take(first)
-        effort = complexity(plans, q.cluster, q.requests.prefill_cluster)
-        yield OperatingPoint(name, PLACES[name], plans, simplest(effort, value[first], within))
+        yield OperatingPoint(name, PLACES[name], plans, simplest(effort(q, plans), value[first], within))
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
@@ -412,18 +410,18 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
 def _efforts(q: Question) -> Array:
     """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
     by with the acceptance that nobody measured here."""
-    effort = []
+    each_way = list[float]()
     for one in exchanges(q):
         each = np.log1p(LEAST) * (len(one.techniques.split(",")) if one.techniques else 0)
-        effort.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
-    return np.asarray(effort, dtype=float)
+        each_way.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
+    return np.asarray(each_way)
 
 
-def _best_rows(keys: list[Array], families: Array, effort: Array) -> Array:
+def _best_rows(keys: list[Array], families: Array, efforts: Array) -> Array:
     """The best row of each family by ``keys``, the first of them less the effort; best family first by the keys alone."""
-    ranked = _rank_by_keys([keys[0] - effort, *keys[1:]])
+    ranked = _rank_by_keys([keys[0] - efforts, *keys[1:]])
     first = ranked[_firsts(families[ranked])]
-    return first[_rank_by_keys([key[first] for key in keys])] if np.any(effort) else first
+    return first[_rank_by_keys([key[first] for key in keys])] if np.any(efforts) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:

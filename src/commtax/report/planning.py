@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from commtax.planner import choosing
+from commtax.planner import StandingPlan, choosing
 from commtax.planner import columns as planned
 from commtax.planner.choosing import margin
 from commtax.planner.columns import (
@@ -17,7 +17,6 @@ from commtax.planner.columns import (
     Rejected,
     ServingColumns,
     ServingPlans,
-    StandingPlan,
     TrainColumns,
     TrainPlans,
 )

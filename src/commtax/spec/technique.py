@@ -28,6 +28,7 @@ class Techniques:
     draft_model: str = ""  # the model that drafts, where the drafter is one of its own
     draft_text: str = ""  # kind of text that acceptances were measured on, where nobody gives one; "": chat
     per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, never asked for
+    native_latents: bool = False  # FlashMLA reads a cache of fp8 latents as it is, where the engine's usual kernel copies all of it
     kv_transfer: str = ""  # what carries a cache from prompt workers to those that decode; "": the engine's own
     kv_tier: str = ""  # where cached prefixes lie: "host", "disk" or "remote" memory; "": in the GPU's own cache
 

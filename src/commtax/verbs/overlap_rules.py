@@ -162,6 +162,13 @@ def _check_tiles(q: Question, key: str) -> None:
         raise _refuse(key, f"{q.engine.name} has such kernels only on Blackwell")
 
 
+def _check_latents(q: Question, key: str) -> None:
+    if not any(a.latent and not a.indexer for a in q.model.attentions):
+        raise _refuse(key, f"{q.model.key} caches no latents that all of its tokens read")
+    if q.cluster.chip.family not in q.engine.kernels.widened_latents:
+        raise _refuse(key, f"{q.engine.name}'s default kernels read latents as they are on {q.cluster.chip.family} chips")
+
+
 Check = Callable[[Question, str], None]
 CHECKS: dict[str, tuple[Callable[[Question], bool], Check]] = {
     "dbo": (lambda q: q.techniques.two_batches, _check_halves),
@@ -171,5 +178,6 @@ CHECKS: dict[str, tuple[Callable[[Question], bool], Check]] = {
     "sp": (lambda q: bool(q.techniques.sequence_tokens) and not q.techniques.async_tp, _check_split),
     "shared-stream": (lambda q: q.techniques.shared_stream, _check_shared),
     "async-scheduling": (lambda q: q.techniques.async_scheduling, _check_unasked),
+    "flashmla": (lambda q: q.techniques.native_latents, _check_latents),
 }
 """By key: whether it is on, and what it needs."""

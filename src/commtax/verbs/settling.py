@@ -282,6 +282,8 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = constants(q.profile, q.engine, chip)
     else:
         kernels = catalog.kernel_constants(q.engine, chip)
+    if q.techniques.native_latents:
+        kernels = catalog.with_shared_latents(kernels, chip)
     known = (*_known_spread(q), _drafter(q), _copied_tokens(q))
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
 
@@ -297,7 +299,9 @@ def _drafter(q: Question) -> Drafter | None:
 def copies_cache(q: Question) -> bool:
     """Whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
     narrow = q.plan.kv_dtype == "fp8" and q.cluster.chip.family in q.engine.kernels.widened_latents
-    return narrow and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
+    return (
+        narrow and not q.techniques.native_latents and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
+    )
 
 
 def _copied_tokens(q: Question) -> Number:

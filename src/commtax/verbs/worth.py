@@ -205,7 +205,7 @@ class Scale:
         """The best of a technique's usual values, where it cannot be had alone beside one that it needs; else why not."""
         tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
         best = min(tried, key=_rank)
-        if best.refused and self._pairs:
+        if (best.refused or best.idle) and self._pairs:
             best = min([best, *(self.weigh(one, f"{best.asked},{other}") for other in one.needs)], key=_rank)
         if best.refused or not self._swept:
             return best
