@@ -227,3 +227,15 @@ def test_mxfp4_experts_run_with_the_activations_that_an_engine_gives_them():
         each[engine] = sum(float(line.each_s) for line in bill.lines if line.item.op == "experts")
     assert max(each["sglang"], each["trtllm"]) < 2.5e-3
     assert each["vllm"] > 1.5 * each["sglang"]
+
+
+def test_flashmla_copies_nothing_and_gains_by_smaller_latents():
+    asked = {"tp": 8, "engine": "sglang", "batch": 64, "context": 8192}
+    wide, usual, native = (
+        commtax.bill("deepseek-v3", "8xh200-sxm", **asked, technique=one) for one in ("", "fp8-kv", "fp8-kv,flashmla")
+    )
+    forms = [{line.item.form for line in one.items if line.kind == "compute"} for one in (usual, native)]
+    assert forms[0] - forms[1] == {"latent-copy"}
+    assert native.step_s < wide.step_s < usual.step_s
+    with pytest.raises(ValueError, match="caches no latents"):
+        commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=8, engine="sglang", technique="flashmla")
