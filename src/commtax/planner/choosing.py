@@ -70,7 +70,7 @@ def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None =
 def effort(q: Question, rows: ServingColumns) -> Array:
     """The same of a search's plans, and last how many techniques are turned on."""
     turned_on = np.array([len(way.techniques.split(",")) if way.techniques else 0 for way in exchanges(q)])
-    return complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 1000
+    return np.asarray(complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 1000)
 
 
 def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
