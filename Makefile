@@ -11,9 +11,8 @@ demo: .venv/.demo
 	$(BIN)/commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
 	$(BIN)/commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
 
-# Three workers for two cores: one of them often waits for a server, a browser or a signal.
 test: .venv/.test lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 figures: .venv/.test
 	$(BIN)/python benchmarks/accuracy.py
