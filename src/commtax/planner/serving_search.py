@@ -151,7 +151,7 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
             list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
             for mode, kind in enumerate((alike, apart))
         )
-    shared = search_beside(alike, known, np.exp(-_efforts(q))) if len(known) else map(search, alike)
+    shared = search_beside(alike, known, np.exp(-_least_gains(q))) if len(known) else map(search, alike)
     points = ServingColumns.joined([*shared, split(apart)])
     if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
@@ -388,7 +388,7 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     scores = (1 / columns.request_s(q, every), once), (columns.power(q, every), both), (columns.objective_value(q, every), once)
     for name, (value, within) in zip(PLACES, scores, strict=True):
         keys = [np.round(np.log(value), 11), *columns.order(q, every)]
-        first = _best_rows(keys, columns.family(every), _efforts(q)[every.exchange.astype(int)])
+        first = _best_rows(keys, columns.family(every), _least_gains(q)[every.exchange.astype(int)])
         plans = every.take(first)
         yield OperatingPoint(name, PLACES[name], plans, simplest(effort(q, plans), value[first], within))
 
@@ -398,7 +398,7 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
         best = (
-            _best_rows(columns.order(q, good), columns.family(good), _efforts(q)[good.exchange.astype(int)])
+            _best_rows(columns.order(q, good), columns.family(good), _least_gains(q)[good.exchange.astype(int)])
             if len(good)
             else slice(0)
         )
@@ -407,7 +407,7 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
     return NO_SERVING, every.take(_best_rows(near, columns.family(every), np.zeros(len(every)))[:5])
 
 
-def _efforts(q: Question) -> Array:
+def _least_gains(q: Question) -> Array:
     """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
     by with the acceptance that nobody measured here."""
     each_way = list[float]()
@@ -417,11 +417,11 @@ def _efforts(q: Question) -> Array:
     return np.asarray(each_way)
 
 
-def _best_rows(keys: list[Array], families: Array, efforts: Array) -> Array:
-    """The best row of each family by ``keys``, the first of them less the effort; best family first by the keys alone."""
-    ranked = _rank_by_keys([keys[0] - efforts, *keys[1:]])
+def _best_rows(keys: list[Array], families: Array, least: Array) -> Array:
+    """The best row of each family by ``keys``, the first of them less what techniques must add; families by the keys alone."""
+    ranked = _rank_by_keys([keys[0] - least, *keys[1:]])
     first = ranked[_firsts(families[ranked])]
-    return first[_rank_by_keys([key[first] for key in keys])] if np.any(efforts) else first
+    return first[_rank_by_keys([key[first] for key in keys])] if np.any(least) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:

@@ -1,4 +1,4 @@
-"""Where techniques that overlap can be used: what the engine has, what it does unasked, and what of model and plan they need."""
+"""Where techniques that overlap, and kernels over latents, can be used: what an engine has or does unasked, and what they need."""
 
 from collections.abc import Callable
 
