@@ -1,11 +1,12 @@
-# Three commands: `make demo` shows the main job, `make test` runs everything that must hold, `make figures` makes the figures
-# and pictures of README and docs anew (a test says when they are stale; the pictures need Chromium).
+# Four commands: `make demo` shows the main job, `make test` runs everything that must hold, `make figures` makes the figures
+# and pictures of README and docs anew (a test says when they are stale; the pictures need Chromium), `make docs` builds the
+# documentation site into site/ and follows its links.
 # Each installs what it needs and no more; afterwards .venv/bin/commtax and .venv/bin/pytest serve by hand.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint figures clean
+.PHONY: demo test lint figures docs man dist clean
 
 demo: .venv/.demo
 	$(BIN)/commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
@@ -16,7 +17,25 @@ test: .venv/.test lint
 
 figures: .venv/.test
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/printed.py
 	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/notebook.py
+	$(BIN)/python benchmarks/concepts.py
+	$(BIN)/python benchmarks/scoreboard.py
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python benchmarks/links.py site
+
+man: .venv/.demo
+	$(BIN)/python benchmarks/man_pages.py man
+
+# Source archives first, and each wheel from its archive: what is published is what can be built again.
+dist: man .venv/.dist
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python -m build --quiet --outdir dist laboratory
+	ls -l dist
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -32,5 +51,13 @@ lint: .venv/.test
 	$(PIP) -c constraints-cpu.txt -e '.[test]' -e laboratory
 	touch $@
 
+.venv/.dist: .venv/.demo
+	$(PIP) build
+	touch $@
+
+.venv/.docs: .venv/.demo
+	$(PIP) -e '.[docs]' -e laboratory
+	touch $@
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist man site

@@ -1,16 +1,17 @@
 """Fit what whole published runs teach: ``python benchmarks/fit_serving.py DATA [--write]``.
 
 DATA is a folder with ``serving_runs*.csv`` and ``ml_energy.csv``. Kernels and collectives have constants from tables of their own;
-runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures),
-never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped
-Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
+runs teach times of the host (a common value times effects of engine, version, publisher and, to the first token, of mixtures and of
+mixtures in an engine), never a kernel's time. All are natural logarithms, drawn towards none by a prior. Damped Gauss-Newton
+steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy). Half of the runs are fitted
 (``commtax_lab.published.serving_rows.may_fit``), the others test; runs that may have drafted tokens, do not fit or beat the
 hardware do neither. A prediction knows no publisher.
 
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
 fit), and what was left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged
 on each group with widths from the other groups. ``--write`` writes ``catalog/transfer.toml``,
-the laboratory's ``scoring/transfer.toml`` and the times of engines and versions in ``catalog/engines``.
+the laboratory's ``scoring/transfer.toml`` and the times of engines and versions in ``catalog/engines``; with ``--engine NAME``,
+which fits the runs of one engine alone, only that engine's times.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ def levels(group: Group, field: str) -> list[Level]:
     s = group.setting
     own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, group.version)]
     own += [(field, "x", "mixtures")] if group.mixture and field in ("request_s", "prompt_s") else []
+    own += [(field, "xe", s.engine)] if group.mixture and field == "request_s" else []  # an engine may treat them in its own way
     return [*own, (field, "p", group.names["publisher"])] if field in ("host_s", "request_s") else own
 
 
@@ -207,7 +209,7 @@ WIDTHS: dict[tuple[str, str], float] = {
         "host_s_per_doubling": {"all": 0.6, "e": 0.3, "ev": 0.4},
         "host_s_per_seq": {"all": 0.3, "e": 0.5, "ev": 0.2},
         "prompt_s": {"all": 0.3, "e": 0.4, "ev": 0.2, "x": 1.0},
-        "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5, "x": 1.0},
+        "request_s": {"all": 2.0, "e": 0.5, "ev": 1.5, "p": 0.5, "x": 1.0, "xe": 1.0},
     }.items()
     for level, width in levels.items()
 }
@@ -415,22 +417,45 @@ def engine_times(pool: Pool, x: Any) -> dict[tuple[str, str], dict[str, float]]:
     found: dict[tuple[str, str], dict[str, float]] = {}
     for engine, version in sorted(dict.fromkeys((group.setting.engine, group.version) for group in pool.groups)):
         for field in COMMON:
-            keys = [(field, "all"), (field, "e", engine), (field, "ev", engine, version)]
+            keys = [(field, "all"), (field, "e", engine), (field, "ev", engine, version), (field, "p", "all")]
             log = sum(x[pool.index[key]] for key in keys if key in pool.index)
             found.setdefault((engine, version), {})[field] = COMMON[field] * math.exp(log)
         for field, name in (("prompt_s", "mixture_prompt"), ("request_s", "mixture_request")):
-            found[engine, version][name] = math.exp(x[pool.index[field, "x", "mixtures"]])
+            keys = [(field, "x", "mixtures"), (field, "xe", engine)]
+            found[engine, version][name] = math.exp(sum(x[pool.index[key]] for key in keys if key in pool.index))
     return found
+
+
+def tell_engine(pool: Pool, x: Any) -> None:
+    """Errors of one engine's runs that were not fitted, and its times."""
+    errors = pool.all_errors(x)
+    for metric in METRICS:
+        for mixture in (False, True):
+            off = np.abs(np.expm1(errors[choose(pool, metric, mixture) & np.isfinite(errors) & (pool.weight == 0)]))
+            print(
+                f"{'mixtures' if mixture else 'dense'} {metric}: n {len(off)}  median {np.median(off):.1%}  mean {np.mean(off):.1%}"
+            )
+    for (engine, version), times in engine_times(pool, x).items():
+        print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--engine", default="", help="fit the runs of this engine alone")
     asked = parser.parse_args()
-    pool = Pool(groups(asked.data))
+    members = [group for group in groups(asked.data) if asked.engine in ("", group.setting.engine)]
+    if asked.engine:  # whose publishers each have models of their own: no effect of theirs can be told from that of the models
+        members = [replace(group, names={**group.names, "publisher": "all"}) for group in members]
+    pool = Pool(members)
     print(f"{len(pool.groups)} groups, {len(pool.weight) // 2} runs, {len(pool.index)} effects")
     x, (errors, slopes) = pool.fit()
+    if asked.engine:
+        tell_engine(pool, x)
+        if asked.write:
+            write_times(engine_times(pool, x))
+        return
     left = left_out(pool, x, errors, slopes)
     errors = pool.all_errors(x, stranger=True)
     rows = list(report(pool, errors, left))
@@ -446,7 +471,7 @@ def main() -> None:
         kind = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
         off = np.abs(np.expm1(errors[pool.only_tests & ~pool.apart & np.isfinite(errors) & kind]))
         print(f"steps of {'mixtures' if mixture else 'dense models'}, not fitted: n {len(off)}  median {np.median(off):.1%}")
-    print(*(f"{' '.join(level)} {x[i]:+.3f}" for level, i in sorted(pool.index.items()) if level[1] in "px"), sep="\n")
+    print(*(f"{' '.join(level)} {x[i]:+.3f}" for level, i in sorted(pool.index.items()) if level[1] in ("p", "x", "xe")), sep="\n")
     for (engine, version), times in engine_times(pool, x).items():
         print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
     if asked.write:

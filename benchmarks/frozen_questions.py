@@ -878,5 +878,5 @@ def documented() -> list[str]:
     """Every command that README and docs show."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     blocks = [block for page in pages for block in re.findall(r"^```(?:sh|console)\n(.*?)^```", page.read_text(), re.M | re.S)]
-    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    return [line.removeprefix("commtax ") for line in lines if line.startswith("commtax ")]
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.removeprefix("commtax ").partition(" | ")[0] for line in lines if line.startswith("commtax ")]

@@ -73,7 +73,7 @@ class Asking(random.Random):
 
     def __init__(self, seed: str, schema: dict[str, Any]) -> None:
         super().__init__(seed)
-        self.keys: dict[str, list[Key]] = {p: v["get"].get("parameters", []) for p, v in schema["paths"].items()}
+        self.keys: dict[str, list[Key]] = {p: v["get"].get("parameters", []) for p, v in schema["paths"].items() if "get" in v}
         self.paths = sorted(self.keys)
         self.state = max(self.keys.values(), key=len)
 

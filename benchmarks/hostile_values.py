@@ -33,7 +33,7 @@ WORDS: dict[str, Sequence[str]] = {
     "dtype": ("bf16", "fp8", "int4", "fp16"),
     "kv_dtype": ("auto", "bf16", "fp8"),
     "library": ("nccl", "vllm", "sglang", "trtllm", "gloo", "textbook"),
-    "emit": ("vllm", "sglang", "trtllm", "megatron", "torchrun"),
+    "emit": ("vllm", "sglang", "trtllm", "megatron", "torchrun", "kubernetes", "dynamo", "llm-d", "compose", "slurm"),
     "phase": ("decode", "prefill", "mixed"),
     "over": ("batch=1:64", "tp=1,2,4,8", "link=nvlink4,10gbe", "context=128,1024", "batch=1,8,64", "dp=1,2"),
     "plans": ("tp1,tp2,tp4dp2", "tp8", "tp4pp2,tp8", "dp8,tp2dp4"),

@@ -29,11 +29,11 @@ TABLE = "techniques.csv"
 SETS = {"free sources": False, "held-out sources": True}
 HEAD = """# What techniques were worth elsewhere
 
-{count} published figures before and after a technique (pull requests, blogs of engines), each beside what commtax predicts for it.
-No technique has a fitted speed-up: bytes, launches, times of kernels, shares of SMs and acceptances are what a prediction is made
-of. How a row is read, and what had to be assumed, stands in `laboratory/commtax_lab/published/techniques.toml`, which has no figure
-in it. A third of the sources, drawn by a hash before anything was modelled, is held out: their figures were not looked at while
-techniques were built. `python benchmarks/judge_techniques.py DATA --held --write` writes this page from a folder with
+{count} published figures before and after a technique (pull requests, engines' blogs), each beside what commtax predicts for it.
+No technique has a fitted speed-up: a prediction is made of bytes, launches, kernel times, shares of SMs and acceptance rates. How a
+row is read, and what had to be assumed, is in `laboratory/commtax_lab/published/techniques.toml`, which contains no results. A
+third of the sources, drawn by a hash before anything was modelled, is held out: nobody looked at their figures while techniques
+were built. `python benchmarks/judge_techniques.py DATA --held --write` writes this page from a folder with
 `techniques.csv`.
 
 A speed-up above 1 is a gain. Its sign is right where both gain, both lose, or both lie within ±{near:.0%} of 1; it is near where it

@@ -11,7 +11,7 @@ from commtax.options import taken_by
 FILE = Path(__file__).parents[1] / "src" / "commtax" / "verbs" / "keywords.py"
 FUNCTIONS = (
     *("bill", "train_bill", "traffic", "fit", "train_fit", "simulate", "serve"),
-    *("plan", "plan_fleet", "plan_training", "compare", "compare_plans", "worth"),
+    *("plan", "plan_fleet", "plan_training", "compare", "compare_plans", "worth", "audit_run", "expect", "pipeline"),
 )
 HEAD = '''"""Keywords of the public functions, for editors and checkers of types. Written by benchmarks/keywords.py."""
 

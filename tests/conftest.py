@@ -24,19 +24,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Bytecode is kept: hundreds of processes would each compile what the first of them could leave to the others.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.pop("COLUMNS", None)  # a worker is told the width of the terminal that it does not write to
+os.unsetenv("COLUMNS")  # and readline, which pytest loads, tells it behind Python's back
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: torch's threads would wait for each other
 COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes one when transformers loads it, and leaves it
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)
 
 LONGEST = (
-    *("test_web_page", "test_docs", "test_plan_laws", "test_web_api", "test_live", "test_validate", "test_web_patience"),
-    *("test_planner", "test_hostile_files", "test_experiment_vllm", "test_labs", "test_lab", "test_fabrics", "test_fleets"),
-    *("test_experiment", "test_calibrate", "test_hostile_words", "test_cluster_names", "test_launch", "test_collectives"),
-    *("test_adding", "test_files", "test_web_hostile", "test_shipped_tables", "test_practice", "test_audit_hostile"),
-    *("test_hostile", "test_cli", "test_laws", "test_profile_files", "test_serving_queues", "test_web_moves"),
-    *("test_trace_pieces", "test_live_serving"),
+    *(
+        "test_web_page",
+        "test_web_views",
+        "test_docs",
+        "test_tasks",
+        "test_validate",
+        "test_plan_laws",
+        "test_planner",
+        "test_web_api",
+    ),
+    *("test_live", "test_fabrics", "test_fleets", "test_hostile_words", "test_calibrate", "test_experiment_vllm"),
+    *("test_hostile_files", "test_cluster_names", "test_experiment", "test_web_patience", "test_collectives"),
+    *("test_shipped_tables", "test_cli", "test_launch", "test_web_hostile", "test_adding", "test_hostile"),
+    *("test_serving_queues", "test_laws", "test_labs", "test_lab", "test_worth", "test_trace_pieces", "test_web_moves"),
+    *("test_files", "test_practice", "test_profile_files", "test_audit_training", "test_blame", "test_live_serving"),
 )
 """Files that take longest, the longest first: one that began last would leave the other workers idle."""
+TOGETHER = {"test_lab": "labs", "test_labs": "labs", "test_docs": "pages", "test_tasks": "pages"}
+"""Files that share what is expensive: labs and those who grade them a live run, pages and tasks the answers to their commands."""
 
 
 def pytest_collection_modifyitems(items):
@@ -59,7 +72,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole files to a worker, in the order above; labs and those who grade them to one, because they share a live run."""
+    """Whole files to a worker, in the order above; those that share something to one."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -67,7 +80,7 @@ def pytest_xdist_make_scheduler(config, log):
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = Path(super()._split_scope(nodeid))
-            return "labs" if file.stem in ("test_lab", "test_labs") else str(file)
+            return TOGETHER.get(file.stem, str(file))
 
     config.option.loadscopereorder = False
     return Files(config, log)

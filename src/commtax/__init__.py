@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commtax import napkin
+    from commtax.audit.claimed_run import audit_run
+    from commtax.evidence.finding import Audit
+    from commtax.options import keywords
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.planner.fleets import FleetPlans, plan_fleet
     from commtax.planner.several_clusters import SeveralPlans, plan_several
+    from commtax.sim.pipeline import PipelineRun
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.closed_loop import ClosedLoop, simulate
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
     from commtax.verbs.fitting import Fit, fit
+    from commtax.verbs.pipelining import pipeline
     from commtax.verbs.requests import RequestsInTime
     from commtax.verbs.timed_serving import serve
     from commtax.verbs.train_fitting import TrainFit, train_fit
@@ -32,11 +37,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
+    "options": ("keywords",),
     "planner": ("plan", "plan_training"),
     "planner.columns": ("ServingPlans", "TrainPlans"),
     "planner.fleets": ("FleetPlans", "plan_fleet"),
     "planner.several_clusters": ("SeveralPlans", "plan_several"),
+    "sim.pipeline": ("PipelineRun",),
     "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
+    "verbs.pipelining": ("pipeline",),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),
     "verbs.fitting": ("Fit", "fit"),
@@ -46,6 +54,8 @@ _HOMES = {
     "verbs.closed_loop": ("ClosedLoop", "simulate"),
     "verbs.why": ("Why", "why"),
     "verbs.worth": ("Worth", "worth"),
+    "evidence.finding": ("Audit",),
+    "audit.claimed_run": ("audit_run",),
 }
 __all__ = ["napkin", *(name for names in _HOMES.values() for name in names)]
 
@@ -59,7 +69,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"commtax.{home}"), name)
-    raise AttributeError(f"module 'commtax' has no attribute {name!r}")
+    hint = "; commtax.audit_run audits the files of a run" if name == "audit" else ""
+    raise AttributeError(f"module 'commtax' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

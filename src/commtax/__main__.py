@@ -10,7 +10,11 @@ GARBAGE = 200_000  # objects between looks for garbage: at the usual 700 a tenth
 
 
 def main() -> None:
-    """Run a command line."""
+    """Run a command line, or answer a shell that completes one."""
+    if "_COMMTAX_COMPLETE" in os.environ:
+        from commtax.cli import completing
+
+        return completing.main()
     gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
     atexit.register(gc.freeze)  # nor is it looked for at the end, when all memory is given back
     _open_streams()

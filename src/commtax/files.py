@@ -293,16 +293,11 @@ def replace_when_written(path: Named, what: str = "out") -> Iterator[Path]:
             yield Path(path)
             return
         target = _target(path)
-        part = _new_file_beside(target)
-        try:
+        with _new_file_beside(target) as part:
             yield part
             if target.exists():
                 part.chmod(stat.S_IMODE(target.stat().st_mode))
             part.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
 
 
 def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out") -> None:
@@ -321,7 +316,8 @@ def check_writable(path: Named, what: str = "out") -> None:
     _refuse_link(path, what)
     with _named_failure(path, what):
         if not _is_stream(path):
-            _new_file_beside(_target(path)).unlink()
+            with _new_file_beside(_target(path)):
+                pass
 
 
 def _refuse_link(path: Named, what: str) -> None:
@@ -347,12 +343,20 @@ def _is_stream(path: Named) -> bool:
     return False
 
 
-def _new_file_beside(target: Path) -> Path:
-    """A new empty file in the same folder, with the mode that a plain new file would have."""
+@contextmanager
+def _new_file_beside(target: Path) -> Iterator[Path]:
+    """A new empty file in the same folder, with the mode that a plain new file would have; gone afterwards unless it was renamed.
+
+    It is named before it is made, so that an interrupt in between leaves nothing behind.
+    """
     ending = target.suffix if len(target.suffix) < 16 else ""
     part = target.parent / f".commtax-{os.getpid()}-{os.urandom(6).hex()}{ending}"
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    return part
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield part
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ is a command (``bill``) or a function (``bill()``).
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,8 @@ from commtax.shipped_tables import table
 from commtax.statement import Refusal
 
 Entry = Mapping[str, Any]
+MOST_NAMED = 4
+"""Functions that a refusal names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,64 @@ def refused_by(command: str) -> Mapping[str, str]:
 
 def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
     """The options, where the function has them all: what it has no use for is refused, with the reason, and never ignored."""
-    allowed = taken_by(f"{function}()")
-    reasons = refused_by(_tables()["commands"].get(function, function))
     for name in given:
-        if name not in allowed:
-            raise Refusal(f"{name}: {reasons.get(name) or 'not an option here; there are ' + ', '.join(allowed)}", name)
+        if name not in taken_by(f"{function}()"):
+            reason = refused_by(_tables()["commands"].get(function, function)).get(name)
+            right, others = _right_keyword(function, name)
+            text = f"{function} has no such keyword{others}" if reason is None else reason
+            raise Refusal(f"{name}: {text}", name, right)
     return given
+
+
+def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
+    """What somebody may have meant, and how that is said: the name in Python, another function that has it, or a name like it."""
+    from difflib import get_close_matches
+
+    known, other = keywords_of(function), _spelled_otherwise().get(name, name)
+    named = f'{other}={{"{name}": "50ms"}}' if other == "slo" else other
+    if other in known:
+        return [other], f"; it is called {named}"
+    takers = [taker for taker in _functions() if other in keywords_of(taker)]
+    takers = [taker for taker in takers if taker.startswith(function) or function.startswith(taker)] or takers
+    if takers:
+        return [], f"; {', '.join(f'commtax.{taker}' for taker in takers[:MOST_NAMED])} would take {named}"
+    nearest = get_close_matches(name, known, 1)
+    return nearest, f"{f'; the nearest is {nearest[0]}' if nearest else ''}; there are {', '.join(known)}"
+
+
+def _functions() -> Mapping[str, Callable[..., object]]:
+    """The public functions by name, asked for only where something has to be refused."""
+    from importlib import import_module
+
+    package = import_module("commtax")
+    return {name: getattr(package, name) for name in package.__all__ if name.islower() and callable(getattr(package, name))}
+
+
+def keywords(function: str) -> dict[str, str]:
+    """What each option of a public function means, by its keyword; what else it takes is in its ``help()``.
+
+    >>> keywords("bill")["tp"]
+    'Tensor-parallel size (also -tp).'
+    """
+    if function not in _functions():
+        raise Refusal.of(f"one of {', '.join(_functions())}", tuple(_functions()), function=function)
+    return {name: option.help for name, option in taken_by(f"{function}()").items()}
+
+
+def keywords_of(function: str) -> list[str]:
+    """All keywords of a public function: those that it writes down, and the options that it takes."""
+    from inspect import Parameter, signature
+
+    written = signature(_functions()[function]).parameters.values()
+    own = [one.name for one in written if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return [*own, *(name for name in taken_by(f"{function}()") if name not in own)]
+
+
+def _spelled_otherwise() -> Mapping[str, str]:
+    """Keywords by the names that commands and engines have for them: ``tensor_parallel_size`` is ``tp``."""
+    flags = {flag: name for name, option in options().items() for flag in (*option.flags, *option.spelled)}
+    limits = {name: "slo" for name, option in taken_by("plan").items() if option.group == "Limits"}
+    return {flag.lstrip("-").replace("-", "_"): name for flag, name in flags.items()} | limits | dict(_tables()["keywords"])
 
 
 def page_keys() -> Mapping[str, Entry]:

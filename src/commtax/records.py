@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import MemberDescriptorType
+from typing import TYPE_CHECKING, TypeVar, cast
 
 T = TypeVar("T")
 Method = Callable[..., object]
@@ -63,7 +64,7 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
 
     def method(self: object, *args: object, **given: object) -> object:
         made = dict[str, Method]()
-        exec(write(cls), _IN | {f"default_{f.name}": _default(f) for f in _fields(cls)}, made)
+        exec(write(cls), _IN | _named_in(cls), made)
         made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
         setattr(cls, name, made[name])
         return made[name](self, *args, **given)
@@ -72,26 +73,38 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
     return method
 
 
-def _fields(cls: type) -> tuple[dataclasses.Field[object], ...]:
-    return dataclasses.fields(cls)
+_fields = cast(Callable[[type], tuple[dataclasses.Field[object], ...]], cache(dataclasses.fields))
+
+
+def _named_in(cls: type) -> dict[str, object]:
+    """What its methods may name besides: defaults, and what sets a slot in half the time that ``object.__setattr__`` takes."""
+    slots = {f"set_{f.name}": getattr(cls, f.name).__set__ for f in _fields(cls) if _is_slot(cls, f.name)}
+    return {f"default_{f.name}": _default(f) for f in _fields(cls)} | slots
+
+
+def _is_slot(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), MemberDescriptorType)
 
 
 def _default(f: dataclasses.Field[object]) -> object:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory
 
 
-def _init(cls: type, assign: str = "self.{0} = {1}") -> str:
+def _init(cls: type, assign: Callable[[str, str], str] = "self.{} = {}".format) -> str:
     """Arguments in the order of the fields, those by keyword alone last."""
     parts = [f for f in _fields(cls) if f.init]
     named = [_argument(f) for f in parts if f.kw_only]
     arguments = ", ".join(["self", *(_argument(f) for f in parts if not f.kw_only), *(["*"] if named else []), *named])
-    lines = [assign.format(f.name, _value(f)) for f in _fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
+    lines = [assign(f.name, _value(f)) for f in _fields(cls) if f.init or _default(f) is not dataclasses.MISSING]
     lines += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
     return "\n ".join([f"def __init__({arguments}):", *(lines or ["pass"])])
 
 
 def _init_frozen(cls: type) -> str:
-    return _init(cls, "object_set(self, {0!r}, {1})")
+    def assign(name: str, value: str) -> str:
+        return f"set_{name}(self, {value})" if _is_slot(cls, name) else f"object_set(self, {name!r}, {value})"
+
+    return _init(cls, assign)
 
 
 def _argument(f: dataclasses.Field[object]) -> str:
@@ -144,8 +157,7 @@ def _restore(self: object, state: list[object]) -> None:
 
 def record_from(record: type[T], values: Mapping[str, object]) -> T:
     """A record with those of the values that are its fields; the others keep what the record has for them."""
-    names = [f.name for f in dataclasses.fields(cast(Any, record))]
-    return record(**{name: values[name] for name in names if name in values})
+    return record(**{f.name: values[f.name] for f in _fields(record) if f.name in values})
 
 
 def replace(record: T, /, **values: object) -> T:
@@ -159,6 +171,12 @@ def replace(record: T, /, **values: object) -> T:
     for name, value in values.items():
         arguments[place_of[name]] = value
     return make(*arguments)
+
+
+def recast(record: object, kind: Callable[..., T]) -> T:
+    """A record of another class with the same fields."""
+    cls: type = type(record)
+    return kind(*_arguments(cls)[1](record))
 
 
 @cache

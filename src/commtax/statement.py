@@ -11,9 +11,9 @@ from typing import Self
 class Refusal(ValueError):  # noqa: N818
     """A question that cannot be answered: which rule it breaks, in which argument, and the nearest values that do not."""
 
-    def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = ()) -> None:
+    def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "") -> None:
         super().__init__(rule)
-        self.argument, self.nearest = argument, tuple(nearest)
+        self.argument, self.nearest, self.kind = argument, tuple(nearest), kind
 
     @classmethod
     def of(cls, rule: str, nearest: Sequence[float | str] = (), **given: object) -> Self:
@@ -27,8 +27,17 @@ class Refusal(ValueError):  # noqa: N818
         ((name, text),) = rule.items()
         return cls(f"{name}: {text}", name)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[float | str, ...]]]:
-        return type(self), (str(self), self.argument, self.nearest)  # it may have to leave another process
+    def as_kind(self, kind: str) -> Self:
+        """The same of one of the kinds below."""
+        self.kind = kind
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[float | str, ...], str]]:
+        return type(self), (str(self), self.argument, self.nearest, self.kind)  # it may have to leave another process
+
+
+ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
+"""Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
 
 
 class Note(str):

@@ -14,7 +14,7 @@ MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a flo
 
 _SI = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _PREFIXES = {**_SI, "ki": 2**10, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_NUMBER = r"([-+]?(?:\d[\d_,]*)(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+_NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 
 
 def parse_count(text: str | int | float, name: str) -> int:
@@ -84,7 +84,9 @@ def parse_seconds(text: str, name: str) -> float:
     (0.03, 1.5)
     """
     factors = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-    return _finite(_parse_with_unit(text, name, factors, "a time (write 25us, 30ms or 1.5s)"), text, name)
+    bare = text.strip() if re.fullmatch(_NUMBER, text.strip()[:40]) else ""
+    wanted = f"a time: add its unit, {bare}ms or {bare}s" if bare else "a time (write 25us, 30ms or 1.5s)"
+    return _finite(_parse_with_unit(text, name, factors, wanted), text, name)
 
 
 def _parse_with_unit(text: str, name: str, factors: Mapping[str, float], wanted: str, number: str = _NUMBER) -> float:
@@ -132,16 +134,89 @@ def format_si(value: Number, unit: str) -> str:
 
 
 def format_seconds(seconds: Number) -> str:
-    """A duration in the unit that keeps it between 1 and 1,000.
+    """A duration in the unit that keeps it between 1 and 1,000; above, as people say it.
 
     >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12), format_seconds(0.9996e-3), format_seconds(6120)
-    ('5.3 µs', '4.94 ms', '12 s', '1 ms', '6120 s')
+    ('5.3 µs', '4.94 ms', '12 s', '1 ms', '1.7 hours')
     """
+    if THOUSAND <= abs(float(seconds)) < math.inf:
+        return format_duration(seconds)
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(float(seconds)) >= 0.9995 * factor:  # what would be printed as a thousand of the next smaller unit
-            figure = float(seconds) / factor
-            return f"{figure:.0f} {unit}" if abs(figure) >= THOUSAND and abs(figure) < 1e6 else f"{figure:.3g} {unit}"
+            return f"{float(seconds) / factor:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def round_up_seconds(seconds: float) -> float:
+    """Not less, and no finer than ``format_seconds`` tells it: a limit that may be typed as it is read.
+
+    >>> format_seconds(0.10941), format_seconds(round_up_seconds(0.10941)), format_seconds(round_up_seconds(0.11))
+    ('109 ms', '110 ms', '110 ms')
+    """
+    if not 0 < seconds < math.inf:
+        return seconds
+    digit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return math.ceil(seconds / digit * (1 - 1e-12)) * digit
+
+
+DAY_S = 86400
+DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}
+"""Seconds of what people count long times in."""
+SEVERAL = 1.5  # of a unit, from which on it is used: 80 minutes, but 1.7 hours
+
+
+def format_duration(seconds: Number) -> str:
+    """A long time as people say it.
+
+    >>> format_duration(85), format_duration(6120), format_duration(3.2 * 86400), format_duration(185 * 86400)
+    ('85 seconds', '1.7 hours', '3.2 days', '185 days')
+    >>> format_duration(9.4 * 365.25 * 86400)
+    '9.4 years'
+    """
+    for unit, factor in DURATIONS.items():
+        if abs(float(seconds)) >= SEVERAL * factor:
+            return plural_figure(float(seconds) / factor, unit)
+    return plural_figure(float(seconds), "second")
+
+
+def plural_figure(value: float, noun: str) -> str:
+    """Two digits or all whole ones, with the noun.
+
+    >>> plural_figure(9.42, "year"), plural_figure(1.04, "day"), plural_figure(12345.6, "year")
+    ('9.4 years', '1 day', '12,346 years')
+    """
+    figure = f"{value:,.0f}" if abs(value) >= TEN else f"{value:.1f}".removesuffix(".0")
+    return f"{figure} {noun}" if figure == "1" else f"{figure} {noun}s"
+
+
+TEN = 9.95  # printed as ten
+
+
+def format_tokens(tokens: Number) -> str:
+    """Many tokens, as ``parse_tokens`` reads them.
+
+    >>> format_tokens(15e12), format_tokens(1.4e12), format_tokens(300e9), format_tokens(1024)
+    ('15T', '1.4T', '300B', '1,024')
+    """
+    for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if float(tokens) >= 0.9995 * factor:
+            figure = float(tokens) / factor
+            return f"{figure:,.0f}{unit}" if figure >= THOUSAND else f"{figure:.3g}{unit}"
+    return f"{tokens:,.0f}"
+
+
+def format_money(usd: Number) -> str:
+    """Dollars as people say them.
+
+    >>> format_money(1_234_567), format_money(45_300.4), format_money(98.325), format_money(0.0123), format_money(2.5e9)
+    ('$1.23 million', '$45,300', '$98.33', '$0.0123', '$2.5 billion')
+    """
+    value = float(usd)
+    for factor, word in ((1e9, "billion"), (1e6, "million")):
+        if value >= 0.9995 * factor:
+            figure = value / factor
+            return f"${figure:,.0f} {word}" if figure >= THOUSAND else f"${figure:.3g} {word}"
+    return f"${value:,.0f}" if value >= THOUSAND else f"${value:,.2f}" if value >= 1 or not value else f"${value:.3g}"
 
 
 def format_mean(value: Number) -> str:

@@ -8,9 +8,13 @@ import pytest
 import commtax
 from audited import by_item, made_steps, question
 from cli_run import run_here
+from commtax import catalog
 from commtax.audit import audit, formats
+from commtax.audit.logged_run import UNSAID, logged_run
+from commtax.audit.read_files import ReadFiles
 from commtax.evidence.finding import Claim
 from commtax.logs.engine_logs import vllm_log
+from commtax.logs.startup import StartupLog
 from commtax.logs.startup_audit import audit_log
 from commtax.results import bench
 from commtax.results.bench_audit import audit_bench, floor_s
@@ -91,7 +95,7 @@ def test_a_disabled_custom_allreduce_is_priced():
     assert found.measured == pytest.approx(float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, library="nccl").step_s))
     assert found.measured > found.predicted
     assert found.verdict == "disagree"
-    assert "a step" in found.reason
+    assert "per step" in found.reason
     assert not [f for f in audit_log(log, question(tp=1)).findings if "custom" in f.item]
 
 
@@ -99,13 +103,13 @@ def test_a_trace_that_agrees():
     asked = question(tp=2)
     traces = [kineto.parse(decode_graphs(**made_steps(asked), rank=r)) for r in (0, 1)]
     found = by_item(audit_traces(traces, asked, ["a", "b"]))
-    assert found["all-reduce a decode step"].measured == 65
-    assert found["all-reduce a decode step"].verdict == "agree"
+    assert found["all-reduces per decode step"].measured == 65
+    assert found["all-reduces per decode step"].verdict == "agree"
     assert found["decode step"].verdict == "agree"
-    assert found["one all-reduce (least over ranks)"].verdict == "agree"
-    assert found["all-reduce bytes a step"].verdict == "unknown"
-    assert "CUDA graph" in found["all-reduce bytes a step"].reason
-    assert found["waiting for the slowest rank, of the step"].verdict == "agree"
+    assert found["one all-reduce (shortest over ranks)"].verdict == "agree"
+    assert found["all-reduce bytes per step"].verdict == "unknown"
+    assert "CUDA graph" in found["all-reduce bytes per step"].reason
+    assert found["waiting for the slowest rank, share of the step"].verdict == "agree"
 
 
 @pytest.mark.parametrize(("changes", "item"), DATA["a_trace_that_disagrees"])
@@ -124,14 +128,14 @@ def test_kernels_without_a_name_are_counted_together():
         if "cross_device" in e["name"] or "nccl" in e["name"]:
             e["name"] = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
     found = by_item(audit_traces([kineto.parse(made)], asked, ["a"]))
-    assert found["collectives a decode step"].measured == 66
-    assert found["collectives a decode step"].verdict == "agree"
+    assert found["collectives per decode step"].measured == 66
+    assert found["collectives per decode step"].verdict == "agree"
 
 
 def test_a_stage_of_a_pipeline_is_not_judged_by_the_whole():
     asked = question(cluster="4xh100-sxm", tp=2, pp=2)
     found = by_item(audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"]))
-    assert found["all-reduce a decode step"].verdict == "unknown"
+    assert found["all-reduces per decode step"].verdict == "unknown"
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
@@ -147,9 +151,9 @@ def test_a_straggler_is_named():
     asked = question(tp=2)
     words = made_steps(asked)
     traces = [kineto.parse(decode_graphs(**words, rank=r, late_us=0.3 * words["compute_us"] * (r == 0))) for r in (0, 1)]
-    found = by_item(audit_traces(traces, asked, ["a", "b"]))["waiting for the slowest rank, of the step"]
+    found = by_item(audit_traces(traces, asked, ["a", "b"]))["waiting for the slowest rank, share of the step"]
     assert found.verdict == "disagree"
-    assert "rank 1 comes last" in found.reason
+    assert "rank 1 arrives last" in found.reason
     assert found.measured == pytest.approx(0.3 * words["compute_us"] / (words["compute_us"] + words["each_us"]), rel=0.01)
 
 
@@ -199,7 +203,7 @@ def test_faster_than_physics():
     """Llama-3.1-8B at TP 1 on H100 reads 15 GB at 3.35 TB/s: no token below 4.4 ms."""
     asked = question(tp=1, context=512, output_len=128)
     assert floor_s(asked) == pytest.approx(7.5e9 * 2 / 3.35e12, rel=0.02)
-    found = by_item(audit_bench(latency(128 * 4.0e-3), asked, "x"))["seconds a token, at least the weight-read floor"]
+    found = by_item(audit_bench(latency(128 * 4.0e-3), asked, "x"))["time per token (floor: reading the weights)"]
     assert found.verdict == "disagree"
     assert "faster than the weights can be read" in found.reason
 
@@ -258,7 +262,7 @@ def test_vllm_on_cpu_is_reconciled(tp):
     assert found.count("disagree") == 0
     assert items["KV tokens in that memory"].measured == items["KV tokens in that memory"].predicted == 262_144 * tp
     assert items["full-length requests at once"].verdict == "agree"
-    assert items["seconds a token, at least the weight-read floor"].verdict == "agree"
+    assert items["time per token (floor: reading the weights)"].verdict == "agree"
     assert "calibrate" in items["E2E (mean)"].reason
     wrong = audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp)))
     assert wrong.verdict == "disagree"
@@ -270,8 +274,8 @@ def test_vllm_on_cpu_sends_what_traffic_lists(phase, rows):
     files = [FIXTURES / f"vllm-cpu-tp2-rank{r}.trace.json.gz" for r in (0, 1)]
     found = audit(files, question(TINY, "2xcpu", tp=2, phase=phase, eager=True))
     items = {f.item: f for f in found.findings}
-    assert items[f"all-reduce a {phase} step"].measured == 9
-    assert items["all-reduce bytes a step"].measured == 9 * rows * 512 * 2
+    assert items[f"all-reduces per {phase} step"].measured == 9
+    assert items["all-reduce bytes per step"].measured == 9 * rows * 512 * 2
     exact = [f for f in found.findings if f.unit in ("", "bytes")]
     assert len(exact) == 6
     assert all(f.verdict == "agree" and f.difference == 0 for f in exact)
@@ -288,9 +292,11 @@ def test_command_line():
         *("code", "item", "predicted", "measured", "difference", "base", "low", "high", "tolerance", "unit"),
         *("verdict", "evidence", "reason"),
     }
+    alone = run(FIXTURES / "vllm-cpu-tp2.log", *words)
+    assert (alone.returncode, ", TP 2, from vllm-cpu-tp2.log: the run agrees" in alone.stdout) == (0, True)
     bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)
     assert bad.returncode == 1
-    assert "the run disagrees" in bad.stdout
+    assert "TP 1: the run disagrees with the prediction: tensor-parallel size 2 in the file" in " ".join(bad.stdout.split())
     results = run(
         FIXTURES / "vllm-cpu-tp2.latency.json",
         *words,
@@ -332,6 +338,27 @@ def test_other_bad_input(tmp_path):
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--tolerance", 0).returncode == 2
     phase = run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--phase", "bogus")
     assert (phase.returncode, "one of decode, prefill, mixed" in phase.stderr) == (2, True)
+
+
+def log_of(**said):
+    return "a.log", StartupLog(settings={"model": "Qwen/Qwen3-32B"} | said.pop("settings", {}), **said)
+
+
+def taken(*logs, said=(), cluster="4xh100-sxm"):
+    asked = Claim(resolve_question("qwen3-32b", cluster, {}))
+    return logged_run(ReadFiles(logs)).over(asked, set(said))
+
+
+def test_a_claim_takes_what_its_log_says():
+    log = log_of(version="0.12.0rc1", tp=4, max_model_len=8192, settings={"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"})
+    q = taken(log).question
+    assert (q.plan.tp, q.plan.weights_dtype, q.plan.kv_dtype, q.limits.max_model_len) == (4, "fp8", "fp8", 8192)
+    assert (q.engine.key, q.engine.version) == ("vllm", "0.12.0")
+    held = taken(log, said=("dp", "engine")).question
+    assert (held.plan.tp, held.engine.version) == (1, catalog.engine("vllm").version), "who says one size says them all"
+    assert taken(log, cluster="h100-sxm").plan.tp == 1, "which has no room for it, and is contradicted"
+    assert taken(log, log_of(version="0.12.0", tp=2)).plan_source == taken().plan_source == UNSAID
+    assert taken(cluster="h100-sxm").plan_source == ""
     with pytest.raises(ValueError, match="output_len"):
         question(output_len=0)
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from audited import LATE, line, section
-from cli_run import run_here
+from cli_run import run_here, shown_here
 from commtax.evidence.finding import Audit, CollectiveRow, Finding, KernelRow, Section
 from commtax.report.audit_differences import difference_document, sentence, show_difference, summary
 from commtax.report.audit_page import difference_page
@@ -31,10 +30,7 @@ def run(exposed=0.002, idle=0.0012, algorithm="one-shot", wire=0.012, nccl="2.26
 
 
 def shown(found, width=100):
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as got:
-        show_difference(console, found)
-    return got.get()
+    return "\n".join(shown_here(show_difference, found, width=width))
 
 
 def test_a_longer_step_is_put_down_to_its_parts():

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import browser
 from audited import LATE, line, section
-from cli_run import run_here
+from cli_run import run_here, shown_here
 from commtax.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
 from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thin_intervals
-from commtax.report.audit_words import audit_document
+from commtax.report.audit_words import audit_document, headline
 from commtax.report.auditing import bar, show_audit
 from commtax.statement import Note
 from commtax.timeline import Timeline
@@ -37,18 +36,15 @@ CAUSES = (
 
 
 def screen(audited, width=100):
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as got:
-        show_audit(console, audited)
-    return got.get().splitlines()
+    return shown_here(show_audit, audited, width=width)
 
 
 def test_words_come_first_dearest_cause_first():
     lines = screen(Audit(None, (section(culprit=LATE, causes=CAUSES),)))
-    assert lines[0] == "2 ranks, 8 decode steps of 11.2 ms, compute binds (71%): rank 3 is to blame (late rank)"
-    assert lines[1] == "To blame: rank 3 (late rank) since 12.4 s: the others wait 900 us a step for it"
+    assert lines[0] == "2 ranks, 8 decode steps of 11.2 ms: rank 3 is the culprit (late rank)"
+    assert lines[1] == "Why: since 12.4 s, the others wait 900 us a step for it"
     assert lines[2] == "1. all-reduces run over sockets: costs 2.2 ms (18%)"
-    assert lines[3] == "   change: set NCCL_IB_HCA · gain: about 1.6 ms a step"
+    assert lines[3] == "   try: set NCCL_IB_HCA · gain: about 1.6 ms a step"
     assert lines[4].startswith("2. the device waits")
     assert lines[6] == "trace: rank0.json.gz, rank1.json.gz"
     assert max(map(len, lines)) <= 100
@@ -60,16 +56,26 @@ def test_words_come_first_dearest_cause_first():
 def test_the_culprit_is_told_once_with_its_price():
     own = Cause("late rank", "rank 3: the others wait", 0.0009, 0.08, "look at its host", "900 us a step")
     lines = screen(Audit(None, (section(culprit=LATE, causes=(*CAUSES, own)),)))
-    assert lines[1] == "To blame: rank 3 (late rank) since 12.4 s: the others wait 900 us a step for it: costs 900 µs (8%)"
-    assert lines[2] == "   change: look at its host · gain: 900 us a step"
+    assert lines[1] == "Why: since 12.4 s, the others wait 900 us a step for it: costs 900 µs (8%)"
+    assert lines[2] == "   try: look at its host · gain: 900 us a step"
     assert sum("the others wait" in x for x in lines) == 1
     assert sum(x.startswith(("1. ", "2. ", "3. ")) for x in lines) == 2
 
 
+def test_the_first_line_says_what_disagrees_and_by_how_much():
+    slow = Finding("TTFT (mean)", 0.2, 0.3, "s", 0.25, evidence=True).judged()
+    held = Finding("KV memory left, of all memory", 50 * 2**30, 40 * 2**30, "bytes", 0.01, base=80 * 2**30).judged()
+    wrong = Section("bench", ("a.json",), (held, slow, replace(slow, item="TPOT (mean)")))
+    said = headline(Audit(claim(), (wrong,)))
+    assert "prediction: TTFT (mean) 300 ms instead of 200 ms (+50.0%), TPOT (mean)" in said
+    assert "1 more" in said
+    assert "KV memory left 40 GiB instead of 50 GiB (" in headline(Audit(claim(), (replace(wrong, findings=(held,)),)))
+
+
 def test_a_sound_run_is_called_one():
     (first, *_) = screen(Audit(None, (section(),)))
-    assert first.endswith("nobody is to blame, and nothing is off")
-    assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("nobody is to blame; 1 cause of lost time is named")
+    assert first.endswith("no culprit found, and nothing is off")
+    assert screen(Audit(None, (section(causes=CAUSES[:1]),)))[0].endswith("no culprit found, but 1 cause of lost time")
     assert screen(Audit(None, (Section("log", ("a.log",), ()),)))[0] == "1 log: nothing could be determined"
     off = Finding("failed requests", 0, 3, reason="what failed is not in the statistics").judged()
     assert screen(Audit(None, (Section("bench", ("a.json",), (off,)),)))[0].startswith(
@@ -80,9 +86,9 @@ def test_a_sound_run_is_called_one():
 def test_what_binds_is_told_beside_a_claim_and_of_a_host():
     lines = screen(Audit(claim(), (section(),)))
     assert lines[1].startswith("to judge it: the files hold no step")
-    assert lines[2] == "2 ranks, 8 decode steps of 11.2 ms, compute binds (71%)"
-    host = section(notes=(Note("no device", "no device events: times are the host's"),))
-    assert screen(Audit(None, (host,)))[0].endswith("the host's operations bind (71%): nobody is to blame")
+    assert lines[2] == "2 ranks, 8 decode steps of 11.2 ms, mainly compute (71%)"
+    host = section(notes=(Note("no device", "the trace has no GPU events: all times are the host's"),))
+    assert screen(Audit(None, (host,)))[0].endswith("mainly operations of the host (71%): no culprit found")
     whole = replace(host, steps=(StepRow(0, 0, WHOLE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
     assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be determined"
 
@@ -90,8 +96,8 @@ def test_what_binds_is_told_beside_a_claim_and_of_a_host():
 def test_a_culprit_since_the_first_step_has_no_moment():
     early = replace(LATE, since_s=0.0)
     late = replace(LATE, since_s=0.05)
-    assert "(late rank): " in screen(Audit(None, (section(culprit=early),)))[1]
-    assert "(late rank) since 50 ms: " in screen(Audit(None, (section(culprit=late),)))[1]
+    assert "since" not in screen(Audit(None, (section(culprit=early),)))[1]
+    assert "since 50 ms, " in screen(Audit(None, (section(culprit=late),)))[1]
 
 
 def test_a_cause_under_the_code_that_is_the_culprits_is_told_once():
@@ -105,7 +111,7 @@ def test_a_result_is_told_and_its_books_are_checked():
     told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
     books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
     lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
-    assert lines[0] == "1 benchmark result, TPOT 80 ms: nothing in it is off; --model says whether it should be faster"
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: not judged: give --model"
     assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
     assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 
@@ -293,5 +299,7 @@ def test_a_page_of_a_real_log(tmp_path):
 
 def test_verdict_with_a_claim():
     held = Audit(claim(), (replace(section(), findings=(Finding("x", 1, 1, verdict=AGREE, evidence=True),)),))
-    assert screen(held)[0] == "llama-3.1-8b on 2xh100-sxm, TP 2: the run agrees (1 agree, 0 disagree, 0 unknown)"
+    assert (
+        screen(held)[0] == "llama-3.1-8b on 2xh100-sxm, TP 2: the run agrees with the prediction (1 agree, 0 disagree, 0 unknown)"
+    )
     assert typical_of_ranks(held.sections[0]).total_s == pytest.approx(0.01125)

@@ -138,6 +138,42 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, fault):
     assert os.listdir(tmp_path) == ["out.svg"]
 
 
+def test_an_interrupt_at_any_line_leaves_nothing_beside_the_file(tmp_path):
+    """Law: whichever line of the writing an interrupt meets, the old text or the new one is there, and no other file."""
+    path = tmp_path / "out.json"
+
+    def interrupted_at(line: int) -> bool:
+        seen = 0
+
+        def watch(frame, event, _):
+            nonlocal seen
+            if frame.f_code.co_filename != files.__file__:
+                return None
+            seen += event == "line"
+            if event == "line" and seen == line:
+                raise KeyboardInterrupt
+            return watch
+
+        sys.settrace(watch)
+        try:
+            files.write_text(path, "new")
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    path.write_text("old")
+    line = 1
+    while interrupted_at(line):
+        assert path.read_text() in ("old", "new")
+        assert os.listdir(tmp_path) == ["out.json"], f"line {line} of the writing"
+        path.write_text("old")
+        line += 1
+    assert path.read_text() == "new"
+    assert line > 15
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_is_not_followed(tmp_path, exists):
     """… nor replaced, whether it leads anywhere or not; a folder behind a link is a folder."""

@@ -19,6 +19,8 @@ from commtax.records import dataclass
 from paths import SOURCE
 
 STEP = 'import commtax; print(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=64).step_s)'
+FACT = 'from commtax import shipped_tables; print(1 / shipped_tables.table("catalog/chips/h100-sxm.toml")["memory_Bps"][0])'
+"""What a step takes, and what of it the changed file says by itself, without all that a step loads besides."""
 LONG_AGO = time.time() - 1000
 
 
@@ -46,7 +48,7 @@ def old_package(old_packages):
     return old_packages.pop()
 
 
-def asked(package, words=STEP, **environment):
+def asked(package, words=FACT, **environment):
     usual = {"PYTHONPATH": str(package), "XDG_CACHE_HOME": str(package / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", words]
     ran = subprocess.run(command, env={**os.environ, **usual, **environment}, cwd=package, capture_output=True, text=True)
@@ -63,14 +65,14 @@ def slower(package):
 
 
 def test_a_changed_file_counts_at_once(old_package):
-    first = asked(old_package)
+    first = asked(old_package, STEP)
     place = old_package / "cache" / "commtax" / shipped_tables.NAME
     assert place.exists()
-    assert asked(old_package) == first
+    assert asked(old_package, STEP) == first
     slower(old_package)
-    other = asked(old_package)
+    other = asked(old_package, STEP)
     assert float(other) > float(first)
-    assert asked(old_package) == other
+    assert asked(old_package, STEP) == other
 
 
 def test_a_change_that_keeps_length_and_time_counts(old_package):
@@ -90,13 +92,13 @@ def test_files_that_were_just_written_are_not_kept(package):
     assert float(asked(package)) > first
 
 
-@pytest.mark.parametrize("damage", [b"", b"not json", b'{"package": "PLACE", "tables": {"x": [1]}}\n'])
-def test_a_damaged_cache_is_left_alone(package, damage):
+def test_a_damaged_cache_is_left_alone(package):
     first = asked(package)
     place = package / "cache" / "commtax"
     place.mkdir(parents=True, exist_ok=True)
-    (place / shipped_tables.NAME).write_bytes(damage.replace(b"PLACE", str(package / "commtax").encode()))
-    assert asked(package) == first
+    for damage in (b"", b"not json", b'{"package": "PLACE", "tables": {"x": [1]}}\n'):
+        (place / shipped_tables.NAME).write_bytes(damage.replace(b"PLACE", str(package / "commtax").encode()))
+        assert asked(package) == first, damage
 
 
 def test_nowhere_to_keep(old_package):

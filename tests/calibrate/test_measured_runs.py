@@ -305,7 +305,7 @@ def test_medians_stand_in_for_means_and_are_less_sure(tmp_path):
     ("changes", "says"),
     [
         ({"failed": 3}, "3 requests failed"),
-        ({"accept_length": 2.5}, "2.5 tokens a step under speculative decoding"),
+        ({"accept_length": 2.5}, "2.5 tokens per step under speculative decoding"),
         ({"max_concurrency": None}, "all requests at once, and no limit of concurrency"),
         ({"max_concurrency": None, "request_rate": None}, "neither a limit of concurrency nor a request rate"),
         ({"mean_ttft_ms": 0.0, "median_ttft_ms": 0.0}, "answers were not streamed"),

@@ -144,6 +144,9 @@ def test_paths_are_the_user_s(tmp_path, monkeypatch):
         ('chip = "h1000"', "unknown chip 'h1000'; did you mean"),
         ("chip = 5", "chip=5: a name, or a table"),
         ('chip = "h100"\ngpu_per_host = 8', "unknown key 'gpu_per_host'; did you mean gpus_per_host"),
+        ('chip = "h100"\nflops_per_s = 1', "unknown key 'flops_per_s': it belongs in [chip]"),
+        ('chip = "h100"\nbf16 = 1', "unknown key 'bf16': it belongs in [chip.flops_per_s]"),
+        ('intra = "pcie5"\n[chip]\nteraflops = 9', "[chip] takes aliases, compute_capability, family, flops_per_s,"),
         ('chip = "h100"\ngpus_per_host = -1', "gpus_per_host=-1: a whole number from 1 to 1e+06; nearest valid: 1"),
         ('chip = "h100"\ngpus_per_host = 2.5', "nearest valid: 2"),
         ('chip = "h100"\nnum_hosts = nan', "num_hosts=nan: a whole number"),
@@ -155,8 +158,8 @@ def test_paths_are_the_user_s(tmp_path, monkeypatch):
         ('chip = "h100"\ninter = "nvlink4"', "inter 'nvlink4': runs inside a host"),
         ('chip = "h100"\nintra = "xgmi"', "xgmi joins AMD chips"),
         (
-            'chip = "h100"\n[intra]\nkind = "nvlnk"\nbandwidth_Bps = 1e9',
-            "intra.kind='nvlnk': one of memory, nvlink, pcie, xgmi; did you mean",
+            'chip = "h100"\n[intra]\nkind = "roce"\nbandwidth_Bps = 1e9',
+            "intra.kind='roce': one of memory, nvlink, pcie, xgmi; Ethernet, ICI or another scale-up link is nvlink",
         ),
         ('chip = "h100"\n[intra]\nkind = "nvlink"', "intra.bandwidth_Bps: missing; bytes a second are needed"),
         ('chip = "h100"\n[intra]\nkind = "nvlink"\nbandwidth_Bps = 0', "nearest valid: 1000"),
@@ -249,6 +252,10 @@ def test_the_example_of_the_documents_is_the_file_that_is_run(tmp_path):
     described = json.loads(run_here("catalog", "clusters", file, "--json").stdout)["described"]
     assert described["chip"]["memory_Bps"] == 3.0e12
     assert described["inter"]["kind"] == "roce"
+    said = run_here("plan", "llama-3.1-8b", "--cluster", file, "--tpot", "20ms", "--top", "1").stdout
+    said = " ".join(said.split())
+    assert "Hopper card, engineering sample is described there, its times are assumed" in said
+    assert "likely to meet the limit on assumed times" in said
 
 
 @pytest.mark.parametrize(
@@ -259,3 +266,16 @@ def test_every_verb_takes_a_file(tmp_path, verb):
     named, own = (run_here(verb[0], "llama-3.2-1b", *verb[1:], "--cluster", text, "--json") for text in ("1x2xh100-sxm", file))
     assert own.returncode == 0, own.stderr
     assert own.stdout.replace(file, "2xh100-sxm")[:2000] == named.stdout[:2000]
+
+
+def test_the_smallest_file_of_the_docs_is_a_host_and_several_need_a_network(tmp_path):
+    smallest = next(re.finditer(r"```toml\n(.*?)```", (ROOT / "docs" / "hosts.md").read_text(), re.DOTALL))[1]
+    file = written(tmp_path, smallest)
+    assert commtax.bill("llama-3.1-8b", file, tp=4).question.cluster.num_gpus == 4
+    with pytest.raises(Refusal, match="inter: missing"):
+        catalog.cluster(f"2x{file}")
+    lines = smallest.splitlines()
+    for left_out in (line for line in lines if line and not line.startswith("gpus_per_host")):
+        assert tried(written(tmp_path, "\n".join(line for line in lines if line != left_out), "less.toml"))[1], left_out
+    file = written(tmp_path, f'inter = "ib-ndr"\n{smallest}')
+    assert catalog.cluster(f"2x{file}").num_gpus == 8

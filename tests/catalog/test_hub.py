@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import hub, models
 from commtax.statement import Refusal
@@ -249,20 +250,16 @@ def test_what_no_id_can_be_is_never_asked_for(monkeypatch, silent, name):
     assert not taken
 
 
-def test_a_table_of_many_names_asks_nobody(tmp_path, silent):
+def test_a_table_of_many_names_asks_nobody(tmp_path, silent, monkeypatch):
     endpoint, taken = silent
     columns = ("framework", "model", "gpu", "tp", "isl", "osl", "batch", "metric", "value", "unit")
     with (tmp_path / "inference.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(columns)
         rows.writerows(("vllm", f"somebody/model-{n}", "h100", 1, 128, 128, 1, "tpot", 9.0, "ms") for n in range(50))
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", "validate", "--data", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")},
-    )
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    done = run_here("validate", "--data", tmp_path)
     assert done.returncode == 2
     assert "first reason: model 'somebody/model-0' is not in the catalogue" in done.stderr
     assert not taken

@@ -232,3 +232,19 @@ main()
     usual = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, **usual)
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_an_interrupt_inside_exec_of_a_text_ends_with_the_code_of_every_other(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("""
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "commtax.verbs.billing":
+            exec("import os, signal; os.kill(os.getpid(), signal.SIGINT); [None for _ in range(1000)]")
+sys.meta_path.insert(0, Interrupt())
+""")
+    usual = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    command = [sys.executable, "-m", "commtax", "bill", "llama-3.2-1b", "-c", "8xh100-sxm"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, **usual)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")

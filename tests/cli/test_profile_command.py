@@ -61,7 +61,7 @@ def told(*words):
 
 
 def test_show_says_when_where_and_how_far_off(files):
-    text = run_here("profile", "show", files / "box.toml").stdout
+    text = run_here("profile", "show", files / "box.toml", "--details").stdout
     for words in (
         "profile box, written 2026-11-17",
         "llama-3.1-8b in bf16 on h100-sxm, TP 4: vllm 0.12",

@@ -90,7 +90,8 @@ def test_arrays_and_none_at_all(engine):
     assert many[0] == commtax.bill(R1, HOST, tp=8, **load).step_s
     batches = np.array([1, 64])
     some = commtax.bill(R1, HOST, tp=8, dcp=8, batch=batches, context=batches * 100, engine=engine).step_s
-    assert some[1] == commtax.bill(R1, HOST, tp=8, dcp=8, batch=64, context=6400, engine=engine).step_s
+    alone = commtax.bill(R1, HOST, tp=8, dcp=8, batch=64, context=6400, engine=engine).step_s
+    assert some[1] == pytest.approx(alone, rel=1e-14)  # sums of arrays are rounded in another order
 
 
 @each("dcp", [2, 4, 8])

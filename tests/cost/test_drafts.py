@@ -137,7 +137,7 @@ def test_more_drafts_pay_at_a_small_batch_and_not_at_a_large_one():
 def test_a_bill_says_what_drafts_yield_and_where_they_stop_paying(monkeypatch):
     monkeypatch.setenv("COLUMNS", "170")
     told = run_here("bill", *LLAMA[:1], "-c", LLAMA[1], "--technique", "eagle3=7:0.4", "--batch", "4").stdout
-    assert "1.67 tokens per step and sequence with 7 drafts, as set" in told
+    assert "1.67 tokens per sequence per step with 7 drafts, as set" in told
     assert "they stop paying at batch" in " ".join(told.split())
     assert "draft head" in told
 
@@ -160,7 +160,7 @@ def test_plan_searches_with_drafts():
     ("options", "reason"),
     [
         ({"technique": "mtp=1"}, "has no MTP layers"),
-        ({"technique": "draft=qwen3-0.6b:3"}, "is not known; say --acceptance"),
+        ({"technique": "draft=qwen3-0.6b:3"}, "is not known; give --acceptance"),
         ({"technique": "p-eagle=3:0.7", "engine": "trtllm"}, "has no such drafter"),
         ({"technique": "eagle3=3", "accepted_length": 4.5}, "nearest valid: 4"),
         ({"technique": "eagle3=3:0.5", "accepted_length": 2.0}, "not both"),
@@ -201,7 +201,7 @@ def test_gains_of_drafts_that_nobody_counted_are_refused():
     assert "--acceptance" in row.refused
     [known] = [row for row in w.rows if row.technique.key == "dspark"]
     assert known.gain > 1
-    assert any("3.74 tokens per step" in note for note in known.notes)
+    assert any("3.74 tokens per sequence per step" in note for note in known.notes)
 
 
 def test_a_table_of_techniques_shows_the_best_of_several_numbers_of_drafts():

@@ -114,7 +114,7 @@ def test_few_experts_are_copied_by_few_multiprocessors():
     ("options", "why"),
     [
         ({"cluster": "2x8xh100-sxm", "ep_backend": "flashinfer_nvlink_one_sided"}, "one NVLink domain"),
-        ({"cluster": "2x8xh100-sxm", "ep_backend": "mori_low_latency"}, "only on AMD GPUs"),
+        ({"cluster": "2x8xh100-sxm", "ep_backend": "mori_low_latency"}, "for AMD GPUs only"),
         ({"cluster": "2x8xh100-sxm", "technique": "dispatch=fp8", "dp": 1, "ep": 16, "tp": 16}, "that share experts"),
         ({"cluster": "2x8xh100-sxm", "technique": "eplb", "dp": 1, "ep": 1, "tp": 16}, "ep > 1"),
         ({"cluster": "2x8xh100-sxm", "technique": "nvlink-two-sided", "engine": "sglang"}, "SGLang does not have it"),

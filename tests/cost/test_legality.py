@@ -40,10 +40,10 @@ def test_one_gpu_is_always_legal(model):
 @each(
     ("key", "cluster", "plan", "says"),
     [
-        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=3), "heads-divisible: 32 attention heads.*nearest legal tp: 2 or 4"),
-        ("llama-3.1-70b", "8xh100-sxm", Plan(tp=6), "heads-divisible: 64"),
+        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=3), "heads-divisible: the 32 attention heads.*nearest legal tp: 2 or 4"),
+        ("llama-3.1-70b", "8xh100-sxm", Plan(tp=6), "heads-divisible: the 64"),
         ("qwen2.5-7b", "8xh100-sxm", Plan(tp=7), "kv-heads-divisible: 4 KV heads"),
-        ("llama-3.1-8b", "2xh100-sxm", Plan(tp=8), "gpus: .* = 8 GPUs, and 2xh100-sxm has 2; nearest legal tp: 2"),
+        ("llama-3.1-8b", "2xh100-sxm", Plan(tp=8), "gpus: .* = 8 GPUs, but 2xh100-sxm has 2; nearest legal tp: 2"),
         ("llama-3.1-8b", "8x8xh100-sxm", Plan(pp=33), "layers: pp=33 stages.*nearest legal pp: 32"),
         ("mixtral-8x7b", "8x8xh100-sxm", Plan(tp=8, dp=2, ep=16), "experts-divisible: 8 experts"),
         ("llama-3.1-8b", "8xh100-sxm", Plan(tp=8, ep=8), "ep-needs-experts: ep=8.*dense"),
@@ -57,6 +57,23 @@ def test_one_gpu_is_always_legal(model):
 def test_rules_name_themselves_and_the_nearest_legal(key, cluster, plan, says):
     with pytest.raises(ValueError, match=says):
         check(catalog.model(key), catalog.cluster(cluster), plan, catalog.engine("vllm"))
+
+
+@each(
+    ("cluster", "plan", "larger"),
+    [
+        ("8xh100-sxm", Plan(tp=8, replicas=2), "2x8xh100-sxm"),
+        ("2xh100-sxm", Plan(tp=4), "4xh100-sxm"),
+        ("8xh100-sxm", Plan(pp=17), "3x8xh100-sxm"),
+        ("dgx-h100", Plan(tp=8, pp=2), "2x8xh100-sxm"),
+        ("gb200-nvl72", Plan(tp=8, replicas=12), "24x4xgb200"),
+    ],
+)
+def test_the_cluster_that_is_named_has_the_gpus_of_all_replicas(cluster, plan, larger):
+    model, engine = catalog.model("llama-3.1-8b"), catalog.engine("vllm")
+    with pytest.raises(ValueError, match=f"at least {plan.all_gpus} GPUs, such as {larger}$"):
+        check(model, catalog.cluster(cluster), plan, engine)
+    check(model, catalog.cluster(larger), plan, engine)
 
 
 def test_legal_values():

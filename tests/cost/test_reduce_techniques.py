@@ -183,8 +183,8 @@ REFUSED = [
     ("8xh100-sxm", "trtllm", "fused-allreduce", "already on"),
     ("8xh100-sxm", "vllm", "symm-mem", "already on"),
     ("8xmi300x", "sglang", "fused-allreduce", "no time of such a kernel"),
-    ("8xh100-sxm", "vllm", "quickreduce=int4", "none for h100-sxm"),
-    ("8xh100-sxm", "sglang", "pcie-collectives", "none for h100-sxm"),
+    ("8xh100-sxm", "vllm", "quickreduce=int4", "not for h100-sxm"),
+    ("8xh100-sxm", "sglang", "pcie-collectives", "not for h100-sxm"),
 ]
 
 

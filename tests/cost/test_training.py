@@ -66,7 +66,7 @@ def test_fsdp_gathers_every_layer_twice():
     layer, table, head = (found[f"{part} parameters", "all-gather"] for part in ("layer", "embedding", "head"))
     assert (layer.count, table.count, head.count) == (2 * 32 * 2, 4, 2), "the head stays gathered"
     assert layer.nbytes * 32 + table.nbytes + head.nbytes == 2 * num_params(catalog.model("llama-3.1-8b"))
-    piped = lines("llama-3.1-8b", "8x8xh100-sxm", engine="fsdp", pp=2, dp=32, batch=2)
+    piped = lines("llama-3.1-8b", "8x8xh100-sxm", engine="torchtitan", pp=2, dp=32, batch=2)
     assert piped["layer parameters", "all-gather"].count == 16, "with a pipeline layers stay gathered all step"
     assert found["layer gradients", "reduce-scatter"].count == 32 * 2
     assert found["layer gradients", "reduce-scatter"].nbytes == 2 * layer.nbytes, "gradients travel in fp32"
@@ -208,8 +208,8 @@ def test_a_higher_zero_stage_never_needs_more_memory(question, schedule, recompu
 
 
 def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
-    """FSDP leaves gradients unreduced until the last microbatch of a stage, and its parameters gathered."""
-    words = {"engine": "fsdp", "dp": 4, "pp": 2, "batch": 8}
+    """Stages of FSDP leave gradients unreduced until the last microbatch, and parameters gathered."""
+    words = {"engine": "torchtitan", "dp": 4, "pp": 2, "batch": 8}
     for zero in (2, 3):
         found = lines("llama-3.1-8b", "8xh100-sxm", zero=zero, **words)
         assert {i.count for (what, op), i in found.items() if "gradients" in what and op == "reduce-scatter" and i.count} <= {1, 16}

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import shlex
@@ -12,13 +13,18 @@ from pathlib import Path
 import pytest
 
 import commtax
+import metrics_pages
 from cli_run import run_here
 from commtax.calibrate import calibrate
 from commtax.catalog.profile import load
 from each import each
-from paths import ROOT
+from page_pictures import kept_text
+from paths import BENCHMARKS, ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path.append(str(BENCHMARKS))  # behind the helpers, one of which has a namesake there
+import printed
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(m.name for m in pkgutil.walk_packages(commtax.__path__, "commtax.") if m.name != "commtax.__main__")
 
 
@@ -27,18 +33,21 @@ def blocks(language):
     return [(page.name, block) for page in PAGES for block in pattern.findall(page.read_text())]
 
 
-COMMANDS = [(page, line) for page, block in blocks("sh") for line in block.splitlines() if line.startswith("commtax ")]
+WRITTEN = [(page, line) for page, block in blocks("sh") for line in block.splitlines() if line.startswith("commtax ")]
+COMMANDS = list({tuple(shlex.split(line, comments=True)): (page, line) for page, line in reversed(WRITTEN)}.values())[::-1]
+"""One that several pages show is run once, as the first of them has it."""
+
+
+@each("page", printed.pages(), ids=str)
+def test_shown_output_is_what_is_printed(page, run):
+    """Stale ones: ``python benchmarks/printed.py``, or ``make figures``."""
+    text = page.read_text()
+    assert printed.rewrite(text, printed.answer_by(run)).splitlines() == text.splitlines(), page
 
 
 @each(("page", "line"), COMMANDS)
-def test_commands_run(page, line, tmp_path, monkeypatch):
-    """In a folder with the files that documents name, which keeps what commands write."""
-    for folder in ("examples", "tests"):
-        if not (tmp_path / folder).exists():
-            (tmp_path / folder).symlink_to(ROOT / folder)
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(line, comments=True)[1:]
-    done = run_here(*words)
+def test_commands_run(page, line, run):
+    done = run(printed.words_of(line))
     said = re.search(r"# exit (\d)", line)
     assert done.returncode in ((0, int(said[1])) if said else (0,)), done.stderr
     assert done.stdout
@@ -59,41 +68,19 @@ def test_python_examples_run(page, block):
     assert "commtax" in names
 
 
-def shown():
-    """Blocks of a terminal: a command after '$ ', then exactly what it prints."""
-    return [(page, *block.split("\n", 1)) for page, block in blocks("console")]
+def test_a_process_prints_what_is_shown(run):
+    """Answers are made in this process; the README's first one also by a process of its own."""
+    command, _ = next(printed.exchanges(blocks("console")[0][1]))
+    words = printed.words_of(printed.line_of(command))
+    environment = {**os.environ, **printed.PIPED}
+    done = subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (run(words).returncode, run(words).stdout)
 
 
-def as_a_process(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize(("page", "command", "output"), shown())
-def test_shown_output_is_what_is_printed(page, command, output, monkeypatch):
-    """The first of each page by a process of its own."""
-    monkeypatch.setenv("COLUMNS", "150")
-    first = next(row for row in shown() if row[0] == page)
-    ran = as_a_process if (page, command, output) == first else run_here
-    done = ran(*shlex.split(command.removeprefix("$ "))[1:])
-    assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in output.splitlines()]
-
-
-def kept_text(picture):
-    """The text that a PNG keeps: its command, and what that printed."""
-    data, at = picture.read_bytes(), 8
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4])
-        if data[at + 4 : at + 8] == b"iTXt":
-            return data[at + 8 : at + 8 + length].split(b"\0", 5)[-1].decode()
-        at += 12 + length
-    return ""
-
-
-@pytest.mark.parametrize("name", ["terminal.png", "page.png"])
-def test_pictures_show_what_is_printed(name, monkeypatch):
-    """Stale ones: ``make figures``."""
+def test_the_picture_of_a_terminal_shows_what_is_printed(monkeypatch):
+    """A stale one: ``make figures``."""
     monkeypatch.setenv("COLUMNS", "132")
-    command, _, printed = kept_text(ROOT / "docs" / "pictures" / name).partition("\n")
+    command, _, printed = kept_text(ROOT / "docs" / "pictures" / "terminal.png").partition("\n")
     done = run_here(*shlex.split(command))
     assert printed.splitlines() == done.stdout.splitlines()
     assert len(printed) > 1000
@@ -101,13 +88,47 @@ def test_pictures_show_what_is_printed(name, monkeypatch):
 
 @each("name", MODULES)
 def test_examples_in_docstrings(name):
-    found = doctest.testmod(importlib.import_module(name))
-    assert found.failed == 0
+    """Every module can be imported; those with examples are searched for them."""
+    module = importlib.import_module(name)
+    if ">>>" in Path(module.__file__).read_text():
+        found = doctest.testmod(module)
+        assert found.attempted
+        assert found.failed == 0
 
 
-def test_readme_has_commands_and_shown_output():
-    assert any(page == "README.md" for page, _ in COMMANDS)
-    assert any(page == "README.md" for page, _, _ in shown())
+def test_the_readme_is_a_screen_and_a_half():
+    """Five questions, each one command with six lines of its answer."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+    asked = [block for page, block in blocks("console") if page == "README.md"]
+    assert len(asked) == 5
+    for block in asked:
+        ((command, shown),) = printed.exchanges(block)
+        assert printed.line_of(command).startswith("commtax ")
+        assert 3 <= len(shown) <= printed.SHOWN + 1
+
+
+FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\d? ?(?:%|[mµn]s|[KMG]i?B(?:/s)?|tokens/s)(?![\w/])")
+
+
+@pytest.mark.parametrize("name", ["quickstart.md", "tutorial.md"])
+def test_figures_in_prose_were_printed_or_asked_for(name):
+    """What a sentence says of a time, a size or a share stands in a block of the same page; ranges hold 80%."""
+    text = (ROOT / "docs" / name).read_text()
+    inside = " ".join(re.findall(r"^```.*?^```", text, re.M | re.S))
+    said = set(FIGURE.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
+    bare = re.sub(r"\s", "", inside)
+    assert [figure for figure in said if figure.replace(" ", "") not in bare and figure != "80%"] == []
+
+
+def test_the_quickstart_reads_a_running_server():
+    """Its first command on a real server, that of the recorded pages."""
+    (page,) = (text for text in [(ROOT / "docs" / "quickstart.md").read_text()])
+    line = next(line for line in page.splitlines() if line.startswith("commtax audit --metrics"))
+    with metrics_pages.shown(metrics_pages.recorded(1), metrics_pages.recorded(2)) as at:
+        words = line.replace("http://localhost:8000/metrics", at.url).replace("30s", "500ms").replace("8xh100-sxm -tp 4", "2xcpu")
+        done = run_here(*printed.words_of(words), "--model", ROOT / "tests" / "fixtures" / "tiny-llama")
+    assert done.returncode == 3, done.stderr  # seconds of CPUs are assumed
+    assert "TPOT" in done.stdout
 
 
 def test_the_project_speaks_of_itself_alone():

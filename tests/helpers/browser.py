@@ -10,9 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+OFF = (
+    # Pages of the address bar's own, loaded for each new window: more work than most pages of ours.
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup"),
+    "SpareRendererForSitePerProcess",  # a process for a page that nobody will open
+    # What the driver turns off itself, said again because the last list counts.
+    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable"),
+    *("LensOverlay", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning", "AvoidCorsURLLoaderRestartOnRedirect"),
+    *("OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch"),
+)
 QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
+    *("--disable-component-update", "--disable-sync", f"--disable-features={','.join(OFF)}"),
 )
 PAINTED = "document.documentElement.dataset.shown === new URLSearchParams(location.search).toString()"
 
@@ -53,3 +62,16 @@ def served(*words: str) -> Iterator[str]:
             yield found[0]
         finally:
             server.terminate()
+
+
+def painted(page: Any) -> None:
+    until(page, PAINTED)
+
+
+def until(page: Any, expression: str, argument: Any = None) -> None:
+    """Asked again and again from outside: the page's own rules forbid the driver's way, which evaluates text inside."""
+    for turn in range(440):
+        if page.evaluate(expression, argument):
+            return
+        page.wait_for_timeout(min(20 + 5 * turn, 100))  # asking takes longer than most answers
+    raise AssertionError(f"{expression}, {argument}: not in 40 s; {page.url}")

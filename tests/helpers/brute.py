@@ -305,7 +305,13 @@ def disagreements(asked, answer, rng, points=100):
     for row, hint in zip(rows, hints, strict=True):
         wrong += _reproduced(s, layouts, row, *hint)
     for i, place in enumerate(("", *(place.name for place in answer.places))):
-        wrong += _beaten(s, found, margin(answer.question), [s.at(*hint) for hint in hints[2 * i : 2 * i + 2]], place)
+        wrong += _beaten(
+            s,
+            found,
+            (margin(answer.question), margin(answer.question, pools=True)),
+            [s.at(*hint) for hint in hints[2 * i : 2 * i + 2]],
+            place,
+        )
     return wrong
 
 
@@ -400,18 +406,29 @@ def _differs(a, b):
     return not math.isclose(float(a), float(b), rel_tol=CLOSE)
 
 
-def _beaten(s, found, within, shown, place):
-    """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better."""
+def _beaten(s, found, margins, shown, place):
+    """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better.
+
+    Where the best has two pools, one that has not is recommended unless pools gain more than predictions of them err; the margin
+    is then that of the best with one pool.
+    """
+    within, pools = ((1 + margin) ** (2 if place == "balanced" else 1) for margin in margins)
     best, chosen = (s.worth(p, place) for p in shown)
-    within = (1 + within) ** 2 - 1 if place == "balanced" else within
+    first, own = (bool(p.layout.ahead) for p in shown)
+    rivals = [p for p in found if bool(p.layout.ahead) == own] if first else found
+    leader = best if first == own else max([chosen, *(s.worth(p, place) for p in rivals)])
+    wrong = [] if leader <= chosen * within * (1 + CLOSE) else [f"recommended beyond the margin: {told(s, shown[1])}"]
+    if first != own and best > leader * pools * (1 + CLOSE):
+        wrong.append(f"pools surely gain: {told(s, shown[0])}")
     plain = s.complexity(shown[1].layout)
-    wrong = [] if best <= chosen * (1 + within) * (1 + CLOSE) else [f"recommended beyond the margin: {told(s, shown[1])}"]
     for p in found:
         worth, close = s.worth(p, place), _close(s, p, place)
         told_ = f"{place or 'best'} {told(s, shown[0])}, recommended {told(s, shown[1])}: {told(s, p)}"
         if worth > best * (1 + close):
             wrong.append(f"beaten by {worth / best - 1:.2g}: {told_}")
-        near = worth * (1 + within) > best * (1 + close)
+        if first and own and not p.layout.ahead and worth * pools > best * (1 + close):
+            wrong.append(f"pools may gain nothing: {told_}")
+        near = p in rivals and worth * within > leader * (1 + close)
         if near and (s.complexity(p.layout) < plain or (s.complexity(p.layout) == plain and worth > chosen * (1 + close))):
             wrong.append(f"simpler or better by {worth / chosen - 1:.2g}: {told_}")
     return wrong[:2]

@@ -6,10 +6,14 @@ Starting Python takes longer than most answers. That whole processes behave alik
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from typing import NoReturn
+from unittest.mock import patch
 
 from commtax.cli import main
+from commtax.cli.output import Output
+from commtax.report.drawing import Pipe, Telling
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,36 @@ def run_here(*words: object) -> Done:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0
     return Done(code, out.getvalue(), err.getvalue())
+
+
+@dataclass(frozen=True)
+class Told(Done):
+    """What a command showed, and what ``--json`` would have printed of the same answer."""
+
+    document: str
+
+
+def told_here(*words: object) -> Told:
+    """A command run once and told in both forms. That ``--json`` prints the same is held by ``test_tasks``."""
+    kept, answer = io.StringIO(), Output.answer
+
+    def both(self, *parts, **options):
+        with redirect_stdout(kept), suppress(SystemExit):
+            answer(replace(self, as_json=True, remarks=[*self.remarks]), *parts, **options)
+        answer(self, *parts, **options)
+
+    with patch.object(Output, "answer", both):
+        done = run_here(*words)
+    return Told(done.returncode, done.stdout, done.stderr, kept.getvalue())
+
+
+def shown_here(show, *parts, width=100) -> list[str]:
+    """The lines that a function shows in a pipe, but for those that are empty."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        show(Pipe(width, _no_rich, Telling()), *parts)
+    return [line for line in out.getvalue().splitlines() if line]
+
+
+def _no_rich(_: int) -> NoReturn:
+    raise AssertionError("drawn by Rich")

@@ -8,7 +8,7 @@ from commtax.web.server import listen, serve
 
 if __name__ == "__main__":
     server.HEAD_S = 1.5
-    pool.LIMIT_S = 2.0
+    pool.limit_of = lambda _: 2.0
     pool.WAIT_S = 1.0
     bound = listen("127.0.0.1", 0)
     sys.stdout.write(f"http://127.0.0.1:{bound.getsockname()[1]}/\n")

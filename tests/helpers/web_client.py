@@ -13,7 +13,7 @@ def app():
     return create_app()
 
 
-def ask(path, query=None, method="GET", host="127.0.0.1:8080", headers=(), raw=None):
+def ask(path, query=None, method="GET", host="127.0.0.1:8080", headers=(), raw=None, body=b""):
     """``query`` is a mapping or a list of pairs; ``raw`` a query string as it is."""
     text = raw if raw is not None else urlencode(query or {}).encode()
     scope = {
@@ -22,7 +22,7 @@ def ask(path, query=None, method="GET", host="127.0.0.1:8080", headers=(), raw=N
         "headers": [(b"host", host.encode("latin-1")), *headers],
     }  # fmt: skip
     sent = []
-    asked = [{"type": "http.request", "body": b"", "more_body": False}]
+    asked = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive():
         if not asked:

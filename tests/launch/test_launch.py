@@ -1,7 +1,9 @@
 """Launch commands: read in every spelling, nothing dropped; written commands read back as the plan they came from."""
 
 import json
+import shlex
 import subprocess
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -12,8 +14,9 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import config
 from commtax.cost.schedules import SCHEDULES
+from commtax.launch.jobs import LaunchJob
 from commtax.launch.read_command import parse
-from commtax.launch.writing import benchmark_command, launch_command
+from commtax.launch.writing import Seats, benchmark_command, launch_command
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.verbs.settling import ask
@@ -216,6 +219,8 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     plan = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order, kv_dtype=kv)
     assume(engine.key != "trtllm" or plan.ep <= plan.tp or plan.tp == 1)
     assume(plan.ep <= plan.tp or (plan.ep % plan.tp == 0 and plan.dp % (plan.ep // plan.tp) == 0))
+    hosts = -(-int(plan.num_gpus) // int(cluster.gpus_per_host))
+    assume(engine.key != "sglang" or plan.num_gpus % hosts == 0)  # it has as many ranks on every host
     found = parse(launched(model, plan, engine.key, cluster, **limits))
     whole = {**found.axes, "dp": found.axes["dp"] * found.servers.count}  # what an engine cannot hold in one server is several
     assert whole == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
@@ -318,6 +323,30 @@ def test_hosts_are_told_as_each_engine_wants_it():
     assert "--data-parallel-size-local 2" in launched(model, Plan(tp=4, dp=4), "vllm", cluster)
 
 
+@pytest.mark.parametrize("dp", [5, 8, 9, 10, 12])
+def test_the_hosts_of_a_server_start_each_of_its_replicas_once(dp):
+    model, cluster = catalog.model("deepseek-r1"), catalog.cluster("gb200-nvl72")
+    line, remark = launched(model, Plan(dp=dp, ep=dp), "vllm", cluster).splitlines()[:2]
+    started = []
+    for node in range(-(-dp // cluster.gpus_per_host)):
+        words = line + (" " + remark.partition("hosts above 0 add ")[2]) * (node > 0)
+        said = shlex.split(subprocess.check_output(["sh", "-c", f"NODE_RANK={node}; echo {words}"], text=True))
+        told = dict(pairwise(said))  # of a flag said twice the last counts
+        first = int(told["--data-parallel-start-rank"])
+        started += range(first, first + int(told["--data-parallel-size-local"]))
+    assert started == list(range(dp))
+
+
+def test_servers_that_end_within_a_host_share_it():
+    seats = Seats("HOST", catalog.cluster("gb200-nvl72"))
+    job = LaunchJob("vllm", ask("llama-3.1-8b", "gb200-nvl72", dp=9), 9)
+    assert [seats.seat(job, number) for number in range(4)] == [(f"$MASTER_ADDR_{number}", "") for number in range(4)]
+    (remark,) = seats.remarks()
+    assert [f"_{n} (CUDA_VISIBLE_DEVICES={n})" in remark for n in range(4)] == [True] * 4
+    with pytest.raises(ValueError, match="equally many ranks on every host"):
+        launched(catalog.model("deepseek-r1"), Plan(dp=10, ep=10), "sglang", catalog.cluster("gb200-nvl72"))
+
+
 def test_from_fills_what_is_not_given():
     words = ("bill", "--from", f"{VLLM} -tp 8 --max-model-len 32k --foo 1", "--cluster", "h100-sxm", "--json")
     found = json.loads(run(*words).stdout)
@@ -326,7 +355,7 @@ def test_from_fills_what_is_not_given():
         "8xh100-sxm",
     )
     assert any("not understood" in note and "--foo 1" in note for note in found["notes"])
-    assert any("no effect" in note and "max-model-len" in note for note in found["notes"])
+    assert any("no difference" in note and "max-model-len" in note for note in found["notes"])
     mine = json.loads(run(*words, "-tp", "4").stdout)
     assert mine["step_s"] > found["step_s"], "an option that is given wins"
 
@@ -342,6 +371,22 @@ def test_from_on_the_other_commands():
     swept = run("compare", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm", "--over", "batch=1,8", "--csv")
     assert swept.returncode == 0
     assert "from: vllm" in swept.stderr
+
+
+def test_from_says_what_was_read_and_what_was_not():
+    flags = "--quantization fp8 --max-num-seqs 128 --gpu-memory-utilization 0.8 --max-model-len 32768 --block-size 32 --foo 3"
+    flags += " --enable-prefix-caching --config_format mistral"
+    done = run("simulate", "--from", f"{VLLM} -tp 4 {flags}", "--cluster", "4xh100-sxm", "--max-num-seqs", "64")
+    said = " ".join(done.stdout.split())
+    assert ", tp 4, dtype fp8, max-model-len 32768, gpu-memory-utilization 0.8 ·" in said, "max-num-seqs was said otherwise"
+    assert VLLM.split()[2] in said
+    assert "not in the answer: --foo 3" in said
+    assert "makes no difference here: block-size 32" in said
+    assert "prefix caching is on" in said
+    assert "mistral" not in said, "how a config is written prices nothing"
+
+
+def test_from_reads_sizes_of_training():
     shape = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --num-query-groups 8 --ffn-hidden-size 14336"
     script = f"torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 {shape} --global-batch-size 8"
     trained = run("bill", "--from", script, "--cluster", "h100-sxm")
@@ -355,7 +400,13 @@ def test_emit_and_mistakes():
     assert "vllm bench serve" in done.stdout
     assert "all_reduce_perf -b 8192" in done.stdout
     again = run("bill", "--from", f"{VLLM} -tp 8 --max-model-len 32k", "--cluster", "8xh100-sxm", "--emit", "sglang")
-    assert "--tp 8 --context-length 32000" in again.stdout
+    assert "--tp-size 8 --context-length 32000" in again.stdout
+    assert again.stdout.count("meta-llama/Llama-3.1-70B-Instruct") >= 2, "the pasted checkpoint, and no other of its sizes"
+    for name in ("/models/Llama-3.1-8B-Instruct", "Llama-3.1-8B-Instruct", "meta-llama/llama-3.1-8b-instruct"):
+        written = run("bill", "--from", f"vllm serve {name}", "--cluster", "h100-sxm", "--emit", "vllm").stdout
+        wanted = name if name.startswith("/") else "meta-llama/Llama-3.1-8B-Instruct"
+        assert f"vllm serve {wanted}\n" in written
+        assert f"--model {wanted} " in written
     for words, says in (
         (("bill", "--cluster", "8xh100-sxm"), "MODEL: name one"),
         (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "no launch command"),
@@ -412,7 +463,8 @@ def test_flags_that_engines_changed():
         found = parse(f"python -m sglang.launch_server --model-path m --tp 8 {old}")
         assert (found.options.get("eager"), found.unread) == (True, ())
     piped = launched(model, Plan(tp=8, pp=2, zero=3, recompute="full", microbatches=8), "torchrun", cluster)
-    assert "--parallelism.num_pp_microbatches 8" in piped, "torchtitan's own is 1: all bubble"
+    assert "--parallelism.pipeline_parallel_microbatch_size 1 --training.disable_cuda_graphs" in piped
+    assert "--training.local_batch_size 8 " in piped, "a batch of one microbatch would be all bubble"
     assert piped.endswith(" activation-checkpoint:full")
     head = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b"
     assert parse(f"{head} activation-checkpoint:selective").options.get("recompute") == "selective"
@@ -586,11 +638,11 @@ def test_a_name_that_no_command_can_hold_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("tp", "code"), [(2, 0), (1, 1)])
 def test_servers_for_prompts_must_fit_too(tp, code):
-    """A launch of both kinds fits where both do; what was looked at is said, and no word of it is called of no effect."""
+    """A launch of both kinds fits where both do; what was looked at is said, and no word of it is said to make no difference."""
     connector = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"%s"}'"""
     text = f"{VLLM} -tp 4 {connector % 'kv_consumer'}\n{VLLM} -tp {tp} --max-model-len 1024 {connector % 'kv_producer'}\n"
     done = run("fit", "--from", text, "--cluster", "8xh100-sxm", "--max-model-len", "1024")
     assert done.returncode == code, done.stdout + done.stderr
     assert f"pasted were 1 of these and 1 for prompts (tp {tp})" in done.stdout
-    assert "of no effect" not in done.stdout
+    assert "makes no difference" not in done.stdout
     assert run("simulate", "--from", text, "--cluster", "8xh100-sxm", "--input-len", "512").returncode == code

@@ -121,7 +121,11 @@ def test_prompts_and_decoding_are_two_pools():
     args = f"args: ['--kv-transfer-config', '{connector}', '--max-model-len', '4096']"
     container = f"  containers:\n  - image: x/llm-d-cuda:1\n    modelCommand: vllmServe\n    {args}\n"
     pool = "  parallelism: {tensor: %d}\n  replicas: %d\n" + container
-    found = parse(f"modelArtifacts: {{uri: 'hf://{MODEL}'}}\ndecode:\n{pool % (4, 1)}prefill:\n{pool % (2, 3)}")
+    values = f"modelArtifacts: {{uri: 'hf://{MODEL}'}}\ndecode:\n{pool % (4, 1)}prefill:\n{pool % (2, 3)}"
+    for phase, tp in (("prefill", 2), ("decode", 4)):  # a step is billed on the server that takes it
+        billed = run_here("bill", "--from", values, "--cluster", "2x8xh100-sxm", "--phase", phase, "--json")
+        assert json.loads(billed.stdout)["plan"]["tp"] == tp
+    found = parse(values)
     assert (found.model, found.options["tp"], found.unread) == (MODEL, 4, ())
     assert (found.servers.count, found.servers.prefill_workers, found.servers.prefill_tp) == (1, 3, 2)
     service = (

@@ -10,6 +10,7 @@ from commtax.evidence.finding import Claim
 from commtax.evidence.thresholds import levels
 from commtax.logs.engine_logs import trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
+from commtax.verbs.fitting import holds
 from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES
@@ -83,6 +84,19 @@ def test_the_verdict_is_of_the_missing_bytes_whatever_is_left(model, missing):
     without = findings(asked, line)["KV memory left, of all memory"]
     assert (without.verdict == "agree") == near
     assert without.verdict != "disagree" or abs(missing) > 1.9, "a version that is not told may count otherwise"
+
+
+@given(more=st.floats(0.8, 8.0))
+def test_another_version_may_leave_out_of_its_peak_what_this_one_counts(more):
+    """Told its share of memory: up to all that weights leave of it, which no version exceeds."""
+    old = "Initializing a V1 LLM engine (v0.11.0) with config: tensor_parallel_size=1, gpu_memory_utilization=0.9"
+    asked = question("llama-3.1-8b", max_model_len=1024, gpu_memory_utilization=0.9)
+    judged = holds(asked.question)
+    line = f"Available KV cache memory: {judged.kv_bytes / GIB + more:.4f} GiB"
+    found = findings(asked, old, line)["KV memory left, of all memory"]
+    room = 0.9 * judged.question.cluster.chip.visible_bytes - judged.weights_bytes - judged.kv_bytes
+    assert found.verdict == ("unknown" if more * GIB <= room else "disagree")
+    assert "0.90" not in found.reason, "the share was told"
 
 
 def test_figures_with_two_digits_are_as_exact_as_their_digits():

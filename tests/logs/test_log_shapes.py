@@ -199,7 +199,7 @@ TABLE = DATA["table"]
 def test_an_analysers_block(number, tmp_path):
     (fault,) = flight_text.parse(BLOCK.format(number)).faults
     assert (fault.seq, fault.op, fault.missing, fault.size, fault.where) == (5, "all-reduce", (1,), 2, "/home/me/crash.py:44")
-    assert head(BLOCK.format(number), tmp_path) == "1 flight record: rank 1 is to blame (late rank)"
+    assert head(BLOCK.format(number), tmp_path) == "1 flight record: rank 1 is the culprit (late rank)"
 
 
 def test_an_analysers_table():

@@ -71,7 +71,7 @@ def test_on_the_command_line():
     words = ("bill", "qwen2.5-7b", "--cluster", "4xrtx-3090", "--topo", FILE, "-tp", "2")
     done = run_here(*words)
     assert "CUDA_VISIBLE_DEVICES=0,2" in done.stdout
-    assert "nvlink-bridge-3090 inside" in done.stdout
+    assert "on nvlink-bridge-3090" in done.stdout
     for more, says in (
         (("--intra", "pcie4"), "not both"),
         (("--cluster", "8xrtx-3090"), "has 4 GPUs"),

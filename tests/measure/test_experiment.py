@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,6 +26,7 @@ from commtax_lab.study.experiment import _constants
 from commtax_lab.study.findings import Prices, analyse, answers, spread
 from commtax_lab.study.recipe import StudyRun
 from commtax_lab.study.small_engine_serving import BatchingEngine, requests, serve
+from forked import ForkedProgram
 from tables import tables
 
 DATA = tables(__file__)
@@ -73,12 +72,13 @@ def study_here(checkpoint, tmp_path_factory):
     """A quick study that is interrupted after its first run and then goes on."""
     out = tmp_path_factory.mktemp("study")
     words = ["measure", "experiment", "--model", str(checkpoint), "--quick", "--out", str(out), "--cluster", "2xcpu"]
-    process = subprocess.Popen([sys.executable, "-m", "commtax", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = ForkedProgram("commtax", *words)
     until = time.monotonic() + 240  # the machine is calibrated first
-    while not list((out / "runs").glob("*.json")) and time.monotonic() < until:
+    while not list((out / "runs").glob("[!.]*.json")) and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    with process.stdout:
+        _, told = process.communicate()
     kept = {p.name: p.stat().st_mtime_ns for p in (out / "runs").glob("*.json")}
     done = run_here(*words, "--json")
     assert done.returncode == 0, done.stderr

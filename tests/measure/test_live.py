@@ -37,6 +37,7 @@ from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import document, is_reconciled
 from commtax_lab.measure.tp import run_all
 from commtax_lab.measure.weights import Checkpoint, RandomWeights, load
+from forked import run_forked
 from paths import HELPERS
 
 CPU = torch.device("cpu")
@@ -348,15 +349,11 @@ def command(capsys, *words):
 
 
 def test_under_torchrun(checkpoints, tmp_path):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "commtax_lab.measure.tp"]
-    asked = ["--device", "cpu", "--cluster", "2xcpu", "--input-len", "12", "--output-len", "4"]
-    done = subprocess.run(
-        [*start, *asked, "--model", str(checkpoints["llama"][0])],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # torchrun leaves its own folders
-    )
+    """The launcher is a fork of this process; its ranks are processes that load all they need."""
+    start = ["--standalone", "--nproc-per-node", "2", "-m", "commtax_lab.measure.tp"]
+    asked = ["--device", "cpu", "--cluster", "2xcpu", "--input-len", "12", "--output-len", "4", "--model", checkpoints["llama"][0]]
+    place = {**os.environ, "TMPDIR": str(tmp_path)}  # torchrun leaves its own folders
+    done = run_forked("torch.distributed.run", *start, *asked, env=place)
     assert done.returncode == 0, done.stderr
     prove(json.loads(done.stdout[done.stdout.index("{") :]))
 
@@ -412,7 +409,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tp": 3}, r"8 attention heads .* do not divide by tp=3; nearest legal tp: 2"),
+        ({"tp": 3}, r"8 attention heads .* are not divisible by tp=3; nearest legal tp: 2"),
         ({"impl": "mpi"}, "one of gloo, nccl, shm"),
         ({"dtype": "int8"}, "one of fp32"),
         ({"slow_rank": "5:2"}, "a rank below 2"),

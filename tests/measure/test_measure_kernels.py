@@ -11,6 +11,7 @@ import pytest
 
 from commtax import catalog
 from commtax_lab.study import kernels
+from forked import run_forked
 from paths import ROOT
 
 ROWS = ROOT / "benchmarks" / "h200"
@@ -19,8 +20,7 @@ FILES = sorted(ROWS.glob("*.jsonl"))
 
 def sweep(*words):
     """The sweep as a user runs it."""
-    command = [sys.executable, "-m", "commtax_lab.study.kernels", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_forked("commtax_lab.study.kernels", *words)
 
 
 def rows(kind):

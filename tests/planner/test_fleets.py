@@ -2,8 +2,8 @@
 
 import json
 import multiprocessing
-import os
 import random
+import re
 import subprocess
 import sys
 from math import floor
@@ -17,13 +17,14 @@ import commtax
 from cli_run import run_here
 from commtax.planner.columns import Rejected
 from commtax.planner.fleet_search import burden
+from commtax.planner.fleet_sizes import first_pair
 from commtax.planner.fleet_trials import (
     SURE,
     _capacity_of_kinds,
-    _first_pair,
     _trial,
     all_requests,
     capacity,
+    longest_step,
     rate_of,
     run_fleet,
     too_slow,
@@ -31,7 +32,10 @@ from commtax.planner.fleet_trials import (
 )
 from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
+from commtax.report.fleets import fleet_reasons
 from commtax.report.planning import shorten_rejected
+from commtax.report.view.plan_table import page_words
+from forked import run_forked
 from paths import HELPERS
 from planned import share_out
 
@@ -125,12 +129,12 @@ def test_the_first_fleet_of_two_kinds_that_holds_is_the_first(data):
         return any(n <= able[at][0] and p <= able[at][1] for n, p in least)
 
     plain = next((at for at in range(len(able)) if holds(at)), len(able) - 1)
-    assert _first_pair(able, holds) == plain
+    assert first_pair(able, holds) == plain
 
 
 def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
     wanted = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
-    monkeypatch.setattr("commtax.planner.fleet_trials.SLACK", 0.01)
+    monkeypatch.setattr("commtax.planner.fleet_sizes.SLACK", 0.01)
     found = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
     assert rows(found) == rows(wanted)
     assert found.plans[0].growth > 0
@@ -206,7 +210,7 @@ def test_chips_are_ranked_by_dollars_where_all_have_a_price():
         ({"input_len": 200_000}, "the longest request has"),
         ({"input_len": "nonsense"}, "input_len"),
         ({"on": "tcp://127.0.0.1:1"}, "on 'tcp://127.0.0.1:1'"),
-        ({"tp": 2}, "tp: not an option here"),
+        ({"tp": 2}, "tp: plan_fleet has no such keyword"),
     ],
 )
 def test_refusals(words, says, monkeypatch):
@@ -249,15 +253,55 @@ def test_no_plan_holds_is_an_answer_with_the_obstacle():
     assert any("requests/s" in text for text in answer["would_take"])
     done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
     assert done.returncode == 1
-    assert "No plan holds: the limits are below what a request takes with no load" in done.stdout
+    assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
+
+
+@pytest.mark.parametrize("slo", [{}, {"p95_ttft": 1.0}])
+def test_a_confidence_that_would_do_is_tried_and_none_is_named_beyond_the_capacity(slo):
+    """Between what is answered surely and what is answered at even chances, a lower confidence holds; above, none is named."""
+    one = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=5, slo=slo, **QUICK).plans[0]
+    alone = capacity(one.layout, (1, 0))
+    near = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=alone / 1.01, slo=slo, **QUICK)
+    (named,) = re.findall(r"a confidence of (\d+)% \(--confidence \1%\)", " ".join(near.would_take))
+    assert 50 <= int(named) < 65
+    asked = {"request_rate": alone / 1.01, "slo": slo, "confidence": f"{named}%"}
+    found = plan_fleet("llama-3.1-8b", "1xh100-sxm", **asked, **QUICK).plans
+    assert found
+    assert found[0].kept is None or int(named) / 100 <= found[0].kept < 0.65
+    beyond = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=alone * 1.01, slo=slo, **QUICK)
+    assert beyond.would_take
+    assert "confidence" not in " ".join(beyond.would_take)
+
+
+@pytest.mark.parametrize("slo", [{}, {"p95_ttft": 1.0}])
+def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictions(slo):
+    """Where the fewest GPUs are on the edge one more copy is recommended; where none has room, there is a warning."""
+    one = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=5, slo=slo, **QUICK).plans[0]
+    alone = capacity(one.layout, (1, 0))
+    for share, place in ((0.94, "1xh100-sxm"), (0.94, "2xh100-sxm"), (0.5, "2xh100-sxm")):
+        found = plan_fleet("llama-3.1-8b", place, request_rate=share * alone, slo=slo, **QUICK)
+        best, chosen, edge = found.plans[0], found.plans[found.recommended], share > 0.9
+        room = place != "1xh100-sxm"
+        assert (best.size, best.clear) == ((1, 0), not edge)
+        assert chosen.size == (1 + (edge and room), 0)
+        assert any(trial.layout.question.plan.tp == 1 and trial.size == (2, 0) for trial in found.plans) is room, (
+            "the next is listed"
+        )
+        longer = longest_step(chosen)
+        kept = worst(chosen.layout.question, run_fleet(chosen.layout, chosen.size, share * alone, stretch=longer)) <= 1
+        assert chosen.clear is (kept and chosen.capacity > share * alone * longer) is (room or not edge)
+        said = " ".join(fleet_reasons(found))
+        assert ("warning: close to " in said) is (edge and not room)
+        assert ("would do, at 94% of capacity; but steps " in said) is (edge and room)
+        assert "--" not in page_words(said)
 
 
 def test_a_terminal_is_told_what_to_run():
     done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
     assert done.returncode == 0
     assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
-    assert "the rate may grow by" in done.stdout
-    assert "per GPU-hour (the catalogue's, 2026-" in done.stdout
+    assert "the rate can grow by" in done.stdout
+    assert "per GPU-hour (catalogue price of 2026-" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -279,12 +323,11 @@ def test_options_go_together_or_are_refused(words, says):
 def test_a_cluster_that_loses_a_worker_says_the_same():
     """A real Dask cluster of two workers: the first that is given something is killed at once."""
     pytest.importorskip("distributed", reason="needs the extra: pip install 'commtax[cluster]'")
-    command = [sys.executable, "-m", "commtax", *ASKED, *FAST, "--json"]
     helper = HELPERS / "dask_workers.py"
     with subprocess.Popen([sys.executable, helper], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
         here = run_here(*ASKED, *FAST, "--json")
         address = cluster.stdout.readline().strip()
-        there = subprocess.run([*command, "--on", address], capture_output=True, text=True, check=True, env=os.environ)
+        there = run_forked("commtax", *ASKED, *FAST, "--json", "--on", address)
         assert cluster.stdout.readline().strip() == "killed"
         cluster.stdin.close()
     assert json.loads(here.stdout) == json.loads(there.stdout)

@@ -190,8 +190,8 @@ def test_a_pasted_plan_stands_on_both():
     alone = {"pp": 1, "dp": 1, "ep": 1}
     good = rank_own_plan(a, {"tp": 4, **alone}, 2, prompts=Plan(2, replicas=4))
     assert good.rank >= 1
-    assert good.plan == "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 2 x TP 4 on 8xh200-sxm to decode"
-    assert rank_own_plan(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, and 8xh100-sxm has 8"
+    assert good.plan == "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 2 x TP 4 on 8xh200-sxm for decoding"
+    assert rank_own_plan(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, but 8xh100-sxm has 8"
     assert "no separate prompt workers" in rank_own_plan(a, {"tp": 8, **alone}, 1).reason
 
 
@@ -210,7 +210,10 @@ BOTH = ("--prefill-cluster", "8xh100-sxm", "--decode-cluster", "8xh200-sxm")
 def test_the_commands_say_what_runs_where():
     words = ("llama-3.1-70b", *BOTH, "--input-len", "2000", "--output-len", "200")
     told = run_here("plan", *words, "--tpot", "30ms", "--ttft", "2s")
-    assert told.stdout.startswith("llama-3.1-70b on 8xh100-sxm (8 GPUs) for prompts and 8xh200-sxm (8 GPUs) to decode")
+    assert told.stdout.startswith(
+        "Recommended and best: 16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 1 x TP 8 on 8xh200-sxm for decoding"
+    )
+    assert "llama-3.1-70b on 8xh100-sxm (8 GPUs) for prompts and 8xh200-sxm (8 GPUs) for decoding" in told.stdout
     assert "h100-sxm: $3.99 per GPU-hour" in told.stdout
     found = json.loads(run_here("plan", *words, "--tpot", "30ms", "--json", "--price", "1,2").stdout)
     best = found["best"]
@@ -221,7 +224,7 @@ def test_the_commands_say_what_runs_where():
     assert best["usd_per_million_tokens"] == pytest.approx(usd)
     workers = ("-tp", "8", "--prefill-tp", "2", "--prefill-workers", "4", "--decode-workers", "1", "--concurrency", "64")
     one = run_here("simulate", *words, "--disaggregated", *workers)
-    assert "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 1 x TP 8 on 8xh200-sxm to decode" in one.stdout
+    assert "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 1 x TP 8 on 8xh200-sxm for decoding" in one.stdout
     document = json.loads(run_here("simulate", *words, "--disaggregated", *workers, "--json").stdout)
     assert (document["prefill_cluster"], document["gpus"], document["idle_gpus"]) == ("8xh100-sxm", 16, 0)
 
@@ -239,7 +242,7 @@ def test_the_commands_say_what_runs_where():
         (("plan", *BOTH[:2], "-c", "8xl40s", "-c", "8xh200-sxm"), "cluster: one is needed beside --prefill-cluster"),
         (("simulate", *BOTH), "prefill_cluster=8xh100-sxm: belongs to disaggregated serving"),
         (("simulate", *BOTH, "--disaggregated", "-tp", "4", "--prefill-workers", "3"), "prefill_workers=3: 3 x 4 GPUs for prompts"),
-        (("simulate", *BOTH, "--disaggregated", "-tp", "4", "--decode-workers", "3"), "decode_workers=3: 3 x 4 GPUs to decode"),
+        (("simulate", *BOTH, "--disaggregated", "-tp", "4", "--decode-workers", "3"), "decode_workers=3: 3 x 4 GPUs for decoding"),
         (("simulate", *BOTH, "--disaggregated", "--prefill-tp", "3"), "tp=3"),
         (("simulate", *BOTH, "--disaggregated", "--request-rate", "2", "--prefill-workers", "9"), "prefill_workers=9"),
     ],

@@ -1,6 +1,7 @@
 """Dollars: closed loop and rate agree, idle GPUs are paid, prices that nobody knows are empty cells, clusters beside each other."""
 
 import json
+import re
 from math import isnan, nan
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.planner.money import Money, per_million
-from commtax.planner.several_clusters import leaders_of_ranking
+from commtax.planner.several_clusters import leaders_of_ranking, same_plan
+from commtax.report.several_clusters import reasons_between
 
 PRICES = st.floats(0.01, 100)
 LENGTHS = st.sampled_from((32, 128, 512))
@@ -117,7 +119,7 @@ def test_no_price_is_no_refusal(words):
         assert "$0.00" not in done.stdout
     given_one = run_here("plan", "llama-3.1-8b", *flags, "--no-disaggregated", "--price", "2.5,", *words)
     assert "l20: $2.50 per GPU-hour (as given" in given_one.stdout
-    assert "h100-sxm: $3.99 per GPU-hour (the catalogue's" in given_one.stdout
+    assert "h100-sxm: $3.99 per GPU-hour (catalogue price of" in given_one.stdout
 
 
 @settings(max_examples=4, deadline=None)
@@ -170,6 +172,36 @@ def test_several_clusters_on_a_terminal_and_as_a_document():
     assert best["usd_per_year"] == pytest.approx(best["usd_per_hour"] * 8760)
     output = json.loads(run_here(*TWO, "--no-disaggregated", "--json").stdout)["best"]
     assert best["usd_per_million_tokens"] * 9 == pytest.approx(output["usd_per_million_tokens"])
+
+
+@settings(max_examples=6, deadline=None)
+@given(objective=st.sampled_from(("cost", "throughput", "latency", "gpus")), ratio=st.sampled_from((0.2, 1.0, 3.4, 20.0)))
+def test_ranges_of_several_clusters_say_what_is_close(objective, ratio):
+    """The figure lies in its range and in the table, and what overlaps is called too close, nothing else."""
+    places = ["2xl40s", "2xh100-sxm"]
+    found = commtax.plan_several(
+        "llama-3.1-8b", places, objective=objective, usd_per_gpu_hour=[1.0, ratio], disaggregated=False, margin=0.5
+    )
+    own, (other,) = found.recommended, found.beside
+    assert all(sum(same_plan(one, row) for row in found.listed(1)) == 1 for one in (own, other))
+    figures = [one.deciding(objective) for one in (own, other)]
+    assert all(low <= figure <= high for figure, low, high in figures)
+    better = 1 if objective == "throughput" else -1
+    assert better * figures[0][0] >= better * figures[1][0]
+    (_, low, high), (_, least, most) = figures
+    said = " ".join(reasons_between(found))
+    overlap = objective != "gpus" and low <= most and least <= high
+    assert ("too close to call, measure both" in said) == overlap, said
+    place = other.answer.question.cluster.key
+    assert f"recommended on {place}" in said
+    there = next(one for one in found.plans if one.answer is other.answer)
+    assert ("the best there: " in said) == (not same_plan(there, other) and not same_plan(there, found.best))
+
+
+def test_the_recommended_row_of_several_clusters_is_marked():
+    done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
+    assert "1 ◆ " in " ".join(done.stdout.split())
+    assert re.search(r"\$[\d.]+ \([\d.]+ to [\d.]+\) per million output tokens", " ".join(done.stdout.split()))
 
 
 def test_nothing_good_on_any_cluster():

@@ -88,6 +88,17 @@ def test_a_run_as_predicted_agrees_in_every_figure(load):
     assert "disagree" not in verdicts(strict).values()
 
 
+def test_a_mean_and_what_lies_around_it_are_of_one_prediction():
+    """Means are of the closed form, quantiles of a simulation whose lockstep may wait three times as long."""
+    found = predicted(LOADS[2], claimed())
+    for metric in ("ttft", "tpot", "e2el"):
+        mean, median, tail = (found.of(metric, which).value for which in ("mean", "median", "p99"))
+        assert mean / 2 < median < 2 * mean
+        assert mean <= tail
+    floor = next(f for f in audit_bench([measured(LOADS[2], claimed())], claimed(), "x").findings if f.is_bound)
+    assert (floor.verdict, floor.difference) == ("agree", None), "no distance from a floor is a difference"
+
+
 @given(some.sampled_from(LOADS[:3]), some.floats(1.6, 6.0))
 def test_slow_tokens_are_the_decode_steps(load, times):
     claim = claimed()
@@ -146,9 +157,9 @@ def test_communication_is_what_one_gpu_does_not_have():
     claim, load = claimed(tp=2), BenchmarkLoad(512, 128, batch=1)
     alone = float(claim.bill("decode", 1, 576, tp=1).step_s)
     baseline = BenchmarkRun("vllm", "latency", stats={"tpot": {"mean": alone}, "e2el": {"mean": 1.0}})
-    (cause,) = audit_bench([measured(load, claim, tpot=3.0)], claim, "x", baseline).causes
+    (cause,) = audit_bench([measured(load, claim, tpot=6.0)], claim, "x", baseline).causes
     assert cause.code == "communication"
-    (cause,) = audit_bench([measured(load, claim, tpot=3.0)], claim, "x").causes
+    (cause,) = audit_bench([measured(load, claim, tpot=6.0)], claim, "x").causes
     assert cause.code == "decode"
 
 
@@ -240,7 +251,7 @@ def test_a_published_run_on_eight_mi300x():
     assert {found[code].verdict for code in ("ttft_mean", "tpot_mean", "output_tokens_per_s")} == {"unknown"}
     for code in ("tpot_mean", "tpot_median", "e2el_mean"):
         assert 0 < found[code].difference < 0.6, code
-    assert "80 % range" in found["tpot_mean"].reason
+    assert "80% range" in found["tpot_mean"].reason
 
 
 def test_a_run_of_an_old_version_is_slower_than_predicted():

@@ -27,7 +27,7 @@ ROWS = [
     {"spec"},
     {"units", "arrays", "files", "patterns", "options"},
     {"statement", "toml_text"},
-    {"records", "shipped_tables"},
+    {"records", "shipped_tables", "answer", "counting"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {

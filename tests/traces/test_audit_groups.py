@@ -111,7 +111,7 @@ def test_gathers_that_begin_where_compute_ends_come_too_late():
             r.step(step, begin)
     section = audit_traces([r.trace(2) for r in ranks], None, "ab")
     (found,) = [c for c in section.causes if c.code == "prefetch"]
-    assert found.said == "3 of 3 all-gathers of a step begin only when compute waits for them"
+    assert found.said == "3 of 3 all-gathers per step begin only when compute waits for them"
     assert found.cost_s == pytest.approx(180e-6)
 
 

@@ -170,7 +170,7 @@ def test_a_figure_is_compared_with_its_own_of_the_other_run():
     first, second = told(before), told(after)
     found = difference(Audit(None, (first,)), Audit(None, (second,)))
     for op, word in (("all-reduce", "allreduce"), ("all-to-all", "all_to_all")):
-        (change,) = [c for c in found.metrics if c.item == f"{op} bytes a step"]
+        (change,) = [c for c in found.metrics if c.item == f"{op} bytes per step"]
         assert (change.before, change.after) == (by_code(first, "bytes")[op], by_code(second, "bytes")[op])
         assert change.before == pytest.approx(SIZES[word] + 2)
     assert not any("all-gather" in c.item for c in found.metrics)
@@ -221,11 +221,11 @@ def trained(gradients, reduces, steps=5, reduce_us=(11,)):
 @pytest.mark.parametrize(
     ("gradients", "reduces", "says"),
     [
-        (44, 44, "44 all-reduces a step, one for each of 44 gradients (AccumulateGrad): they are not put in buckets"),
-        (44, 45, "45 all-reduces a step, one for each of 44 gradients (AccumulateGrad): they are not put in buckets"),
-        (12, 10, "10 all-reduces and 12 gradients (AccumulateGrad) a step: at most 10 buckets of gradients"),
-        (44, 5, "5 all-reduces and 44 gradients (AccumulateGrad) a step: at most 5 buckets of gradients"),
-        (22, 44, "44 all-reduces and 22 gradients (AccumulateGrad) a step: not all of them are of gradients"),
+        (44, 44, "44 all-reduces per step, one for each of 44 gradients (AccumulateGrad): they are not bucketed"),
+        (44, 45, "45 all-reduces per step, one for each of 44 gradients (AccumulateGrad): they are not bucketed"),
+        (12, 10, "10 all-reduces and 12 gradients (AccumulateGrad) per step: at most 10 buckets of gradients"),
+        (44, 5, "5 all-reduces and 44 gradients (AccumulateGrad) per step: at most 5 buckets of gradients"),
+        (22, 44, "44 all-reduces and 22 gradients (AccumulateGrad) per step: not all of them are of gradients"),
     ],
 )
 def test_gradients_are_counted(gradients, reduces, says):
@@ -237,7 +237,7 @@ def test_gradients_are_counted(gradients, reduces, says):
 
 
 def test_what_crosses_hosts_is_not_always_tensor_parallel():
-    """44 all-reduces a step over two hosts were advised to stay inside one, as if each were a layer's."""
+    """44 all-reduces per step over two hosts were advised to stay inside one, as if each were a layer's."""
     device = {"name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 84990623744, "numSms": 108}
     section = told({**trained(44, 44), "deviceProperties": [{**device, "id": i} for i in range(2)]})
     (crossing,) = [c for c in section.causes if c.code == "crosses hosts"]

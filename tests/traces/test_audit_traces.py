@@ -73,8 +73,8 @@ def eager_steps(operator, dims, steps=2, count=65, inner=None, concrete=(), kind
 def test_operators_carry_sizes(operator, inner):
     """65 all-reduces of one bf16 row of 4,096: 520 KiB a step, which was unknown."""
     _, found = audited(eager_steps(operator, [[1, 4096], []], inner=inner), question(tp=2, eager=True))
-    assert found["all-reduce bytes a step"].measured == 65 * 4096 * 2
-    assert found["all-reduce bytes a step"].verdict == "agree"
+    assert found["all-reduce bytes per step"].measured == 65 * 4096 * 2
+    assert found["all-reduce bytes per step"].verdict == "agree"
 
 
 @pytest.mark.parametrize(
@@ -287,13 +287,13 @@ def test_ranks_that_are_not_here_are_said():
     section, found = audited(made[0], asked, made[1])
     assert any("2 of the job's 8 ranks are here (0, 1)" in n for n in section.notes)
     assert found["ranks in the job"].verdict == "agree"
-    assert found["waiting for the slowest rank, of the step"].verdict == "unknown"
+    assert found["waiting for the slowest rank, share of the step"].verdict == "unknown"
     slow = [decode_graphs(**made_steps(asked, each_us=50.0), rank=r) for r in (0, 1)]
     for m in slow:
         m["distributedInfo"] |= {"world_size": 8, "pg_config": [{"pg_name": "0", "pg_size": 8}]}
     _, found = audited(slow[0], asked, slow[1])
-    assert found["one all-reduce (least over ranks)"].verdict == "unknown", "the other six may have come later still"
-    assert "2 of its 8 ranks here" in found["one all-reduce (least over ranks)"].reason
+    assert found["one all-reduce (shortest over ranks)"].verdict == "unknown", "the other six may have come later still"
+    assert "2 of its 8 ranks here" in found["one all-reduce (shortest over ranks)"].reason
 
 
 @pytest.mark.parametrize(("world", "verdict"), [(2, "agree"), (8, "unknown"), (3, "disagree")])

@@ -278,11 +278,11 @@ def test_nobody_is_told_where_nobody_looks(monkeypatch, capsys):
     monkeypatch.setattr(progress, "LARGE", 0)
     with progress.watch_reading(CPU) as watch:
         assert watch is None
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(progress, "EVERY_S", -1)
+    monkeypatch.setenv("COMMTAX_PROGRESS", "always")
     with progress.watch_reading(CPU) as watch:
         watch(CPU[0].stat().st_size)
-    assert "(50%)" in capsys.readouterr().err
+        assert "(50%)" in progress.METER.line(80)
+    assert not capsys.readouterr().err
 
 
 def test_several_processes_read_what_one_reads(monkeypatch):

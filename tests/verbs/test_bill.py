@@ -165,14 +165,14 @@ def sentence(b):
     [
         (
             ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
-            ["latency-bound", "a faster link will not help, lower latency will: half of it saves"],
+            ["latency-bound", "more bandwidth will not help, but lower latency will: halving it saves"],
         ),
         (("llama-3.1-70b", "2x1xh200-sxm", {"tp": 2, "inter": "10gbe"}), ["over 10gbe", "inside a host and a pipeline across"]),
-        (("llama-3.1-8b", "h100-sxm", {}), ["nothing is communicated", "memory binds"]),
-        (("llama-3.1-8b", "h100-sxm", {"phase": "prefill", "context": 8192}), ["arithmetic binds"]),
+        (("llama-3.1-8b", "h100-sxm", {}), ["no communication", "memory-bound"]),
+        (("llama-3.1-8b", "h100-sxm", {"phase": "prefill", "context": 8192}), ["compute-bound"]),
         (
             ("llama-3.1-70b", "8xl40s", {"tp": 8, "phase": "prefill", "context": 4096}),
-            ["bandwidth-bound", "pcie4", "a faster link will help"],
+            ["bandwidth-bound", "pcie4", "more bandwidth will help"],
         ),
         (("deepseek-v3", "8x8xh200-sxm", {"tp": 8, "dp": 8, "ep": 64, "batch": 128}), ["expert", "ib-ndr"]),
     ],
@@ -194,7 +194,7 @@ def test_the_peak_of_the_sentence_is_that_of_the_arithmetic(dtype, peak):
     assert products.peak_flops_per_s == peak
     least = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in b.items if x.kind != "comm")
     assert least < b.step_s
-    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in sentence(b)
+    assert f"the arithmetic alone takes {format_seconds(least)} at the chip's peak" in sentence(b)
 
 
 def test_the_sentence_never_contradicts_its_table():
@@ -296,7 +296,7 @@ def test_launches_belong_to_the_host(model, cluster, words):
     assert float(eager.exposed_comm_s) == float(graphs.exposed_comm_s)
     note = next(x.why for x in eager.lines if x.kind == "host")
     assert "launches without graphs take" in note
-    assert (hosts[1] > hosts[0]) == ("start" in note)
+    assert (hosts[1] > hosts[0]) == ("start" in note or "longer than" in note)
 
 
 def test_what_ifs_of_serving_say_where_they_do_not_fit():

@@ -10,6 +10,7 @@ import commtax
 from cli_run import run_here
 from commtax.results.nccl_tests import parse
 from each import each
+from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
@@ -128,6 +129,16 @@ def test_a_file_of_very_many_rows_is_refused(tmp_path):
     assert "2,001 rows, more than the 2,000 that are judged" in done.stderr
 
 
+def test_a_file_shows_measured_beside_expected_bandwidth():
+    """The file's own busbw of 1 GiB is 234 GB/s; 446 GB/s alone was taken for it."""
+    said = run_here("expect", "all-reduce", "-c", "8xh100-sxm", "--measured", ROOT / "examples/all-reduce-8xh100.txt").stdout
+    head, row = (next(line for line in said.splitlines() if name in line) for name in ("measured busbw", "8.02 ms"))
+    assert head.index("measured busbw") < head.index("expected busbw")
+    assert row.index("234.3 GB/s") < row.index("446.2 GB/s")
+    assert "1 GiB took 1.90 x the expected time: busbw 234.3 GB/s instead of 446.2 GB/s" in said
+    assert "NCCL_DEBUG=INFO" in said
+
+
 def test_what_no_link_carries_does_not_pass():
     """2,000 GB/s on NVLink 4 is the time of something else."""
     found = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
@@ -159,11 +170,11 @@ def test_a_bill_and_an_expectation_agree_unless_another_library_is_named(batch):
     assert (plain["library"].partition("@")[0], judged["library"].partition("@")[0]) == ("vllm", "nccl")
     assert judged["seconds"] == pytest.approx(float(commtax.expect("all-reduce", "8xh100-sxm", nbytes=line.item.nbytes).seconds))
     told = run_here(*words).stdout
-    assert ("which nccl-tests measure" in told) == (plain["seconds"] != pytest.approx(judged["seconds"], rel=0.005))
+    assert ("which is what nccl-tests measures" in told) == (plain["seconds"] != pytest.approx(judged["seconds"], rel=0.005))
     assert "vllm@" in told
 
 
 def test_a_bill_says_whose_collectives_it_prices():
-    told = run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2").stdout
+    told = run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--details").stdout
     assert "collectives as vllm@" in told
-    assert "collectives as" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout
+    assert "collectives as" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--details").stdout

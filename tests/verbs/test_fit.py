@@ -1,5 +1,6 @@
 """What fits: against public start-up logs, by hand, and by law."""
 
+import re
 import statistics
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
@@ -278,3 +280,12 @@ def test_each_of_many_trained_steps_fits_or_does_not():
     many = commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=np.array([1, 8]), dp=np.array([8, 1]), **asked)
     each = [commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=tp, dp=8 // tp, **asked) for tp in (1, 8)]
     assert fits(many).tolist() == [fits(one) for one in each]
+
+
+def test_a_cache_of_each_data_parallel_rank_is_said_to_be_one():
+    words = ("fit", "qwen3-30b-a3b", "--cluster", "4xh100-sxm", "-tp", "1")
+    ranks, alone = (" ".join(run_here(*words, *more).stdout.split()) for more in (("-dp", "4", "-ep", "4"), ()))
+    tokens = int(re.search(r"GPU KV cache size: ([\d,]+) tokens", ranks)[1].replace(",", ""))
+    held = int(re.search(r"per data-parallel rank, all 4 hold ([\d,]+) tokens", ranks)[1].replace(",", ""))
+    assert abs(held - 4 * tokens) <= 4
+    assert "data-parallel rank" not in alone

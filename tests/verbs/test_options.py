@@ -17,6 +17,7 @@ from commtax.cli.options import GROUPS, KINDS
 from commtax.options import options, page_keys, refused_by, taken_by
 from commtax.question import PARTS, Question
 from commtax.spec import SIZES
+from commtax.statement import Refusal
 from commtax.verbs import checking, keywords
 from each import each
 from paths import ROOT
@@ -42,8 +43,37 @@ PRICING = ("bill", "compare", "simulate", "plan", "fit")
     ],
 )
 def test_what_a_verb_has_no_use_for_is_refused(verb, name, value):
-    with pytest.raises(ValueError, match=f"^{name}: not an option here; there are "):
+    with pytest.raises(ValueError, match=f"^{name}: {verb.__name__} has no such keyword; "):
         verb("llama-3.1-8b", "8xh100-sxm", **{name: value})
+
+
+@each(
+    ("verb", "given", "says"),
+    [
+        (commtax.plan, {"tpot": 0.03}, "it is called tpot_s"),
+        (commtax.plan, {"price": 2.0}, "it is called usd_per_gpu_hour"),
+        (commtax.plan, {"request_rate": 20}, "commtax.plan_fleet would take request_rate"),
+        (commtax.plan, {"p99_ttft": "1s"}, 'commtax.plan_fleet would take slo={"p99_ttft": "50ms"}'),
+        (commtax.plan_fleet, {"request_rate": 2, "p99_ttft": 1}, 'it is called slo={"p99_ttft": "50ms"}'),
+        (commtax.simulate, {"request_rate": 3}, "commtax.plan_fleet, commtax.serve, commtax.worth would take request_rate"),
+        (commtax.compare, {"over": ["batch=1:2"], "plans": ["tp1"]}, "commtax.compare_plans would take plans"),
+        (commtax.bill, {"tensor_parallel_size": 8}, "it is called tp"),
+        (commtax.bill, {"bach": 8}, "the nearest is batch; there are "),
+        (commtax.expect, {"size": 8}, "it is called nbytes"),
+        (commtax.expect, {}, "how large is the tensor"),
+    ],
+)
+def test_a_wrong_keyword_is_answered_with_the_right_one(verb, given, says):
+    what = "all-reduce" if verb is commtax.expect else "llama-3.1-8b"
+    with pytest.raises(Refusal) as refused:
+        verb(what, "8xh100-sxm", **given)
+    assert says in str(refused.value)
+
+
+def test_keywords_are_explained():
+    assert commtax.keywords("bill").keys() == taken_by("bill()").keys()
+    with pytest.raises(Refusal, match="function 'bil': one of "):
+        commtax.keywords("bil")
 
 
 def test_lists_are_taken_where_arrays_are():
@@ -103,8 +133,8 @@ def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_
 def test_a_refusal_says_why():
     done = run_here("simulate", LLAMA[0], "--cluster", LLAMA[1], "--speculative", "3")
     assert done.returncode == 2
-    assert "how many drafts llama-3.1-8b accepts is not known; say --acceptance" in done.stderr
-    with pytest.raises(ValueError, match="library: takes time and no memory"):
+    assert "how many drafts llama-3.1-8b accepts is not known; give --acceptance" in done.stderr
+    with pytest.raises(ValueError, match="library: affects time but not memory"):
         commtax.fit(*LLAMA, library="nccl")
 
 
@@ -142,7 +172,7 @@ def test_typed_keywords_are_what_the_table_says():
 
 
 def test_the_page_says_options():
-    beside = {"model", "hidden", "layers", "config", "ttft_ms", "tpot_ms"}
+    beside = {"model", "hidden", "layers", "config", "ttft_ms", "tpot_ms", "statistic", "clusters"}
     assert {entry["option"] for entry in page_keys().values()} <= {*options(), *beside}
 
 
@@ -203,21 +233,21 @@ READERS = ("get", "pop", "setdefault", "getattr", "hasattr", "setattr")
 """Calls that take a key."""
 
 
-def listed(tree):
-    """Strings that are keys, each with what holds them: a dict, a list of names, a call with names, or what is asked for a key."""
-    for node in ast.walk(tree):
+def listed(nodes):
+    """Nodes that are keys, each with what holds them: a dict, a list of names, a call with names, or what is asked for a key."""
+    for node in nodes:
         if isinstance(node, ast.Dict):
             yield from ((id(node), key) for key in node.keys)
         elif isinstance(node, ast.Tuple | ast.List | ast.Set):
             yield from ((id(node), key) for key in node.elts)
         elif isinstance(node, ast.Subscript):
-            yield ast.unparse(node.value), node.slice
+            yield node.value, node.slice
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
-            yield ast.unparse(node.comparators[0]), node.left
+            yield node.comparators[0], node.left
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS and node.args:
-            yield ast.unparse(node.func.value), node.args[0]
+            yield node.func.value, node.args[0]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READERS and len(node.args) > 1:
-            yield ast.unparse(node.args[0]), node.args[1]
+            yield node.args[0], node.args[1]
         elif isinstance(node, ast.Call):
             yield from ((id(node), key) for key in node.args)
 
@@ -231,13 +261,13 @@ def options_named_in(text, room=""):
     key. An option that no field of a question keeps (``why``, ``html``) is the command line's, and a word elsewhere. The axes of a
     plan (``tp``, ``dp``) are nouns of the whole model, and formulas name them.
     """
-    tree, held = ast.parse(text), defaultdict(set)
-    for owner, key in listed(tree):
+    nodes, held = list(ast.walk(ast.parse(text))), defaultdict(set)
+    for owner, key in listed(nodes):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            held[owner].add(key.value)
+            held[ast.unparse(owner) if isinstance(owner, ast.AST) else owner].add(key.value)
     lists = [(keys, keys & set(options())) for keys in held.values()]
     words = {name for keys, names in lists if len(names) > 1 and 2 * len(names) > len(keys) for name in names}
-    quoted = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    quoted = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     known = {name for name in words - set(SIZES) if options()[name].field or room == "cli"}
     return known | {name for name in quoted & set(options()) if "_" in name}
 

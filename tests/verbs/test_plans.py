@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
+from commtax.report.comparisons import flip_words
 from commtax.verbs.comparing import compare_plans, parse_plan
 from each import each
 
@@ -89,7 +91,7 @@ def test_table_csv_and_json_agree():
     assert "32 attention heads of llama-3.1-8b" in " ".join(text.split())
     assert "plan x batch" in text
     assert "████" in text
-    assert "break-even: batch: tp8 is faster below" in text
+    assert "break-even by batch: tp8 is faster below" in text
 
 
 def test_links_and_a_picture(tmp_path):
@@ -124,3 +126,20 @@ def test_a_dense_model_has_no_experts_to_spread():
     """As ``bill`` says it, not as if nothing had been asked for."""
     spread = compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp4", "tp4ep"], batches=[16]).rows[1]
     assert (spread.bill, "is dense" in spread.refused) == (None, True)
+
+
+def test_where_the_lead_changes_back_and_forth_is_said():
+    """Below the first batch one leads, from the last on the other, and no other order is claimed in between."""
+    found = compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[1])
+    flip = next(f for f in found.break_evens if f.axis == "batch")
+    assert flip.earliest < flip.at
+    words = flip_words(flip)
+    assert f"tp8 is faster below {flip.earliest:.0f}, 2xtp4 from {flip.at:.0f} on; in between the lead changes" in words
+    clear = flip_words(replace(flip, earliest=flip.at))
+    assert clear.endswith(f"below {flip.at:.0f}, 2xtp4 from {flip.at:.0f} on")
+
+
+def test_help_tells_two_servers_from_two_ranks():
+    said = " ".join(run("--help").stdout.split())
+    assert "2xtp4 is two servers of TP 4, tp4dp2 one server with two data-parallel ranks" in said
+    assert (parse_plan("2xtp4")["replicas"], parse_plan("tp4dp2")["dp"]) == (2, 2)

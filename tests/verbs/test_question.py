@@ -46,4 +46,4 @@ def test_lengths_that_nobody_says_are_one_set():
 def test_stages_without_a_request_idle_and_requests_do_not_wait():
     said = run_here("plan", "llama-3.1-70b", "-c", "8xh100-sxm", "--max-concurrency", "7", "--no-disaggregated").stdout
     assert "of them wait" not in said
-    assert "8 stages share 7 requests: 1 stage idles" in said
+    assert "8 stages share 7 requests, so 1 stage idles" in said

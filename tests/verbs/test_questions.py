@@ -16,7 +16,7 @@ def steps(found):
 
 
 def test_1_two_gpus_over_pcie_do_not_pay_for_prompts():
-    """vllm 689: MPT-7B 1.11 s at TP 1, 1.27 s at TP 2. Holds for prompts; for decode the engine of 2023 is not calibrated."""
+    """vllm 689: MPT-7B 1.11 s at TP 1, 1.27 s at TP 2: prompts gain nothing, and without graphs decoding loses."""
     pcie = catalog.cluster("2xa100-80-pcie", intra="pcie4")
     found = compare_plans("mosaicml/mpt-7b-instruct", pcie, ["tp1", "tp2"], batches=[8, 32], phase="prefill", context=512)
     step = steps(found)
@@ -24,7 +24,7 @@ def test_1_two_gpus_over_pcie_do_not_pay_for_prompts():
     assert float(found.at("tp2", "pcie4", 32).bill.comm_fraction) > 0.4
     assert any((f.axis, f.first, f.then) == ("bandwidth", "tp1", "tp2") for f in found.break_evens)
     decode = steps(compare_plans("mpt-7b", pcie, ["tp1", "tp2"], eager=True, library="nccl"))
-    assert 1.0 < decode["tp1", 1] / decode["tp2", 1] < 1.6, "we disagree with the thread here, and say so"
+    assert decode["tp2", 1] / decode["tp1", 1] == pytest.approx(1.27 / 1.11, rel=0.1)
 
 
 def test_2_every_doubling_gains_less_and_replicas_win_under_load():

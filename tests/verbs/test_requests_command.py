@@ -1,6 +1,5 @@
 """``commtax simulate`` of requests in time and ``commtax.serve``: what is said, what is refused, and what others can read of it."""
 
-import importlib.util
 import json
 import re
 from contextlib import suppress
@@ -14,12 +13,14 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.question import PARTS
+from commtax.report.requests import outcome_document
 from commtax.results import bench
 from commtax.sim import arrivals
 from commtax.sim.serving import figures
 from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
+from commtax.units import format_seconds
 from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.loads import split
 from commtax.verbs.requests import _lengths, serve
@@ -65,6 +66,15 @@ def test_the_document_tells_times_with_ranges(document):
     assert not document["overloaded"]
 
 
+def test_nothing_queues_in_an_idle_server():
+    """The time that an engine takes for any request is told apart, however long it is."""
+    idle = commtax.serve("gpt-oss-20b", PLACE, engine="sglang", request_rate=0.1, num_prompts=20)
+    fixed = idle.question.engine.host.request_s
+    assert idle.statistic("queue_p50") < 1e-3 < 0.1 < fixed < idle.statistic("ttft_p50")
+    (told,) = [note for note in outcome_document(idle, Slo())["notes"] if "fixed time per request" in note]
+    assert f"{format_seconds(fixed)} of each TTFT, is fitted on published runs" in told
+
+
 def test_readers_of_benchmarks_read_it(document):
     (read,) = bench.parse(json.dumps(document))
     assert (read.tool, read.kind, read.model, read.requests, read.request_rate) == ("vllm", "serve", MODEL, 200, 10)
@@ -104,12 +114,12 @@ def test_one_output_token_has_no_time_between_tokens():
 @pytest.mark.parametrize(
     ("words", "code", "first"),
     [
-        (("--request-rate", "10"), 0, MODEL),
+        (("--request-rate", "10"), 0, "10 requests/s is "),
         (("--request-rate", "1000"), 1, "Overloaded: "),
         (("--request-rate", "10", "--goodput", "ttft:1"), 1, "SLO missed: 0.0% of requests meet TTFT ≤ 1 ms"),
-        (("--request-rate", "10", "--ttft", "1s", "--tpot", "50ms"), 0, MODEL),
-        (("--concurrency", "32"), 0, MODEL),
-        (("--request-rate", "inf"), 0, MODEL),
+        (("--request-rate", "10", "--ttft", "1s", "--tpot", "50ms"), 0, "10 requests/s is "),
+        (("--concurrency", "32"), 0, "30.9 requests/s are answered, "),
+        (("--request-rate", "inf"), 0, "52.7 requests/s are answered, "),
     ],
 )
 def test_what_is_wrong_is_said_first_and_is_the_exit_code(words, code, first):
@@ -180,7 +190,7 @@ def test_each_option_is_refused_in_one_line(words, names):
         ({"request_rate": 1000, "duration": 1e6}, "duration=1e+06"),
         ({"request_rate": 1, "spread": 2}, "spread=2"),
         ({"request_rate": 1, "pp": 2, "input_len": 9000, "max_num_batched_tokens": 3}, "max_num_batched_tokens=3"),
-        ({"request_rate": 1, "batch": 2}, "batch: not an option here"),
+        ({"request_rate": 1, "batch": 2}, "batch: serve has no such keyword"),
         ({"trace": "none.csv"}, "trace 'none.csv': no such file"),
         ({"trace": "none.csv", "request_rate": 1}, "request_rate: the trace says"),
         ({"request_rate": 1, "concurrency": 3}, "concurrency: clients of a closed loop"),
@@ -364,17 +374,6 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
     assert isfinite(o.statistic("ttft_p99"))
     with pytest.raises(KeyboardInterrupt):
         serve(asked, stopped)
-
-
-@pytest.mark.skipif(any(importlib.util.find_spec(name) for name in ("pandas", "polars")), reason="a frame can be made")
-def test_a_frame_needs_a_library():
-    with pytest.raises(Refusal, match="pip install pandas"):
-        served().frame()
-
-
-@pytest.mark.skipif(not any(importlib.util.find_spec(name) for name in ("pandas", "polars")), reason="neither is installed")
-def test_a_frame_has_a_row_a_request():
-    assert served().frame().shape == (200, len(served().columns))
 
 
 def test_a_pasted_benchmark_is_simulated():

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import commtax
@@ -160,11 +160,15 @@ def test_a_front_end_limits_softly():
 
 
 def test_prompts_ahead_by_hand():
-    """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others."""
+    """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others.
+
+    Where prompts go before decoding, and all end together, no prompt is done before those that share its step.
+    """
     vllm, sglang = catalog.engine("vllm"), catalog.engine("sglang")
     steady = ClosedLoopLoad(64, 8192, 1024, spread=0.0)
     assert prompts_ahead(steady, 64, 8192, vllm) == 2
     assert prompts_ahead(steady, 64, 8192, sglang) == 63 / 2
+    assert prompts_ahead(ClosedLoopLoad(16, 1024, 128, spread=0.0), 16, 8192, sglang) == np.mean([7] * 8 + [15] * 8)
     burst = ClosedLoopLoad(64, 8192, 1024, num_prompts=640, spread=0.0)
     assert prompts_ahead(burst, 64, 8192, vllm) == pytest.approx(2 + 0.1 * (31.5 - 2))
     independent = ClosedLoopLoad(64, 8192, 1024, spread=0.5)
@@ -185,6 +189,8 @@ def test_one_more_prompt_token_saves_no_time(engine, pp, clients, below, above, 
 
 
 @settings(max_examples=30, deadline=None)
+@example(engine="vllm", pp=4, spread=0.1, apart=False, clients=25, tokens_in=1, tokens_out=128)  # chunks in several stages
+@example(engine="sglang", pp=1, spread=0.0, apart=False, clients=8, tokens_in=1, tokens_out=2)  # eight that end together
 @given(
     engine=st.sampled_from(["vllm", "sglang", "trtllm", "vllm@0.12"]),
     pp=st.sampled_from([1, 1, 2, 4]),
@@ -200,8 +206,10 @@ def test_times_grow_with_prompts(engine, pp, spread, apart, clients, tokens_in, 
     words |= {"engine": engine, "pp": pp, "spread": spread, "concurrency": clients, "output_len": tokens_out}
     s = simulate(input_len=lengths, kv_tokens=1e12, **words)
     if not apart:  # where longer contexts slow decoding down, prompts come to their own workers a little slower
-        # A step that prompts fill decodes for fewer requests where they are longer: TTFT of equal steps falls by a millionth.
-        assert np.all(np.diff(s.ttft_s) >= -1e-5 * s.ttft_s[1:])
+        # A step that prompts fill decodes for fewer requests where they are longer: TTFT of equal steps falls by a millionth. Where
+        # prompts run first, a token more lets fewer of them end together: by up to 0.03 % among 420 questions.
+        together = 1e-3 if catalog.engine(engine).serves.prefill_first else 1e-5
+        assert np.all(np.diff(s.ttft_s) >= -together * s.ttft_s[1:])
     # A network of workers is solved to less than its figures show. Where a prompt less fits into a step, those that no longer share
     # one do not wait for each other: E2E of clients in lockstep falls, by up to 45 % of what it is then among 2,880 questions.
     alone = np.diff(8192 // lengths) < 0
@@ -250,7 +258,7 @@ def test_lengths_vary_unless_told():
     usual, varied, equal = simulate(**words), simulate(spread=0.5, **words), simulate(spread=0.0, **words)
     assert (usual.ttft_s, usual.tpot_s, usual.requests.spread) == (varied.ttft_s, varied.tpot_s, 0.5)
     assert equal.ttft_s > usual.ttft_s, "two prompts of others come first, in every step"
-    assert any("vary by 50% to either side; --spread 0" in note for note in usual.notes)
+    assert any("vary by ±50% (--spread 0 makes them equal" in note for note in usual.notes)
     assert any("lockstep; --spread 0.5" in note for note in equal.notes)
 
 
@@ -323,13 +331,13 @@ def test_requests_longer_than_the_model_are_said():
 def test_workers_are_counted_and_must_fit():
     words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--disaggregated", "-tp", "4", "--concurrency", "64")
     done = command(*words, "--prefill-workers", "4", "--prefill-tp", "2", "--decode-workers", "2")
-    assert "16 GPUs = 4 x TP 2 for prompts + 2 x TP 4 to decode" in done.stdout
+    assert "16 GPUs = 4 x TP 2 for prompts + 2 x TP 4 for decoding" in done.stdout
     assert "moving its cache" in done.stdout
     assert "idle" not in done.stdout
     found = json.loads(command(*words, "--prefill-workers", "3", "--decode-workers", "1", "--json").stdout)
     assert (found["gpus"], found["idle_gpus"], found["prompt_workers"]["workers"]) == (16, 0, 3)
     small = command(*words, "--prefill-tp", "1")
-    assert (small.returncode, "KV cache of a prompt worker holds 0" in small.stdout) == (1, True)
+    assert (small.returncode, "KV cache of a prompt worker no room" in " ".join(small.stdout.split())) == (1, True)
 
 
 DAILY = "source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29"
@@ -465,16 +473,24 @@ def test_one_output_token_has_no_time_between_tokens():
 def test_what_does_not_fit_is_said_first():
     for clients in ("4", "1,8"):
         done = command("llama-3.1-70b", "--cluster", "1xh100-sxm", "--concurrency", clients)
-        assert (done.returncode, done.stdout.startswith("It does not fit: the KV cache of a replica holds 0 tokens")) == (1, True)
+        assert (done.returncode, done.stdout.startswith("It does not fit: weights leave the KV cache of a replica no room")) == (
+            1,
+            True,
+        )
+        assert ("It would fit with --dtype int4" in done.stdout, "tokens/s" in done.stdout) == (True, False)
+    workers = ("-tp", "4", "--disaggregated", "--prefill-tp", "1", "--prefill-workers", "4", "--decode-workers", "1")
+    apart = command("llama-3.1-70b", "--cluster", "8xh100-sxm", *workers, "--concurrency", "8").stdout
+    assert "weights leave the KV cache of a prompt worker no room" in apart
+    assert "It would fit with --prefill-tp 2" in apart
     assert not json.loads(command("llama-3.1-70b", "--cluster", "1xh100-sxm", "--json").stdout)["fits"]
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--prefill-workers", "80"), "80 x 1 GPUs for prompts + 1 x 1 to decode = 81, and 8xh100-sxm has 8"),
+        (("--prefill-workers", "80"), "80 x 1 GPUs for prompts + 1 x 1 for decoding = 81, but 8xh100-sxm has 8"),
         (("-tp", "4", "--prefill-workers", "1", "--decode-workers", "2", "--concurrency", "8"), "1 x 4 GPUs for prompts"),
-        (("--decode-workers", "4", "--concurrency", "2"), "more than there are clients"),
+        (("--decode-workers", "4", "--concurrency", "2"), "give --concurrency 4 or more"),
     ],
 )
 def test_workers_that_are_not_there(words, says):
@@ -503,3 +519,9 @@ def test_an_engine_that_computes_one_prompt_a_step_shares_no_step():
     for more in others:
         assert float(more.served.prefill_s) == pytest.approx(float(one.served.prefill_s))
         assert float(more.served.ahead_s) > float(one.served.ahead_s)
+
+
+def test_one_client_is_told_how_to_say_the_load():
+    words, hint = ("simulate", "llama-3.1-8b", "-c", "h100-sxm"), "--concurrency N or --request-rate N"
+    assert hint in run_here(*words).stdout
+    assert all(hint not in run_here(*words, "--concurrency", clients).stdout for clients in ("1", "4"))

@@ -166,9 +166,9 @@ def test_equal_lines_have_numbers_behind_their_names():
 
 def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():
     words = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8")
-    done = run_here(*words, "--why", "attention output")
+    done = run_here(*words, "--why", "attention output", "--details")
     assert done.returncode == 0
-    for text in ("custom one-shot", "window: none", "latency", "80 % range", "bandwidth_Bps"):
+    for text in ("custom one-shot", "window: none", "latency", "80% range", "bandwidth_Bps"):
         assert text in done.stdout
     document = json.loads(run_here(*words, "--why", "2", "--json").stdout)
     assert document["schema"] == "commtax.why/1"

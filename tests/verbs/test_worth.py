@@ -125,9 +125,21 @@ def test_requests_are_weighed_too():
     assert all(math.isfinite(row.tpot_s) for row in w.here)
 
 
+def test_an_undecided_gain_names_what_it_rests_on_and_when_it_is_lost():
+    told = " ".join(run("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", "16").stdout.split())
+    assert "Undecided, measure first: eagle3=5 (+60%), eagle=3 (+40%), if drafts are accepted as often as with" in told
+    assert "A loss once the KV cache is full: eagle3=5 (-13%), eagle=3 (-16%)." in told
+    assert "weighs whole requests" not in told
+
+
 def test_the_command_says_what_to_set_and_json_holds_every_row():
     told = run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32")
     assert "pays" in told.stdout
+    assert "mtp=2 (+82%), if drafts are accepted as often as with deepseek-r1." in " ".join(told.stdout.split())
+    assert "Worth it only once the KV cache is full: fp8-kv (-3.4% here, +23% then)." in " ".join(told.stdout.split())
+    assert "One decode step is weighed, without the prompts that join it; --concurrency N weighs" in " ".join(told.stdout.split())
+    assert "not in vLLM: sbo (SGLang)" in told.stdout
+    assert "overlap" not in told.stdout, "each reason only for those who ask for details"
     document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)
     assert {row["technique"] for row in document["weighed"]} == set(techniques())
     refused = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train")
@@ -193,6 +205,9 @@ def test_what_a_technique_needs_is_set_with_it():
         assert (flag in row.flag, "--moe-a2a-backend deepep" in row.flag) == (True, True)
         priced = commtax.bill("deepseek-v3", "2x8xh100-sxm", **wide, technique=row.asked)
         assert row.step_s == float(priced.step_s)
+        assert row.own_gain == pytest.approx(row.gain / rows["deepep-ll"].gain)
+    both = commtax.worth("deepseek-v3", "2x8xh100-sxm", **wide, technique="dbo,deepep-ll").rows
+    assert not any(row.asked.startswith("dbo,") for row in both), "what is set is no pair with another exchange"
     helix = Scale(settle(resolve_question("deepseek-v3", "8xb200-sxm", {"tp": 8, "engine": "trtllm"})), flips=False)
     row = helix.weigh(technique("dcp"), "dcp=4")
     assert row.flag.startswith("--tp_size 2; context_parallel_size: 4"), row.flag
@@ -211,8 +226,8 @@ def test_every_form_of_the_answer_has_the_same_verdicts(tmp_path):
     shown = {cells[0]: cells[1] for cells in reversed(table) if cells[1] in verdicts.values()}
     assert shown == {name: verdict for name, verdict in verdicts.items() if verdict in ("gains", "loses", "undecided")}
     assert '"verdict": "undecided"' in (tmp_path / "page.html").read_text(encoding="utf8").replace('":"', '": "')
-    assert lines[1].startswith("Worth setting here: async-tp (")
-    assert "Undecided, to be measured: eagle3=3 (" in lines[1]
+    assert lines[0].startswith("Worth setting here: async-tp (")
+    assert "Undecided, measure first: eagle3=3 (" in lines[0]
 
 
 def test_a_technique_that_takes_more_gpus_is_judged_per_gpu():
@@ -221,3 +236,58 @@ def test_a_technique_that_takes_more_gpus_is_judged_per_gpu():
     assert split.tokens_per_s > float(w.bill.tokens_per_s)
     assert split.gain == pytest.approx(split.tokens_per_s / float(w.bill.tokens_per_s) / 2)
     assert split.verdict == "loses"
+
+
+@pytest.mark.parametrize("load", [{"batch": 4}, {"concurrency": 16}])
+def test_techniques_that_are_set_are_weighed_against_the_question_without_them(load):
+    """What one is worth does not depend on whether it is set already; others do not speak of what they do not change."""
+    asked = {"tp": 4, "accepted_length": 2.5, **load}
+    with_it = commtax.worth("llama-3.1-70b", "4xh100-sxm", technique="eagle3=3,fp8-kv", **asked)
+    plain = commtax.worth("llama-3.1-70b", "4xh100-sxm", technique="fp8-kv", tp=4, **load)
+    assert sorted(row.asked for row in with_it.on) == ["eagle3=3", "fp8-kv"]
+    drafts = next(row for row in with_it.on if row.asked == "eagle3=3")
+    fast, slow = ((w.requests or w.bill).tokens_per_s for w in (with_it, plain))
+    assert drafts.gain == pytest.approx(float(fast) / float(slow))
+    assert any("2.50 tokens" in note for note in drafts.notes)
+    assert not any(row.notes for row in with_it.here if row.technique.group != "drafts")
+    assert not commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4).on
+
+
+def test_drafts_that_both_steps_have_widen_no_range():
+    told = [commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4, **on) for on in ({}, {"technique": "eagle3"})]
+    bare, drafted = (next(row for row in w.rows if row.asked == "fp8-kv") for w in told)
+    assert drafted.high / drafted.low == pytest.approx(bare.high / bare.low, rel=0.1)
+
+
+def test_the_answer_begins_with_what_the_technique_that_is_set_is_worth():
+    asked = ("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--technique", "eagle3")
+    told = json.loads(run(*asked, "--json").stdout)
+    assert [row["asked"] for row in told["on"]] == ["eagle3=3"]
+    assert told["verdict"].startswith(f"eagle3=3, which is set, gains: {told['on'][0]['gain'] - 1:+.0%} (")
+    assert "on top of eagle3=3" in told["verdict"]
+    assert "· async-tp:" not in run(*asked).stdout
+
+
+def test_a_technique_that_is_on_anyway_is_answered():
+    """Since when it is on, and what it brings against the same engine without it; one that is switched off is told."""
+    switched = """vllm serve meta-llama/Llama-3.1-70B -tp 4 --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'"""
+    done = run("worth", "-c", "4xh100-sxm", "--from", switched, "--batch", "16", "--technique", "fused-allreduce")
+    assert done.returncode == 0
+    assert done.stdout.startswith("fused-allreduce is on by default in vLLM since 0.16, and is worth +")
+    assert "fuse-allreduce-rms false (all-reduce, residual and norm in one kernel" in " ".join(done.stdout.split())
+    newest, older = (commtax.bill("llama-3.1-70b", "4xh100-sxm", tp=4, batch=16, engine=e) for e in ("vllm", "vllm@0.15"))
+    row = commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4, batch=16, technique="fused-allreduce").on[0]
+    asked = commtax.bill("llama-3.1-70b", "4xh100-sxm", tp=4, batch=16, engine="vllm@0.15", technique="fused-allreduce")
+    saved = float(older.step_s - asked.step_s)  # the same kernels, whichever version runs them
+    assert float(newest.step_s) - row.step_s == pytest.approx(saved, rel=0.05)
+    apart = commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4, technique="async-scheduling").on[0]
+    assert (apart.refused != "", apart.verdict) == (True, "not here")
+
+
+def test_acceptance_of_another_model_widens_a_gain():
+    own, other = (commtax.worth(name, "4xh100-sxm", tp=2, technique="eagle3=5").on[0] for name in ("llama-3.1-8b", "llama-3.1-70b"))
+    assert (own.accepted, other.accepted) == ("on MT-Bench", "with llama-3.1-8b on MT-Bench")
+    said = commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=2, technique="eagle3=5", accepted_length=3.32).on[0]
+    assert said.accepted == ""
+    assert said.gain == pytest.approx(other.gain)
+    assert other.high / other.low > said.high / said.low

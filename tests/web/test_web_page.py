@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,65 +12,14 @@ from urllib.parse import unquote
 
 import pytest
 
-from browser import PAINTED, chromium, missing, served
+from browser import missing, painted, served, until
+from cli_run import run_here
 from paths import HELPERS
 
 why_not = missing()
 needs_browser = pytest.mark.skipif(bool(why_not), reason=why_not)
 PAGE = files("commtax.web") / "page"
 TRAIN = "m=llama-3.1-70b&c=8x8xh100-sxm&ph=train&tp=4&pp=4&dp=4&n=16&rc=full&z=1"
-REFUSAL = re.compile(r"status of 4\d\d")
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """Open a state and wait for its picture. After the test the console must be clean; refused states may say 4xx where told."""
-    said: list[str] = []
-    opened: list[Any] = []
-    may_refuse: list[bool] = []
-
-    def go(state: str, *, refuse: bool = False, wait: bool = True, **options: Any) -> Any:
-        may_refuse.append(refuse)
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **options})
-        opened.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(state if "://" in state else f"{address}/?{state}")
-        if wait:
-            painted(page)
-        return page
-
-    yield go
-    for context in opened:
-        context.close()
-    assert [text for text in said if not (any(may_refuse) and REFUSAL.search(text))] == []
-
-
-def painted(page: Any) -> None:
-    until(page, PAINTED)
-
-
-def until(page: Any, expression: str, argument: Any = None) -> None:
-    """Asked again and again from outside: the page's own rules forbid the driver's way, which evaluates text inside."""
-    for _ in range(1000):
-        if page.evaluate(expression, argument):
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError(f"{expression}, {argument}: not in 20 s; {page.url}")
 
 
 def picture(page: Any) -> tuple[str, ...]:
@@ -81,7 +28,7 @@ def picture(page: Any) -> tuple[str, ...]:
 
 
 def share(page: Any) -> float:
-    return float(page.inner_text(".hot-figure .value").rstrip("%"))
+    return float(page.inner_text("#figures .figure:nth-child(2) .value").rstrip("%"))
 
 
 def wait_title(page: Any, words: str) -> None:
@@ -144,14 +91,18 @@ def test_a_link_shows_the_same_picture(visit: Callable[..., Any]) -> None:
 @needs_browser
 def test_presets_and_the_back_button(visit: Callable[..., Any]) -> None:
     page = visit("")
-    assert "tp=8" in page.url, "a bare address shows something that communicates"
+    assert {"ttft=1000", "tpot=50"} <= set(page.url.split("?")[1].split("#")[0].split("&")), "limits that can be seen and cleared"
+    page.click("#views a[href='#step']")
+    until(page, "location.search.includes('tp=4') && location.search.includes('rep=2')")  # the recommended plan
+    painted(page)
+    assert page.is_visible("#as-recommended")
     names = page.locator("#presets button").all_inner_texts()
     assert len(names) >= 6
     titles = []
     for name in names:
         page.get_by_role("button", name=name, exact=True).click()
         painted(page)
-        titles.append(page.inner_text("#title"))
+        titles.append(page.text_content("#title"))
         assert page.is_hidden("#problem")
     assert len(set(titles)) == len(titles)
     page.go_back()
@@ -170,7 +121,7 @@ def test_the_tour_shows_both_flips(visit: Callable[..., Any]) -> None:
         painted(page)
         cards = page.locator("#tour .lesson-cards li")
         assert cards.count() >= 1
-        assert "the lesson" in cards.first.inner_text()
+        assert "textbook" in cards.first.inner_text()
         assert "here" in cards.first.inner_text()
         assert page.locator(".watched").count() == 1
         axes = {row.split("\t")[0]: row for row in page.locator("#axes tbody tr").all_inner_texts()}
@@ -219,7 +170,7 @@ def test_a_click_on_a_line_explains_it(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
-def test_maps_and_plans_load(visit: Callable[..., Any]) -> None:
+def test_maps_load(visit: Callable[..., Any]) -> None:
     page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8&b=16", viewport={"width": 1280, "height": 4200})
     page.wait_for_selector(".map")
     maps = page.locator(".map")
@@ -231,12 +182,18 @@ def test_maps_and_plans_load(visit: Callable[..., Any]) -> None:
     painted(page)
     assert "tp=2" in page.url
     assert "b=4" in page.url
+    assert page.is_hidden("#problem")
+
+
+@needs_browser
+def test_a_point_of_the_front_loads_its_step(visit: Callable[..., Any]) -> None:
+    page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=2&b=4#plan", viewport={"width": 1280, "height": 2600})
     page.wait_for_selector(".plan")
     before = page.url
     page.locator(".plan:not([aria-disabled])").first.focus()
     assert "TPOT" in page.inner_text("#tip")
     page.keyboard.press("Enter")
-    until(page, "was => location.href !== was", before)
+    until(page, "was => location.href !== was && location.hash === '#step'", before)
     painted(page)
     assert page.is_hidden("#problem")
 
@@ -273,7 +230,8 @@ def test_pipeline_and_memory_are_drawn(visit: Callable[..., Any]) -> None:
 
 @needs_browser
 def test_copying_a_command(visit: Callable[..., Any], address: str) -> None:
-    page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8&b=16", permissions=["clipboard-read", "clipboard-write"])
+    page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8&b=16")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     commands = page.evaluate("fetch('api/view?' + location.search.slice(1)).then(r => r.json()).then(v => v.commands)")
     for button, line in zip(page.locator(".copy").all(), (commands["commtax"], commands["launch"], commands["nccl"]), strict=True):
         button.click()
@@ -309,7 +267,7 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
 def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state_moves_on(visit: Callable[..., Any]) -> None:
     """The plans of 2xa100-80-sxm have no end on this server (``slow_nursery``)."""
     with served(str(HELPERS / "slow_server.py")) as slow:
-        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm", refuse=True, viewport={"width": 1280, "height": 5200})
+        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm#plan", refuse=True, viewport={"width": 1280, "height": 5200})
         page.get_by_text("plan: not answered within").wait_for()
         assert "command line" in page.inner_text("#plans-body")
         left: list[str] = []
@@ -322,8 +280,9 @@ def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state
 
 
 def move(page: Any, state: str) -> None:
-    """Go to another state without loading the page again."""
-    page.evaluate("to => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate')); }", f"?{state}")
+    """Go to another state of the same view without loading the page again."""
+    go = "to => { history.pushState(null, '', to + location.hash); dispatchEvent(new PopStateEvent('popstate')); }"
+    page.evaluate(go, f"?{state}")
 
 
 @needs_browser
@@ -399,10 +358,8 @@ def test_by_keyboard_alone(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("state", ["m=llama-3.1-70b&c=8xh100-sxm&tp=8", TRAIN])
-def test_at_400_pixels_nothing_sticks_out(visit: Callable[..., Any], state: str) -> None:
-    page = visit(state, viewport={"width": 400, "height": 7000})
-    page.wait_for_selector(".plan")
+def test_at_400_pixels_nothing_sticks_out(visit: Callable[..., Any]) -> None:
+    page = visit(TRAIN, viewport={"width": 400, "height": 12000})
     page.wait_for_selector(".map")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.locator("#layer svg").bounding_box()["width"] <= 400
@@ -411,7 +368,7 @@ def test_at_400_pixels_nothing_sticks_out(visit: Callable[..., Any], state: str)
 
 @needs_browser
 def test_dark_and_light(visit: Callable[..., Any]) -> None:
-    page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8", color_scheme="dark")
+    page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8", scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(paper)
     page.click("#theme")
@@ -423,11 +380,9 @@ def test_dark_and_light(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(visit: Callable[..., Any], scheme: str) -> None:
+def test_the_tour_can_be_read_by_all(visit: Callable[..., Any]) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = visit(f"{TRAIN}#tour=1", color_scheme=scheme, viewport={"width": 1280, "height": 5200})
-    page.wait_for_selector(".plan")
+    page = visit(f"{TRAIN}#tour=1", scheme="dark", viewport={"width": 1280, "height": 5200})
     page.wait_for_selector("#pipeline-body svg")
     found = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     assert [(rule["id"], rule["nodes"][0]["html"]) for rule in found if rule["impact"] in ("serious", "critical")] == []
@@ -443,14 +398,12 @@ def test_accessibility(visit: Callable[..., Any], scheme: str) -> None:
 )
 def test_the_file_that_needs_no_server(visit: Callable[..., Any], tmp_path: Path, command: str, shows: str) -> None:
     target = tmp_path / "page.html"
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", *command.split(), "--html", str(target)], capture_output=True, text=True, check=True
-    )
-    page = visit(target.as_uri(), wait=False, offline=True)
+    done = run_here(*command.split(), "--html", target)
+    page = visit(target.as_uri(), wait=False)
     page.wait_for_selector(shows)
     assert page.is_hidden("#inputs")
     if command.startswith("bill"):
-        assert page.inner_text("#the-sentence") in done.stdout.replace("\n", " ")
+        assert page.inner_text("#the-sentence") in " ".join(done.stdout.split())
         page.click("[data-k=why-1]")
         page.wait_for_selector(".why strong")
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
@@ -462,7 +415,7 @@ def modules() -> dict[str, str]:
 
 def test_the_page_is_light_and_stands_alone() -> None:
     texts = {entry.name: entry.read_text(encoding="utf-8") for entry in PAGE.iterdir()}
-    assert sum(len(text.encode()) for text in texts.values()) < 120_000
+    assert sum(len(text.encode()) for text in texts.values()) < 185_000
     for name, text in texts.items():
         outside = {found for found in re.findall(r"https?://[\w./-]+", text) if not found.startswith("http://www.w3.org/")}
         assert not outside, (name, outside)

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 import click
 from rich.table import Table
 
-from commtax.cli.options import add_verb_options
+from commtax.cli.options import Verb, add_verb_options
 from commtax.cli.output import Output
 from commtax.report.drawing import Console
 from commtax.report.tables import say
 from commtax_lab.claims import DocumentClaim, claims
 
 
-@click.command("claims")
+@click.command("claims", cls=Verb)
 @add_verb_options("claims")
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
@@ -26,7 +26,7 @@ def show_claims(console: Console, claims: Iterable[DocumentClaim]) -> None:
         if claim.document != document:
             document = claim.document
             say(console, f"\n{document}", style="bold")
-        say(console, f"  {claim.key}", style="cyan")
+        say(console, f"  {claim.key}", style="bold")
         for name in ("says", "arithmetic", "why"):
             hanging = Table.grid(padding=(0, 1))
             hanging.add_column(style="dim", no_wrap=True)

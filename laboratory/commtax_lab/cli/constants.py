@@ -2,14 +2,14 @@
 
 import click
 
-from commtax.cli.options import add_verb_options
+from commtax.cli.options import Verb, add_verb_options
 from commtax.cli.output import Output
 from commtax.statement import Refusal
 from commtax_lab.census import census
 from commtax_lab.report.census import census_document, show_census
 
 
-@click.command("catalog constants")
+@click.command("catalog constants", cls=Verb)
 @click.argument("part", required=False, default="")
 @add_verb_options("constants")
 def constants_command(part: str, as_json: bool) -> None:

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from commtax import catalog
 from commtax.catalog.profile_files import parse, write_profile
-from commtax.cli.options import add_verb_options
+from commtax.cli.help import VerbGroup
+from commtax.cli.options import Verb, add_verb_options
 from commtax.cli.output import Output
 from commtax.files import check_writable, write_text
 from commtax.spec import Profile
@@ -36,7 +37,7 @@ DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
-@click.group("measure")
+@click.group("measure", cls=VerbGroup)
 @click.pass_context
 def measure_command(context: click.Context) -> None:
     """Run it for real on this machine: tensor parallelism, collectives, this box's own constants, and a whole study."""
@@ -49,13 +50,10 @@ def need_torch() -> None:
         raise Refusal("measure: live runs need torch (pip install 'commtax[live]')")
 
 
-@measure_command.command("tp")
+@measure_command.command("tp", cls=Verb)
 @add_verb_options("measure-tp")
 def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Unpack[JobOptions]) -> None:
-    """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
-
-    commtax measure tp --random llama-3.2-1b --layers 2 -tp 2
-    """
+    """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock."""
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.measure.reconcile import is_reconciled
     from commtax_lab.measure.tp import run_all
@@ -67,7 +65,7 @@ def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, 
     Output(as_json).answer(dict, measuring.show_tp, document, code=code)
 
 
-@measure_command.command("collectives")
+@measure_command.command("collectives", cls=Verb)
 @add_verb_options("measure-collectives")
 def collectives_command(
     impl: list[str],
@@ -80,10 +78,7 @@ def collectives_command(
     as_json: bool,
     **options: str,
 ) -> None:
-    """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth.
-
-    commtax measure collectives --impl gloo,shm --ranks 2 --max 1M
-    """
+    """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth."""
     from commtax_lab.measure.collective_sweep import doubling_sizes, measure
 
     sizes = doubling_sizes(int(least), int(most))
@@ -100,13 +95,10 @@ def collectives_command(
     Output(as_json).answer(dict, measuring.show_collectives, document, code=code)
 
 
-@measure_command.command("calibrate")
+@measure_command.command("calibrate", cls=Verb)
 @add_verb_options("measure-calibrate")
 def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name: str, lost_after: float, as_json: bool) -> None:
-    """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
-
-    commtax measure calibrate -o this-box.json
-    """
+    """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile."""
     from commtax_lab.measure.own_constants import STAGES, calibrate
 
     check_writable(output, "output")
@@ -116,7 +108,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name
     Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
 
 
-@measure_command.command("serve")
+@measure_command.command("serve", cls=Verb)
 @add_verb_options("measure-serve")
 def serve_command(
     model: str,
@@ -137,16 +129,7 @@ def serve_command(
     vllm_args: str,
     **options: Unpack[ServerOptions],
 ) -> None:
-    """Serve requests that come at random for real, and hold their times against the simulator's.
-
-    With --calibrate 3: serve closed loops of several clients and lengths, learn from three of them, and predict the others.
-
-    commtax measure serve --random llama-3.2-1b --layers 1 -tp 1 --request-rate 0.5,1 --num-prompts 20
-
-    commtax measure serve --calibrate 3 --out my-box.toml
-
-    commtax measure serve --engine vllm --calibrate 3 --out my-vllm.toml
-    """
+    """Serve requests that come at random for real, and hold their times against the simulator's."""
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.study import live
     from commtax_lab.study.live_prediction import serving_document
@@ -252,7 +235,7 @@ def is_builtin(engine: str) -> bool:
     return engine == "builtin"
 
 
-@measure_command.command("experiment")
+@measure_command.command("experiment", cls=Verb)
 @add_verb_options("measure-experiment")
 def experiment_command(
     model: str,
@@ -264,10 +247,7 @@ def experiment_command(
     as_json: bool,
     **options: Unpack[StudyOptions],
 ) -> None:
-    """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered.
-
-    commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
-    """
+    """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered."""
     from commtax_lab.report import experiment as reporting
     from commtax_lab.study.driving import StudyOrder
     from commtax_lab.study.experiment import experiment, merge

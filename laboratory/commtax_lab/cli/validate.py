@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from commtax.cli.options import add_verb_options
+from commtax.cli.options import Verb, add_verb_options
 from commtax.cli.output import Output
 from commtax.report.plots import check_plot
 from commtax.statement import Refusal
@@ -13,15 +13,12 @@ from commtax_lab.report import validation
 from commtax_lab.scoring import check
 
 
-@click.command("validate")
+@click.command("validate", cls=Verb)
 @add_verb_options("validate", only={"help": f"One kind of table: {', '.join(KINDS)}."})
 def validate_command(
     data: Path | None, only: str, rows: Path | None, compare: Path | None, plot: Path | None, as_json: bool
 ) -> None:
-    """Predicted against published figures, on rows that nothing was fitted on; exit 1 when a stated bound is exceeded.
-
-    commtax validate --data DIR --rows all.csv
-    """
+    """Predicted against published figures, on rows that nothing was fitted on; exit 1 when a stated bound is exceeded."""
     if plot:
         check_plot(plot)
     report = check(data, only=only, rows_to=rows, rival=compare)

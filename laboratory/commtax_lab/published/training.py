@@ -124,7 +124,7 @@ def question(row: Row) -> TrainBillArguments:
         run["zero"] = 3 if int(sharded[1]) else 1
     elif kept := first_match("recipe_zero", source):
         run["zero"] = int(kept)
-    if engine == "fsdp" and model.experts is None and not cell(row, "recompute") and not _fits(run):
+    if engine == "automodel" and model.experts is None and not cell(row, "recompute") and not _fits(run):
         run["recompute"] = "full"  # nothing is said of it, and without it there would have been no run
     return run
 

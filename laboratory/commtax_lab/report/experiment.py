@@ -121,7 +121,7 @@ def show(console: Console, boxes: Sequence[StudyDocument], folder: Path) -> None
             say(console, a["question"], "bold")
             say(console, a["answer"])
         for f in d["flags"]:
-            say(console, f"suspicious: {f['what']}: {f['why']}", "bold yellow")
+            say(console, f"suspicious: {f['what']}: {f['why']}", "bold")
         notes(console, [_source(d)])
     notes(console, [f"report, charts and raw results: {folder}"])
 

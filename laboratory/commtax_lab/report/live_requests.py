@@ -27,12 +27,12 @@ def _show_rate(console: Console, run: ServedRun, share: float) -> None:
     rows = [(name, *(format_seconds(float(one[key]) * 1e-3) for one in both), _error_text(run, key)) for name, key in keys.items()]
     rate = ("output tokens/s", *(f"{one['output_throughput']:.4g}" for one in both), _error_text(run, "output_throughput"))
     title = f"{run['request_rate']:.3g} requests/s, {share:.0%} of that: {run['measured']['num_prompts']} requests"
-    show_table(console, ("", *(f">{who}" for who in _WHO), ">error"), [*rows, rate], title)
+    show_table(console, ("", *(f">{who}" for who in _WHO), ">error"), [*rows, rate], title=title)
     if abs(run["steps_over_timed"] - 1) > _DISTURBED:
         times = f"{run['steps_over_timed']:.2f} times what the same steps took when they were timed"
         left = ", ".join(f"{_SERVED[m]} {run['errors_at_its_pace'][f'mean_{m}_ms']:+.0%}" for m in ("ttft", "tpot", "e2el"))
-        say(console, f"while it served, its steps took {times}: this machine was busy with something else", "yellow")
-        say(console, f"with steps that long the means would be off by {left}", "yellow")
+        say(console, f"while it served, its steps took {times}: this machine was busy with something else", "bold")
+        say(console, f"with steps that long the means would be off by {left}", "bold")
 
 
 def _error_text(run: ServedRun, key: str) -> str:

@@ -87,7 +87,7 @@ def _show_times(console: Console, d: TpDocument) -> None:
         sooner = f"TP={many} gives each token {one_ms / many_ms:.2f}x as fast as TP=1"
         gain = r["tokens_per_s"] / (d["batch"] / many_ms * 1e3)
         more = f"{r['replicas']} replicas give {gain:.2f}x the tokens/s of TP={many}"
-        say(console, f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)", "bold yellow")
+        say(console, f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)", "bold")
 
 
 def _show_weight_read(console: Console, d: TpDocument) -> None:
@@ -131,7 +131,7 @@ def show_collectives(console: Console, d: CollectivesDocument) -> None:
             say(console, f"{what} {r['time_us']:>10.2f} {r['algbw_GBps']:>8.2f} {r['busbw_GBps']:>8.2f} {r['wrong']:>7}")
         rate = f"{f['bandwidth_GBps']:.2f} GB/s" if f["bandwidth_GBps"] else "no measurable bandwidth"
         off = f"off by {f['median_residual']:.0%} at the median, {f['max_residual']:.0%} at most"
-        say(console, f"# fit: {f['alpha_us']:.1f} us + size / {rate}; {off}", "yellow")
+        say(console, f"# fit: {f['alpha_us']:.1f} us + size / {rate}; {off}", "bold")
     for ranks in dict.fromkeys(r["ranks"] for r in d["rows"]):  # implementations beside each other, where several were run
         times = {(r["impl"], r["size_bytes"]): r["time_us"] for r in d["rows"] if r["ranks"] == ranks}
         both = [n for impl, n in times if impl == "shm" and ("gloo", n) in times]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commtax import counting
 from commtax.files import refuse_overwriting, replace_when_written
 from commtax.statement import Refusal
 from commtax_lab.published import collective_rows as curves
@@ -60,7 +61,7 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     known: dict[str, bool] = {}
     rules = Counter[str]()
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
-        for table in folder_tables(folder, only) if folder else shipped_tables(only):
+        for table in _counted(list(folder_tables(folder, only) if folder else shipped_tables(only))):
             part = excluded_rows.exclude_repeated(ANSWERS[table.kind](table), known)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
             unpriced[table.name] = share_unpriced(part)
@@ -76,6 +77,15 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     records = join_records(parts)
     bounds = tuple(judge(records, unpriced, away))
     return Report(records, files, bounds, tuple(rules.most_common()), compare_with_rival(records, other) if other else None)
+
+
+def _counted(tables: Sequence[Table]) -> Iterator[Table]:
+    """One table after the other; each is as much of the work as it has rows."""
+    whole, before = sum(len(table.rows) for table in tables) or 1, 0
+    for table in tables:
+        with counting.part(before / whole, (before + len(table.rows)) / whole):
+            yield table
+        before += len(table.rows)
 
 
 def _kernel_answers(table: Table) -> Records:

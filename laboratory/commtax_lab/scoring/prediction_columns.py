@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from commtax import counting
 from commtax.arrays import Array
 from commtax.catalog.foreign_names import find_chip_name
 from commtax_lab.published.open_loop import VERDICTS
@@ -91,7 +92,7 @@ def answers(
     for one in asked:
         groups.setdefault(None if one.question is None else same(one.question), []).append(one)
     rows: list[tuple[PublishedFigure, Prediction]] = []
-    for group in groups.values():
+    for group in counting.counted(groups.values()):
         entries = [entry for one in group for entry in one.entries]
         if (question := group[0].question) is None:
             rows += [(entry, NONE) for entry in entries]

@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 
+from commtax import counting
 from commtax.arrays import Array
 from commtax.spec import Number
 from commtax.statement import Refusal
@@ -28,7 +29,7 @@ def score_table(table: Table) -> Records:
     """Every figure of every row with its prediction, or with the reason why it has none."""
     asked = read([spelled_run(row) for row in table.dicts()], serving_rows.describe, serving_rows.ask)
     scores: dict[int, Scores | str] = {}
-    for runs in _group_alike(asked):
+    for runs in counting.counted(list(_group_alike(asked))):
         scores.update(zip(map(id, runs), _score_runs(runs), strict=True))
 
     def predict(run: serving_rows.SimulateArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:

@@ -1,4 +1,4 @@
-"""``python -m commtax_lab.study.leash PARENT COMMAND…``: a program that never outlives whoever started it.
+"""``python -I leash.py PARENT COMMAND…``: a program that never outlives whoever started it.
 
 It leads a session with the program in it. When the starter is gone, killed or not, the whole group is ended; else the
 program's end is this one's, exit code or signal.
@@ -20,7 +20,7 @@ MEANT_FOR_THE_PROGRAM = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def leash_command(command: Sequence[str]) -> list[str]:
     """The command line that runs ``command`` on this process's leash; start it in a session of its own."""
-    return [sys.executable, "-m", "commtax_lab.study.leash", str(os.getpid()), *command]
+    return [sys.executable, "-I", __file__, str(os.getpid()), *command]  # alone: what the package loads is for its starter
 
 
 def main(argv: Sequence[str]) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from commtax import catalog
@@ -9,12 +10,16 @@ from commtax.audit.formats import BY_RECORD
 from commtax.audit.jobs import by_job, dump_signs, trace_signs
 from commtax.audit.parallel_reading import read_runs
 from commtax.catalog.hardware import recognise
+from commtax.catalog.models import known_model
+from commtax.evidence.identity import names_of
 from commtax.evidence.thresholds import counts
 from commtax.files import Watch
 from commtax.logs.flight import Dump
+from commtax.logs.startup import StartupLog
 from commtax.logs.training_log import TrainingLog
 from commtax.logs.training_plan import logged_plan
 from commtax.machines.smi import Links
+from commtax.results.bench_record import BenchmarkRun
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 from commtax.traces.profilers import rocprof
@@ -62,7 +67,12 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     if not left:
         found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
         raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
-    joined, notes = _join_counters(left), tuple(_passed_over(passed))
+    return gather(left, passed)
+
+
+def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> ReadFiles:
+    """What files say, each with the name of its file, put together by jobs; ``passed`` are those that say nothing."""
+    joined, notes = _join_counters(list(found)), tuple(_passed_over(passed))
     traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
     dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
@@ -115,9 +125,12 @@ def _passed_over(names: Sequence[str]) -> Iterator[Note]:
 
 
 def model_of(read: ReadFiles) -> Model:
-    """The model that the first training log tells; any where no file asks for one."""
+    """The model that the first log or benchmark result tells; any where no file asks for one."""
     told = (logged_plan(said).model for _, said in read.left if isinstance(said, TrainingLog))
-    if model := next(filter(None, told), None):
+    runs = (run for _, said in read.left if isinstance(said, tuple) for run in said if isinstance(run, BenchmarkRun))
+    measured = (known_model(run.model) for run in runs if run.model)
+    started = (known_model(name) for _, said in read.left if isinstance(said, StartupLog) for name in names_of(said.model) if name)
+    if model := next(filter(None, chain(told, measured, started)), None):
         return model
     if all(BY_RECORD[type(said)].by_place for _, said in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)

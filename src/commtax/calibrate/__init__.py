@@ -125,7 +125,7 @@ def _fit(rows: MeasurementFiles, place: MeasuredMachine, names: list[str], profi
             profile, parts = grown, [*parts, *more]
     if not parts:
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
-    errors = {p.name: f"median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts}
+    errors = {p.name: f"median error {p.after.median:.1%}, 80% range ±{p.spread:.0%}" for p in parts}
     sources = {p.name: f"{p.rows} rows of {', '.join(names)}; {errors[p.name]}" for p in parts}
     profile = replace(profile, sources={**known, **sources}, written=date.today().isoformat())
     written = document(profile)

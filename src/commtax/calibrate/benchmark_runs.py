@@ -114,7 +114,7 @@ def reason_unusable(one: LabelledResult) -> str:
     if result.failed:
         return f"{result.failed} requests failed, and what failed is not in the means"
     if result.accepted > 1:
-        return f"{result.accepted:g} tokens a step under speculative decoding, which hides the time of a step"
+        return f"{result.accepted:g} tokens per step under speculative decoding, which hides the time of a step"
     if said.drafts or any(note.code == "drafted" for note in result.notes):
         return "tokens are drafted (speculative decoding), which hides the time of a step"
     if invalid := [str(note) for note in result.notes if note.code == "invalid"]:
@@ -131,10 +131,10 @@ def reason_unusable(one: LabelledResult) -> str:
 def _reason_unloaded(one: LabelledResult) -> str:
     """Why the load of a served result is not known, or is none that lasts."""
     result = one.result
+    if result.tool == "prometheus" and not one.said.load.concurrency:  # its own count is an average over all loads
+        return "a server's metrics since its start are of no one load; a result of its benchmark is"
     if _is_closed(one):
         return "" if _timed(one, "tpot") or _timed(one, "ttft") else "no mean time a token"
-    if result.tool == "prometheus":
-        return "a server's metrics since its start are of no one load; a result of its benchmark is"
     rate = _rate(one)
     if not rate and result.request_rate:
         return "all requests at once, and no limit of concurrency: only closed loops (--max-concurrency) and rates are fitted"

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from commtax import catalog
+from commtax import catalog, counting
 from commtax.arrays import Array
 from commtax.calibrate.measurements import (
     FLOOR_SLACK,
@@ -58,7 +58,7 @@ class Learnt:
 def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
     """What the runs teach, over what is known of the machine already, and beside what others taught."""
     blank = replace(own, lessons=())
-    asked = [(one := ask(run, blank), one.reason_refused()) for run in distinct_runs(runs)]
+    asked = [(one := ask(run, blank), one.reason_refused()) for run in counting.counted(list(distinct_runs(runs)))]
     impossible = [why for _, why in asked if why]
     kept = [one.without_strange() for one, why in asked if not why]
     possible = _without_repeats([one for one, _ in kept])

@@ -5,6 +5,7 @@ Rows that say exactly the same count once, and their order tells nothing: a file
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def fit_network(files: MeasurementFiles, place: MeasuredMachine, own: Profile) -
     rows = distinct(r for r in every if r.library == library)
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=library).fabric.network
     before = np.array([getattr(usual, name) for name in CONSTANTS])
-    found = network_posterior.fit(rows, lambda values, some: expected_seconds(some, place, _with_network(own, values)), before)
+    found = network_posterior.fit(rows, _remembered_times(place, own), before)
     profile = _profile(found, before, place, own)
     times = np.array([r.seconds for r in rows])
     then, now = (np.log(times / expected_seconds(rows, place, one)) for one in (None, profile))
@@ -54,6 +55,16 @@ def fit_network(files: MeasurementFiles, place: MeasuredMachine, own: Profile) -
     others = sorted(set(libraries) - {library})
     refused = [f"across hosts: rows of {one} are left out; a profile has one library there, {library}" for one in others]
     return profile, [part.with_remarks(_notes(rows, place, found), _wishes(place, found, profile))], refused
+
+
+def _remembered_times(place: MeasuredMachine, own: Profile) -> network_posterior.Times:
+    """Seconds of rows by constants; fits begin where others ended, and a curve asks again what its fit has asked."""
+
+    @cache
+    def seconds(values: tuple[float, ...], rows: tuple[TimedCollective, ...]) -> Array:
+        return expected_seconds(rows, place, _with_network(own, np.array(values)))
+
+    return lambda values, rows: seconds(tuple(values.tolist()), tuple(rows))
 
 
 def _with_network(own: Profile, values: Array) -> Profile:

@@ -1,5 +1,6 @@
 """How many drafts were measured to be accepted: ``catalog/acceptance.toml``."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -20,6 +21,20 @@ class MeasuredAcceptance:
     drafts: int
     length: float
     source: str
+    model: str = ""  # whose runs they were
+    on: str = ""  # of which benchmark
+
+    def told_of(self, model: str) -> str:
+        """What is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
+        borrowed = [f"with {self.model}"] if self.model and self.model != model else []
+        return " ".join([*borrowed, *([f"on {self.on}"] if self.on else [])])
+
+
+def accepted_spread(known: MeasuredAcceptance | None, model: str) -> float:
+    """By what share drafts that are accepted may differ from measured ones: the text does, and the model where it is another."""
+    spread = table("catalog/acceptance.toml")["spread"]
+    other = known is not None and known.model != model
+    return math.hypot(float(spread["text"]), float(spread["model"]) if other else 0.0)
 
 
 @lru_cache(maxsize=1)

@@ -170,7 +170,8 @@ def taken_as(name: str, base: Model, known: KnownModel, rule: StorageRule | None
     note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_reason_taken(known, rule, sure)}")
     source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")
     key = normal(name.rstrip("/")).rpartition("/")[2]
-    own = replace(base, key=key, quant=quant, max_len=longest, aliases=(name,), source=source, stored_bytes=0)
+    called = name if "/" in name else next((alias for alias in base.aliases if normal(alias).endswith(f"/{key}")), name)
+    own = replace(base, key=key, quant=quant, max_len=longest, aliases=(called,), source=source, stored_bytes=0)
     return replace(own, notes=(*base.notes, note))
 
 

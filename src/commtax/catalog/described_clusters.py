@@ -15,7 +15,19 @@ from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.hosts import usual_hosts, with_between, with_inside_link
 from commtax.catalog.loader import find
-from commtax.catalog.own_hardware import Sources, citations, line, nearest_links, numbers, own_chip, own_link
+from commtax.catalog.own_hardware import (
+    CHIP_FIELDS,
+    LINK_FIELDS,
+    PEAKS,
+    Sources,
+    check_keys,
+    citations,
+    line,
+    nearest_links,
+    numbers,
+    own_chip,
+    own_link,
+)
 from commtax.catalog.table_view import TableView
 from commtax.files import MiB, decode_text, expand_home, read_bytes
 from commtax.records import with_fields
@@ -26,6 +38,8 @@ MOST_BYTES = MiB // 16  # of such a file
 FIELDS = {"key", "name", "aliases", "chip", "intra", "inter", "bridge", "note", "sources", *physics.DESCRIBED_CLUSTER}
 SCOPES = {"intra": "intra", "inter": "inter", "bridge": "intra"}
 """Where each link of a cluster runs."""
+HOMES = {"[chip]": CHIP_FIELDS, "[chip.flops_per_s]": PEAKS, "[intra] or [inter]": LINK_FIELDS}
+UNUSED = "100gbe"  # stands between hosts where there is one
 
 
 def path_of(text: str) -> str:
@@ -66,11 +80,12 @@ def _document(path: str) -> dict[str, object]:
 
 def _cluster(whole: TableView, stem: str) -> Cluster:
     """The usual hosts of the chip, with what the file says of them."""
-    whole.check_known(FIELDS)
+    check_keys(whole, FIELDS, HOMES)
     cited = citations(whole)
     counts, sources = numbers(whole, physics.DESCRIBED_CLUSTER, cited)
     links = {name: _link(whole, name, cited, f"{stem}-{name}") for name in SCOPES if name in whole.table}
-    kind = _chip(whole, links, cited, stem)
+    alone = {"inter": link(UNUSED)} if counts.get("num_hosts", 1) == 1 else {}
+    kind = _chip(whole, alone | links, cited, stem)
     place = usual_hosts(kind, 1, int(counts.get("gpus_per_host", kind.gpus_per_host)))
     place = with_inside_link(place, links["intra"]) if "intra" in links else place
     place = with_between(place, links["inter"]) if "inter" in links else place

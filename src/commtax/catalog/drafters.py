@@ -8,7 +8,7 @@ from commtax.catalog.loader import plain_record
 from commtax.records import dataclass
 from commtax.shipped_tables import table
 from commtax.spec import Attention, Block, Drafter, Extra, Mlp, Model
-from commtax.statement import Refusal
+from commtax.statement import OTHER_MODELS, Refusal
 
 HEAD_DIM, KV_HEADS = 128, 8  # of a drafter's attention beside a model whose own is of another kind
 UNQUANTISED = ("nvfp4",)
@@ -56,7 +56,7 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
         return replace(plain, model=_as_model(model, kind, blocks * kind.times, _quantised(model)), modules=modules)
     count = kind.otherwise if kind.layers == "mtp" else kind.layers
     if kind.layers == "mtp" and not count:
-        raise Refusal(f"technique '{name}': {model.key} has no MTP layers", "technique")
+        raise Refusal(f"technique '{name}': {model.key} has no MTP layers", "technique", kind=OTHER_MODELS)
     return replace(plain, model=_as_model(model, kind, _dense_blocks(model, kind, int(count)), None)) if count else plain
 
 

@@ -21,6 +21,11 @@ def chip(name: str) -> Chip:
     return record(Chip, table("chips", stem), f"chips/{stem}")
 
 
+def is_catalogued(own: Chip) -> bool:
+    """Whether a chip is one of ours, and not one that somebody describes."""
+    return own.key in stems("chips")
+
+
 def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ...]:
     """Keys of all chips with which name, memory and multiprocessors agree; of two, that which more words of the name tell of.
 

@@ -65,9 +65,10 @@ def parse_counts(text: str) -> Cluster:
     Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
     """
     check_measured(text, "cluster")
-    match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
+    match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*|\d{4})", normal(text))  # a card may be called 4090
     if not match:
-        raise Refusal(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)", "cluster")
+        wanted = _turned(text) or "8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)"
+        raise Refusal(f"cluster '{text[:60]}': write {wanted}", "cluster")
     first, second, name = match.groups()
     hosts, gpus = (int(first), int(second)) if second else (1, int(first or 1))
     if hosts < 1 or gpus < 1:
@@ -75,14 +76,31 @@ def parse_counts(text: str) -> Cluster:
     try:
         kind = chip(name)
     except ValueError:
-        near = did_you_mean(name, "chips", "clusters") or " (commtax catalog chips, or a FILE.toml of your own)"
-        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
+        if turned := _turned(text):
+            raise Refusal(f"cluster '{text}': write {turned}", "cluster") from None
+        near = did_you_mean(name, "chips", "clusters").removesuffix("?")
+        instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
+        raise Refusal(
+            f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (docs/hosts.md)", "cluster"
+        ) from None
     remark = ""
     if not second or (kind.nvlink_domain and gpus > _largest_host(kind)):
         hosts, gpus, remark = _split_into_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
     return replace(usual_hosts(kind, hosts, gpus), remark=remark)
+
+
+def _turned(text: str) -> str:
+    """What somebody means who writes h100x8, h100:8, 8*h100 or 2x8h100; "" where that is nothing."""
+    match = re.fullmatch(r"([a-z].{0,40}?)[x*:-](\d{1,6})|(\d{1,6}x)?(\d{1,6})[*:-]?([a-z].{0,40})", normal(text))
+    if not match:
+        return ""
+    name, gpus = (match[1] or match[5]).strip("-"), match[2] or match[4]
+    try:
+        return f"{match[3] or ''}{gpus}x{chip(name).key}"
+    except ValueError:
+        return ""
 
 
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:

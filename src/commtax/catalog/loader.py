@@ -103,9 +103,31 @@ def aliases(kind: str) -> dict[str, str]:
 
 
 def find(kind: str, name: str) -> str:
-    """The key by itself or an alias; "" where there is none."""
+    """The key by itself or an alias; "" where there is none.
+
+    >>> find("models", "Qwen3-235B"), find("models", "llama3.1 70b"), find("models", "qwen3")
+    ('qwen3-235b-a22b', 'llama-3.1-70b', '')
+    """
     wanted = normal(name)
-    return wanted if wanted in stems(kind) else aliases(kind).get(wanted, "")
+    if wanted in stems(kind):
+        return wanted
+    return aliases(kind).get(wanted, "") or (_find_loosely(wanted) if kind == "models" else "")
+
+
+def _find_loosely(wanted: str) -> str:
+    """The one model whose key differs by dashes alone, or names its active parameters too (``-a22b``)."""
+    known = _loose_names().get(wanted.replace("-", ""), set())
+    return next(iter(known)) if len(known) == 1 else ""
+
+
+@lru_cache(maxsize=1)
+def _loose_names() -> dict[str, set[str]]:
+    """Keys of models by what is left of them without dashes, and without the count of active parameters."""
+    found: dict[str, set[str]] = {}
+    for stem in stems("models"):
+        for short in {stem, re.sub(r"-a\d+(?:\.\d+)?b$", "", stem)}:
+            found.setdefault(short.replace("-", ""), set()).add(stem)
+    return found
 
 
 def key_of(kind: str, name: str) -> str:
@@ -131,11 +153,16 @@ def suggest(name: str, choices: Iterable[str]) -> str:
 
     wanted, known = normal(name), sorted(set(choices))
     alike = 0.8 if "/" in wanted else 0.5  # ids of the Hub have owners and endings in common
-    longer = [choice for choice in known if len(wanted) > 2 and choice.startswith(wanted)]
-    likely = list(
-        dict.fromkeys([*(longer if len(longer) <= 3 else []), *difflib.get_close_matches(wanted, known, n=3, cutoff=alike)])
-    )[:3]
-    return f"; did you mean {' or '.join(likely)}?" if likely else ""
+    longer = [c for c in known if len(wanted) > 1 and _abbreviates(wanted, c) and ("/" in wanted or "/" not in c)]
+    by_likeness = sorted(longer, key=lambda choice: difflib.SequenceMatcher(None, wanted, choice).ratio(), reverse=True)
+    likely = list(dict.fromkeys([*by_likeness, *difflib.get_close_matches(wanted, known, n=3, cutoff=alike)]))[:3]
+    return f"; did you mean {', '.join(likely[:-1])}{' or ' if likely[1:] else ''}{likely[-1]}?" if likely else ""
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    """Whether all words and numbers of one name stand in the other, in order: llama3-70b in llama-3.1-70b."""
+    rest = iter(re.findall(r"[a-z]+|\d+", name))
+    return all(part in rest for part in re.findall(r"[a-z]+|\d+", short))
 
 
 COUNTS = re.compile(r"(?:\d{1,15}x){0,2}")

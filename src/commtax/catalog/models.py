@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commtax.catalog.checkpoints import KnownModel, StorageRule, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
-from commtax.catalog.loader import did_you_mean, find, plain_record, table
+from commtax.catalog.loader import did_you_mean, find, normal, plain_record, table
 from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
@@ -59,8 +59,12 @@ def published_counts(key: str) -> list[PublishedCount]:
 
 
 def bundled_model(name: str) -> Model | None:
-    """A bundled model by key or alias; never a look at the disk or the network."""
-    return _load_bundled(key) if (key := find("models", name)) else None
+    """A bundled model by key or alias; never a look at the disk or the network. What it was called is its first alias.
+
+    >>> bundled_model("meta-llama/Llama-3.1-8B-Instruct").aliases[0]
+    'meta-llama/Llama-3.1-8B-Instruct'
+    """
+    return _load_called(key, name.strip()) if (key := find("models", name)) else None
 
 
 def model(name: str, read_as: str = "") -> Model:
@@ -80,7 +84,8 @@ def model(name: str, read_as: str = "") -> Model:
     if os.path.exists(path):
         return _load_folder(path, read_as)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
-        raise Refusal(f"model '{name}': no such folder or file", "model")
+        instead = "name a folder with config.json, that file itself, or a model of commtax catalog models"
+        raise Refusal(f"model '{name}': no such folder or file; {instead}", "model")
     if decoder := variant(name):
         return decoder
     if (made := name.lower().removesuffix("-gguf")) != name.lower():
@@ -135,6 +140,15 @@ def origin(name: str) -> str:
     """The bundled model that a name means, as it is or stored in another way; "" where it means none."""
     told = _read_name(name)
     return told[1].key if told else find("models", name)
+
+
+@lru_cache(maxsize=256)
+def _load_called(key: str, name: str) -> Model:
+    """A bundled model whose first alias is the checkpoint that was named, so that this one is what engines are told to load."""
+    made, wanted = _load_bundled(key), normal(name)
+    spelled = (alias for alias in made.aliases if wanted in (own := normal(alias), own.rpartition("/")[2]))
+    called = next(spelled, name if "/" in name else "") if wanted != key else ""
+    return replace(made, aliases=tuple(dict.fromkeys((called, *made.aliases)))) if called else made
 
 
 @lru_cache(maxsize=128)

@@ -27,6 +27,7 @@ PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """Types of arithmetic that a chip has peaks for."""
 RATES = ("family", "memory_Bps", "flops_per_s")
 """What makes a chip the one that was measured under its name."""
+OTHER_KINDS = "Ethernet, ICI or another scale-up link is nvlink through switches, xgmi from chip to chip (docs/hosts.md)"
 LONGEST = 200  # signs of a name or a note that are kept
 
 Sources = dict[str, Citation]
@@ -34,7 +35,7 @@ Sources = dict[str, Citation]
 
 def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> Chip:
     """A chip of a table; ``links`` are its usual ones by the catalogue's names, ``name`` its own where the table has none."""
-    part.check_known(CHIP_FIELDS)
+    check_keys(part, CHIP_FIELDS)
     texts = {key: line(part, key) for key in CHIP_TEXTS}
     makers = {"generic": "generic"} | {known.family: known.vendor for known in map(chip, stems("chips"))}
     family = check_one_of(texts["family"] or "generic", makers, part.named("family"))
@@ -49,7 +50,7 @@ def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: st
 
 def _peaks(part: TableView, cited: Sources) -> tuple[dict[str, float], Sources]:
     """FLOP/s by type of arithmetic: models are computed in 16 bits, so one such peak is needed."""
-    part.check_known(PEAKS)
+    check_keys(part, PEAKS)
     peaks, sources = numbers(part, dict.fromkeys(PEAKS, physics.FLOPS), cited)
     if not peaks.keys() & {"bf16", "fp16"}:
         raise Refusal(f"{part.where}: missing bf16 or fp16, dense FLOP/s as in {part.named('bf16')} = 989.4e12", part.where)
@@ -66,7 +67,7 @@ def _named_chip(made: Chip, name: str) -> Chip:
 
 def own_link(part: TableView, scope: str, cited: Sources, name: str) -> Link:
     """A link of a table: what it does not say is as in the catalogued link of its kind whose rate is nearest."""
-    part.check_known(LINK_FIELDS)
+    check_keys(part, LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
@@ -84,7 +85,10 @@ def own_link(part: TableView, scope: str, cited: Sources, name: str) -> Link:
 def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:
     """Catalogued links of a kind, the nearest rate first; of equal ones that which joins all, before a bridge."""
     inside = [known for known in map(link, stems("links")) if known.scope == scope]
-    check_one_of(kind, {known.kind for known in inside}, name)
+    kinds = sorted({known.kind for known in inside})
+    if scope == "intra" and kind not in kinds:  # the nearest spelling is rarely the nearest link
+        raise Refusal(f"{name}='{kind}': one of {', '.join(kinds)}; {OTHER_KINDS}", name)
+    check_one_of(kind, kinds, name)
     alike = [known for known in inside if known.kind == kind]
     return sorted(alike, key=lambda known: (abs(math.log(known.bandwidth_Bps / bandwidth_Bps)), not known.switched))
 
@@ -106,6 +110,15 @@ def numbers(
         values[key] = int(value) if ranges[key].whole else value
         sources[key] = cited.get(source, Citation(source[:LONGEST], "", ""))
     return values, sources
+
+
+def check_keys(part: TableView, known: Collection[str], homes: Mapping[str, Collection[str]] | None = None) -> None:
+    """A key that no such table takes is refused with those that it does, or with the table (of ``homes``) where it belongs."""
+    for key in sorted(set(part.table) - set(known)):
+        home = next((home for home, keys in (homes or {}).items() if key in keys), "")
+        takes = f"[{part.where}] takes {', '.join(sorted(known))}" if part.where else f"a file takes {', '.join(sorted(known))}"
+        says = f": it belongs in {home}" if home else f"{suggest(key, known)}; {takes}".replace("?;", "?")
+        raise Refusal(f"unknown key '{part.named(key)}'{says}", part.named(key))
 
 
 def citations(part: TableView) -> Sources:

@@ -123,11 +123,11 @@ def profile_comment(profile: Profile) -> list[str]:
 
 
 def _moved_lines(profile: Profile, d: Deployment, changes: Mapping[str, Change]) -> Iterator[str]:
-    """Constants of a deployment with how far they moved, their 80 % range, and what that was before any run."""
+    """Constants of a deployment with how far they moved, their 80% range, and what that was before any run."""
     runs = sum(run.deployment == d for run in runs_of(profile.lessons))
     served = f"{d.engine} {d.version}".strip()
     yield ""
-    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80 % range; before any run)"
+    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
     for name, change in changes.items():
         moved, after, before = move_words(change)
         yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"

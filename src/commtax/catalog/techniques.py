@@ -11,7 +11,7 @@ from commtax.options import options
 from commtax.question import PARTS, Question
 from commtax.shipped_tables import table
 from commtax.spec import Plan, Technique
-from commtax.statement import Refusal
+from commtax.statement import UNSAID, Refusal
 
 BOUNDS: Mapping[str, tuple[float, float, bool]] = {
     "speculative": (0, 64, True),
@@ -84,7 +84,7 @@ def _check_values(one: Technique, given: tuple[str, ...]) -> None:
         told = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
         rule = f"write {one.key}={told}{'' if needed else f' or {one.key}'}" if words else "takes no value"
         rule = rule if given else f"needs a value; {rule}"
-        raise Refusal(f"technique '{one.key}{'=' * bool(given)}{':'.join(given)}': {rule}", "technique")
+        raise Refusal(f"technique '{one.key}{'=' * bool(given)}{':'.join(given)}': {rule}", "technique", kind=UNSAID)
 
 
 def changes_of(text: str) -> dict[str, object]:

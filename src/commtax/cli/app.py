@@ -3,19 +3,25 @@
 import io
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from commtax import __version__
+from commtax.cli.help import HelpContext, helps, write_overview, write_start
 from commtax.spelling import escape_controls, normalise
 from commtax.statement import Refusal
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
 VERBS = (
-    *("audit", "bill", "calibrate", "catalog", "compare", "expect", "fit"),
+    *("audit", "bill", "calibrate", "catalog", "compare", "completion", "diff", "expect", "fit"),
     *("pipeline", "plan", "profile", "simulate", "web", "worth"),
 )
 """Each verb is a file of its name, with its command in it."""
@@ -23,42 +29,64 @@ LABORATORY = ("claims", "catalog constants", "measure", "validate")
 """Commands of the laboratory, which is a package of its own."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Commands(click.Group):
+    """All verbs, each imported when it is named; help and lists need none of them."""
+
+    context_class = HelpContext
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted({*VERBS, *(name for name in _laboratory() if " " not in name)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in VERBS and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(f"commtax.cli.{cmd_name}"), f"{cmd_name}_command"), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_overview(formatter, self.list_commands(ctx))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="commtax")
 @click.option("--debug", is_flag=True, expose_value=False, help="Anywhere on the line: show where an error came from.")
 def app() -> None:
-    """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
-
-    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (audit or
-    calibrate --check has nothing measured to judge by, a live rank died, or expect has only an assumed
-    range), 70 a fault of commtax itself.
-    """
+    """What every collective of a distributed LLM costs, and what fits: arithmetic you can check."""
 
 
 def commands(arguments: list[str]) -> click.Group:
-    """All commands that this line may want: the one it names, or all for the list of them."""
-    first = arguments[0] if arguments else ""
-    for name in [first] if first in VERBS else VERBS:
-        if name not in app.commands:
-            app.add_command(getattr(import_module(f"commtax.cli.{name}"), f"{name}_command"), name)
-    if first not in VERBS or any(name.startswith(f"{first} ") for name in LABORATORY):
+    """The command line with the command that this line names, or with all where it names none."""
+    context = click.Context(app)
+    for name in arguments[:1] or VERBS:
+        app.get_command(context, name)
+    if not arguments or any(name.split()[0] == arguments[0] for name in LABORATORY):
         add_laboratory(arguments)
     return app
 
 
-def add_laboratory(arguments: list[str]) -> None:
-    """The commands that the laboratory brings along; one that is not there is refused by name. Two words of one become one."""
+def _laboratory() -> "dict[str, EntryPoint]":
     from importlib.metadata import entry_points
 
-    found = {entry.name: entry for entry in entry_points(group="commtax.commands")}
+    return {entry.name: entry for entry in entry_points(group="commtax.commands")}
+
+
+def add_laboratory(arguments: list[str]) -> None:
+    """The commands that the laboratory brings along; one that is not there is refused by name. Two words of one become one."""
+    found = _laboratory()
     asked = f"{' '.join(arguments[:2])} "
     meant = next((name for name in LABORATORY if asked.startswith(f"{name} ")), "")
     if meant and meant not in found:
         raise Refusal(f"{meant}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")
-    for name in [meant] if meant else found:
+    for name in [meant] if meant else [] if arguments else found:
         if meant or " " not in name:
             app.add_command(found[name].load(), name)
     arguments[: len(meant.split())] = [meant] if meant else []
+
+
+def start_page() -> str:
+    """What ``commtax`` alone prints: what it is for, and the questions that people bring."""
+    formatter = HelpContext(app, **app.context_settings).make_formatter()
+    write_start(formatter)
+    return formatter.getvalue().rstrip("\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -71,19 +99,24 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
     try:
-        commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
+        if not arguments:
+            return click.echo(start_page())
+        frame = commands(arguments)
+        with _watched(arguments[0]):
+            frame.main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as usage:
+    except click.exceptions.NoArgsIsHelpError as usage:  # of a command that has commands of its own
         click.echo(usage.ctx.get_help() if usage.ctx else "")
         sys.exit(0)
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("interrupted", err=True)
+        exec("")  # Python remembers an interrupt inside exec of a text, and would end by the signal instead of the code
         sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough; that is no answer of ours
         _forget(sys.stdout)
         sys.exit(141)
     except Exception as error:
-        text, code = error_line(error)
+        text, code = error_line(error, arguments)
         try:
             if debug:
                 import traceback
@@ -97,16 +130,31 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(code)
 
 
-def error_line(error: Exception) -> tuple[str, int]:
+def _watched(verb: str) -> AbstractContextManager[None]:
+    """Where somebody looks: how far a command is, unless it shows that itself."""
+    if not sys.stderr.isatty() and "COMMTAX_PROGRESS" not in os.environ:
+        return nullcontext()
+    from commtax.cli.progress import watched
+
+    return watched(helps()["command"].get(verb, {}).get("works", ""))
+
+
+def error_line(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
     """An exception in one line that any terminal bears, and the exit code: 2 for bad input, 70 for a fault of ours."""
-    if isinstance(error, click.ClickException):
+    if isinstance(error, click.UsageError):
+        from commtax.cli.mistakes import what_to_type
+
+        text, code = what_to_type(error, list(arguments)) or error.format_message(), BAD_INPUT
+    elif isinstance(error, click.ClickException):
         text, code = error.format_message(), BAD_INPUT
     elif isinstance(error, OverflowError):
         text, code = f"a number is too large to compute with ({error})", BAD_INPUT
     elif isinstance(error, OSError):
         text, code = f"{error.filename or 'the output'}: {error.strerror or error}", BAD_INPUT
     elif isinstance(error, ValueError):
-        text, code = str(error), BAD_INPUT
+        from commtax.cli.mistakes import of_share
+
+        text, code = of_share(error, list(arguments)) or str(error), BAD_INPUT
     else:
         text, code = f"internal: {type(error).__name__}: {error}; run with --debug to see where, and please report it", FAULT
     line = escape_controls(" ".join(text.split()))

@@ -19,10 +19,7 @@ TIMED = [name for name, option in taken_by("bill").items() if option.part == "wh
 @click.command("bill", cls=Verb)
 @verb_command("bill", VerbSubject.STEP)
 def bill_command(order: Order) -> None:
-    """What one step costs: every kernel and collective, what binds, and what would change it.
-
-    commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
-    """
+    """What one step costs: every kernel and collective, what binds, and what would change it."""
     from commtax.report import bills
 
     given = order.given
@@ -43,7 +40,7 @@ def bill_command(order: Order) -> None:
         from commtax.report.whys import show_why, why_document
         from commtax.verbs.why import why
 
-        order.output.answer(why_document, show_why, explained.bill, why(explained.bill, given.why))
+        order.output.answer(why_document, show_why, why(explained.bill, given.why))
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 

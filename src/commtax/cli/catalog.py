@@ -5,8 +5,9 @@ from collections.abc import Callable
 import click
 
 from commtax import catalog
+from commtax.catalog.loader import did_you_mean, find, suggest
 from commtax.catalog.models import published_counts
-from commtax.cli.options import add_verb_options
+from commtax.cli.options import Verb, add_verb_options
 from commtax.cli.output import Output
 from commtax.cost.memory import check_stored
 from commtax.spec import Chip, Cluster, Engine, Link
@@ -21,21 +22,17 @@ THINGS: dict[str, Callable[[str], Chip | Link | Cluster | Engine]] = {
 KINDS = ("chips", "links", "clusters", "models", "engines")
 
 
-@click.command("catalog")
+@click.command("catalog", cls=Verb)
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
 @add_verb_options("catalog")
 def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: bool) -> None:
-    """Chips, links, clusters, models and engines, each number with its source; constants: every number that was fitted.
-
-    commtax catalog models llama-3.1-8b
-    """
+    """Chips, links, clusters, models and engines, each number with its source; constants: every number that was fitted."""
     from commtax.report import catalog as report
 
     output = Output(as_json)
     if kind is not None and kind not in KINDS:
-        known = (*KINDS, "constants")
-        raise Refusal.of(f"one of {', '.join(known)}", known, catalog=kind)
+        kind, name = _kind_of(kind, name), kind
     if kind is None or name is None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
         every = {key: [THINGS.get(key, catalog.model)(one) for one in names] for key, names in kinds.items()}
@@ -48,3 +45,15 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
     check_stored(model)
     counts = published_counts(model.key) if model.key in catalog.keys("models") else []
     output.answer(report.model_document, report.show_model, model, counts)
+
+
+def _kind_of(name: str, beside: str | None) -> str:
+    """The kind of something that was named without it."""
+    known = (*KINDS, "constants")
+    own = next((kind for kind in KINDS if find(kind, name)), "")
+    if own and beside:
+        raise Refusal.of(f"one of {own}; they are shown one by one: commtax catalog {own} {name}", known, catalog=name)
+    if not own:
+        near = suggest(name, known) or did_you_mean(name, *KINDS)
+        raise Refusal.of(f"one of {', '.join(known)}, or what one of them is called{near}", known, catalog=name)
+    return own

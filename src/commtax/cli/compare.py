@@ -6,24 +6,19 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import GivenOptions, Verb, VerbSubject
+from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.comparing import PlanRow, compare_question, compared_plans
+from commtax.verbs.comparing import compare_question, compared_plans
 
 
 @click.command("compare", cls=Verb)
 @verb_command("compare", VerbSubject.STEPS)
 def compare_command(order: Order) -> None:
-    """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
-
-    commtax compare llama-3.1-8b --cluster 8xh100-sxm -tp 2 --over batch=1:256 --over link=nvlink4,pcie5,10gbe
-
-    commtax compare llama-3.1-8b --cluster 8xh100-sxm --plans tp1,tp2,tp4dp2,dp8 --batches 1,8,64
-    """
+    """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips."""
     given = order.given
     order.output.read(order.question.cluster)
     if bool(given.plans) == bool(given.over):
@@ -44,11 +39,9 @@ def _compare_over(order: Order) -> NoReturn:
     if all(row.bill is None for row in comparison.rows):
         raise Refusal.about(over=f"nothing on this range is legal; first: {comparison.rows[0].refused}")
     if given.plot:
-        sizes = GivenOptions(tp=q.plan.tp, pp=q.plan.pp, dp=q.plan.dp, batch=q.batch, context=q.context)
-        fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in comparison.swept)
-        comparisons.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given.plot))
-    document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparisons.comparison_rows(comparison)}
-    order.output.answer(lambda _: document, comparisons.show_comparison, comparison, rows=comparisons.comparison_rows)
+        comparisons.plot_comparison(comparison, Path(given.plot))
+    document, rows = comparisons.comparison_document, comparisons.comparison_rows
+    order.output.answer(document, comparisons.show_comparison, comparison, rows=rows)
 
 
 def _plans(order: Order) -> NoReturn:
@@ -67,17 +60,7 @@ def _plans(order: Order) -> NoReturn:
     table = compared_plans(q, given.plans.split(","), links, batches, where)
     if all(row.bill is None for row in table.rows):
         raise Refusal.about(plans=f"none of them is legal; first: {table.rows[0].refused}")
-    table = replace(table, notes=(*dict.fromkeys(remarks), *_remarks(table.rows)))
+    table = replace(table, notes=tuple(dict.fromkeys(remarks)))
     if given.plot:
-        title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
-        comparisons.plot_plans(table, title, Path(given.plot))
+        comparisons.plot_plans(table, Path(given.plot))
     order.output.answer(comparisons.plans_document, comparisons.show_plans, table, rows=comparisons.plan_rows)
-
-
-def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
-    """What the bills say that matters to all: batches are shared out, assumed constants."""
-    from commtax.report import comparisons
-
-    shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
-    told = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code in ("assumed-links", "imbalance")]
-    return [shared, *dict.fromkeys(told), *comparisons.draft_remarks(row.bill for row in rows)]

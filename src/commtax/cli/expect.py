@@ -9,7 +9,6 @@ from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.files import OUTPUT_BYTES, read_text
-from commtax.report.drawing import Console
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_seconds
@@ -26,12 +25,7 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
 def expect_command(
     op: str, size: float, ranks: int, library: str, technique: str, measured: str, as_json: bool, **options: object
 ) -> None:
-    """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
-
-    Slower than the range fails. Nothing passes on a range that is only assumed: that is undecided.
-
-    commtax expect all-reduce --cluster 8xh100-sxm --size 1G --measured 380GB/s
-    """
+    """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3)."""
     from commtax.report import bills
 
     given, output = GivenOptions(options), Output(as_json)
@@ -82,8 +76,4 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
         rows = [bills.expectation_document(e, s) for e, s in pairs]
         return {"schema": "commtax.expect-file/1", "verdict": worst, "pass": bills.PASSED[worst], "rows": rows}
 
-    def show(console: Console) -> None:
-        for e, seconds in pairs:
-            bills.show_expectation(console, e, seconds)
-
-    output.answer(document, show, code=VERDICTS[worst])
+    output.answer(document, lambda console: bills.show_expectations(console, pairs), code=VERDICTS[worst])

@@ -2,6 +2,7 @@
 
 import click
 
+from commtax.catalog.loader import suggest
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import prompt_sizes
@@ -15,14 +16,11 @@ from commtax.verbs.train_fitting import TrainFit, train_holds
 @click.command("fit", cls=Verb)
 @verb_command("fit", VerbSubject.SERVER)
 def fit_command(order: Order) -> None:
-    """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
-
-    commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
-    """
+    """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits."""
     from commtax.report.exact_bytes import fit_document, show_fit
 
     if order.given.phase not in ("serve", "train"):
-        raise Refusal.of("serve or train", ("serve", "train"), phase=order.given.phase)
+        raise Refusal.of(f"serve or train{suggest(order.given.phase, ('serve', 'train'))}", phase=order.given.phase)
     judged = train_holds(settle(order.question)) if order.question.trains else _serving_fit(order)
     order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 
@@ -30,7 +28,9 @@ def fit_command(order: Order) -> None:
 def _serving_fit(order: Order) -> Fit | TrainFit:
     given, q = order.given, order.question
     refuse(given, ["batch"], "belongs to --phase train; serving takes --max-num-seqs")
-    refuse(given, ["context"], "belongs to --phase train; serving takes --max-model-len")
+    if given.context is not None:  # of a server, the longest request
+        refuse(given, ["max_model_len"], "give it or --context, not both")
+        q = q.but(max_model_len=int(given.context))
     refuse(given, ["sequence_parallel"], "changes nothing that is held while serving")
     judged = add_advice(holds(q, chosen=given.tp is not None, stages=given.pp))
     servers = order.launch.servers if order.launch else None

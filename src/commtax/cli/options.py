@@ -1,6 +1,7 @@
 """Flags of commands, made from the table of options, and the kinds of values they take."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import click
 import numpy as np
 
 from commtax import options as table
+from commtax.cli.help import GROUPS as GROUPS
+from commtax.cli.help import Verb as Verb
 from commtax.options import Option
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
@@ -18,6 +21,12 @@ from commtax.verbs.settling import AUTO_EP
 Command = Callable[..., None]
 Written = str | float
 """A value as it was typed, or as a default."""
+DETAILS = "details"
+"""The option that all answers are told with or without: no command need take it."""
+_PER_SECOND = re.compile(r"\s*(?:rps|qps|(?:req(?:uest)?s?\s*)?(?:/\s*s|/\s*sec|per second))\s*$", re.I)
+"""What people write behind a number of requests a second."""
+_PER_HOUR = re.compile(r"^\s*(?:\$|USD)|(?:\$|USD)?\s*(?:/\s*h|/\s*hr|/\s*hour|per hour)?\s*$", re.I)
+"""What people write around a price of a GPU-hour."""
 MAX_VALUES = 1_024
 """Values of one option that are shown."""
 
@@ -91,7 +100,7 @@ def _counts(value: Written, name: str) -> list[int]:
 def _rates(value: Written, name: str) -> tuple[float, ...]:
     """Requests a second, several by commas; none where nothing is said."""
     try:
-        return tuple(float(part) for part in str(value).split(",") if value)
+        return tuple(float(_PER_SECOND.sub("", part)) for part in str(value).split(",") if value)
     except ValueError:
         raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
 
@@ -116,13 +125,19 @@ def _number(value: Written, name: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise Refusal(f"{name}: '{str(value)[:40]}' is not a number", name) from None
+        bare = re.match(r"\d+(?:\.\d+)?(?=\s*[a-zA-Z/])", str(value))
+        raise Refusal(f"{name}: '{str(value)[:40]}' is not a number{f'; write {bare[0]}' if bare else ''}", name) from None
+
+
+def _rate(value: Written, name: str) -> float:
+    """A number; "20 rps" and "20/s" are 20."""
+    return _number(_PER_SECOND.sub("", str(value)), name)
 
 
 def _prices(value: object, name: str) -> float | list[float | None]:
     """A price of a GPU-hour, or one a cluster, the catalogue's where there is none: ``2.5``, ``2.5,4`` or ``2.5,``."""
     try:
-        parts = str(value).split(",")
+        parts = [_PER_HOUR.sub("", part) for part in str(value).split(",")]
         if len(parts) == 1:
             return float(parts[0])
         return [float(part) if part.strip() else None for part in parts]
@@ -131,7 +146,8 @@ def _prices(value: object, name: str) -> float | list[float | None]:
         raise Refusal(f"{name}: '{str(value)[:40]}' is not {wanted}", name) from None
 
 
-GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", "Output")
+JOINED = "joined"
+"""The kind of names that commas may stand between: given twice, both are named, and where one is needed both are refused."""
 KINDS: Mapping[str, Kind | click.Path | type] = {
     "count": Kind("N", parse_count),
     "counts": Kind("N,N", _counts),
@@ -140,10 +156,10 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "experts": Kind("N", _ep),
     "length": Kind("N|DIST", _length),
     "integer": int,
-    "number": float,
-    "rate": Kind("F", _number),
+    "number": Kind("X", _number),
+    "rate": Kind("RATE", _rate),
     "rates": Kind("R,R", _rates),
-    "share": Kind("F", parse_fraction),
+    "share": Kind("SHARE", parse_fraction),
     "confidence": Kind("80%", confidence_of),
     "margin": Kind("5%", margin_of),
     "time": Kind("TIME", lambda value, name: parse_seconds(str(value), name)),
@@ -151,35 +167,22 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "size": Kind("SIZE", _binary),
     "prices": Kind("USD[,USD]", _prices),
     "names": Kind("NAMES", lambda value, _: [name for name in str(value).split(",") if name]),
+    JOINED: str,
     "path": click.Path(path_type=Path),
     "flag": bool,
 }
 """What the table calls the kinds of values."""
 
 
-class Verb(click.Command):
-    """A command whose help lists its options by what they are about."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        known, groups = table.options(), {group: list[tuple[str, str]]() for group in GROUPS}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record:
-                groups[known[param.name].group if param.name in known else "Output"].append(record)
-        for group, records in groups.items():
-            if records:
-                with formatter.section(group):
-                    formatter.write_dl(records)
-
-
-def add_verb_options(verb: str, **others: Mapping[str, object]) -> Callable[[Command], Command]:
+def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping[str, object]) -> Callable[[Command], Command]:
     """The flags of a verb, and those that it refuses with a reason; ``others`` says what only code knows of some of them."""
 
     def add(command: Command) -> Command:
         for name, reason in table.refused_by(verb).items():
             command = _refused_option(table.options()[name], reason)(command)
         for name, option in reversed(list(table.taken_by(verb).items())):
-            command = _flag(option.but(others.get(name, {})))(command)
+            if name not in left_out:
+                command = _flag(option.but(others.get(name, {})))(command)
         return command
 
     return add
@@ -187,13 +190,28 @@ def add_verb_options(verb: str, **others: Mapping[str, object]) -> Callable[[Com
 
 def _flag(option: Option) -> Callable[[Command], Command]:
     """The option as click has it."""
+    if option.name == DETAILS:
+        return click.option(*_spellings(option), is_flag=True, expose_value=False, callback=_keep_details, help=option.help)
     if option.kind == "flag":
         shown = bool(option.default)
         return click.option(*_spellings(option), option.name, is_flag=True, default=shown, help=option.help)
     kind = KINDS.get(option.kind)
     metavar = option.metavar if kind else option.kind
-    given = GivenOptions(required=True) if option.required else GivenOptions(default=option.default, multiple=option.multiple)
+    if option.kind == JOINED:
+        given = GivenOptions(multiple=True, default=(), callback=_joined(option.default))
+    elif option.required:
+        given = GivenOptions(required=True)
+    else:
+        given = GivenOptions(default=option.default, multiple=option.multiple)
     return click.option(*_spellings(option), option.name, type=kind, metavar=metavar, help=option.help, **given)
+
+
+def _joined(default: object) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], object]:
+    return lambda _context, _param, values: ",".join(dict.fromkeys(values)) or default
+
+
+def _keep_details(context: click.Context, _param: click.Parameter, value: bool) -> None:
+    context.meta[DETAILS] = value
 
 
 def _spellings(option: Option) -> tuple[str, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from commtax import catalog
+from commtax.catalog.loader import normal
 from commtax.catalog.profile import load_profile, measured_chip
 from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
@@ -18,6 +20,7 @@ from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import Refusal
+from commtax.units import plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
 from commtax.verbs.loads import offered_options, split
@@ -40,20 +43,28 @@ class Order:
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
     others: tuple[Cluster, ...] = ()  # clusters beside the question's own
+    engines: tuple[Question, ...] = ()  # the same question to other engines, beside its own
 
     def commands(self, priced: StepBill) -> dict[str, str]:
-        """The launch of a step and what checks it, for the engine that ``--emit`` names."""
-        from commtax.launch.writing import benchmark_command, launch_command, nccl_command
+        """The launch of a step and what checks it, for the engine or the place that ``--emit`` names."""
+        from commtax.launch.writing import nccl_command
+        from commtax.verbs.longest_request import length_to_start_with
 
-        q, engine = priced.question, self.given.emit
+        q = priced.question
         if q.trains:
-            return {"launch": launch_command(q, engine)}
+            return self.launched(q)
         limits = record_from(Limits, self.launch.options) if self.launch else q.limits
         batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
         q = q.vary(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
-        launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)
-        commands = {"launch": launch, "benchmark": bench, "collective": "  ".join(nccl_command(priced)).strip()}
+        q = q.vary(max_model_len=length_to_start_with(q, float(q.requests.tokens)))
+        commands = self.launched(q, int(q.plan.replicas)) | {"collective": "  ".join(nccl_command(priced)).strip()}
         return {name: text for name, text in commands.items() if text}
+
+    def launched(self, q: Question, copies: int = 1, prompts: int = 0) -> dict[str, str]:
+        """What starts a plan, all of its servers, and the benchmark that would check it."""
+        from commtax.launch.starting import start_commands
+
+        return start_commands(q, self.given.emit, copies, prompts, self.devices)
 
 
 def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], None]], Command]:
@@ -61,26 +72,31 @@ def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], N
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
-        def run(model: str | None = None, **options: object) -> None:
-            body(read(model or "", GivenOptions(options), verb, about))
+        def run(model: str | None = None, model_option: str = "", **options: object) -> None:
+            if model and model_option:
+                raise Refusal.of(f"the model is named already: {model}", model=model_option)
+            body(read(model or model_option, GivenOptions(options), verb, about))
 
-        return click.argument("model", required=False)(add_verb_options(verb)(run))
+        spelled = click.option("--model", "-m", "model_option", default="", hidden=True)  # as engines have it
+        return click.argument("model", required=False)(spelled(add_verb_options(verb)(run)))
 
     return decorate
 
 
 def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
-    output = Output(given.pop("as_json", False), given.pop("as_csv", False))
+    output = Output(given.pop("as_json", False), given.pop("as_csv", False), emit_file=given.pop("emit_file", "") or "")
+    if output.emit_file and not given.emit:
+        raise Refusal.about(emit_file="name what to write with --emit, such as --emit kubernetes")
     _pools(given)
     others = _other_clusters(given)
     text = given.pop("pasted", "")
     launch, name = fill_from_command(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
-        raise Refusal("MODEL: name one, or paste a launch command with --from")
+        raise Refusal(f"MODEL: name one, such as commtax {verb} llama-3.1-8b, or paste a launch command with --from")
     devices = "" if given.plans else apply_topology(given, output.remarks)
     own = profile_of(given)
-    place = cluster_of(given, "name where decoding runs" if given.prefill_cluster else "name one")
+    place = cluster_of(given, "name where decoding runs" if given.prefill_cluster else "name one", launch.num_gpus if launch else 0)
     family = given.pop("read_as", "")
     phase = given.phase or "decode"
     if launch and about is VerbSubject.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
@@ -92,9 +108,31 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     else:
         trained = [name for name, option in taken.items() if option.group == "Training"]
         refuse(given, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
-    return Order(
-        name, question_from_options(catalog.model(name, family), place, own, given, about), output, given, launch, devices, others
-    )
+    known, engines = _called_as_pasted(catalog.model(name, family), launch, model), _engine_names(given, about)
+    asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
+    given.engine = engines[0]
+    return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
+
+
+def _called_as_pasted(known: Model, launch: Launch | None, named: str) -> Model:
+    """The model with the pasted name of its checkpoint, an id of the Hub or a path, which a command that is written loads too."""
+    own = launch.model if launch and "/" not in named else ""
+    alike = (alias for alias in known.aliases if own and f"/{normal(alias)}".endswith(f"/{normal(own)}"))
+    called = next(alike, own if "/" in own else "")
+    if not called or "$" in called:
+        return known
+    return replace(known, aliases=tuple(dict.fromkeys((called, *known.aliases))))
+
+
+def _engine_names(given: GivenOptions, about: VerbSubject) -> list[str]:
+    """The engine; several by commas where training plans are searched."""
+    names = list(dict.fromkeys(str(given.engine or "").split(",")))
+    if len(names) > 1 and "" in names:
+        raise Refusal.of("a name is missing between the commas", engine=given.engine)
+    if len(names) > 1 and not (about is VerbSubject.SEARCH and given.phase == "train"):
+        rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {names[0]}"
+        raise Refusal.of(rule, (names[0],), engine=given.engine)
+    return names
 
 
 def options_beside(verb: str, what: str) -> list[str]:
@@ -168,11 +206,14 @@ PLACE = ("cluster", "intra", "inter", "nics")
 """Options that say where: hosts, and the links that they have instead of their own."""
 
 
-def cluster_of(given: GivenOptions, wish: str = "name one") -> Cluster:
-    """The cluster with the links that were given for it."""
+def cluster_of(given: GivenOptions, wish: str = "name one", pasted: int = 0) -> Cluster:
+    """The cluster with the links that were given for it; a launch that was ``pasted`` tells how many GPUs it needs."""
     name, links = given.pop(PLACE[0]), {key: given.pop(key) for key in PLACE[1:]}
+    if not name and pasted:
+        needs = f"what was pasted needs {plural(pasted, 'GPU')} and does not say which"
+        raise Refusal.about(cluster=f"{needs}; name them, such as --cluster {pasted}xh100-sxm (commtax catalog clusters)")
     if not name:
-        raise Refusal.about(cluster=f"{wish} with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
+        raise Refusal.about(cluster=f"{wish} with --cluster, such as --cluster 8xh100-sxm (commtax catalog clusters)")
     return catalog.cluster(name, **links)
 
 

@@ -5,18 +5,26 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import NoReturn, TypeVar, TypeVarTuple
 
 import click
 
+from commtax import counting
+from commtax.cli.options import DETAILS
 from commtax.files import write_text
 from commtax.records import dataclass
-from commtax.report.drawing import Console, Pipe
+from commtax.report.drawing import COMMAND, Console, Pipe, Telling
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
 
-EMITTED = {"launch": "launch", "benchmark": "check the prediction", "collective": "check the collective that costs most"}
+EMITTED = {
+    "launch": "launch",
+    "router": "values of the router, as router.yaml",
+    "install": "install, with what is under launch as servers.yaml",
+    "benchmark": "check the prediction",
+    "collective": "check the collective that costs most",
+}
 """Titles of the commands that stand below an answer, to be copied."""
 Parts = TypeVarTuple("Parts")
 Shown = TypeVar("Shown")
@@ -30,6 +38,8 @@ class Output:
     as_csv: bool = False
     remarks: list[str] = field(default_factory=list)
     emitted: dict[str, str] | None = None  # commands by what they are for, where they were asked for
+    emit_file: str = ""  # where the first of them goes
+    aside: str = ""  # said beside the answer to those who want details: it differs from run to run
 
     def answer(
         self,
@@ -40,6 +50,7 @@ class Output:
         rows: Callable[[*Parts], Sequence[Mapping[str, object]]] | None = None,
     ) -> NoReturn:
         """Tell the answer, whose parts all forms take, in the form that was asked for, and end with its exit code."""
+        counting.finish()
         if self.as_json:
             self._print_json(document(*parts))
         elif self.as_csv and rows:
@@ -51,15 +62,25 @@ class Output:
         else:
             console = terminal()
             show(console, *parts)
-            for name, command in (self.emitted or {}).items():
-                click.echo(f"# {EMITTED[name]}")
-                click.echo(command)
+            for line in self._commands():
+                click.echo(line)
             if self.remarks:
                 from commtax.report.tables import notes
 
                 notes(console, self.remarks)
+            if self.aside and _telling().details:
+                click.echo(self.aside, err=True)
         sys.stdout.flush()
         sys.exit(code)
+
+    def _commands(self) -> Iterator[str]:
+        """The commands under their titles; what goes to a file is written there instead."""
+        for name, command in (self.emitted or {}).items():
+            if self.emit_file and name == "launch":
+                write_text(self.emit_file, command + "\n", "emit_file")
+                yield f"# {EMITTED[name]}: written to {self.emit_file}"
+            else:
+                yield from (f"# {EMITTED[name]}", command)
 
     def read(self, place: Cluster) -> Cluster:
         """The cluster; how an unusual name of it was read joins the remarks."""
@@ -94,12 +115,21 @@ COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS
 """What makes Rich take a pipe for a terminal."""
 
 
+LEAST, PIPED = 60, 160  # columns
+
+
 def terminal() -> Console:
-    """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
-    columns = os.environ.get("COLUMNS", "160")
+    """Where answers are printed: as wide as it is, but at least 60 columns; a pipe has 160 unless COLUMNS says otherwise."""
+    columns = os.environ.get("COLUMNS", str(PIPED))
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()
-    return Pipe(max(100, int(columns)), _rich)
+    return Pipe(max(LEAST, int(columns)), _rich, _telling(), folds="COLUMNS" in os.environ)
+
+
+def _telling() -> Telling:
+    """As the command line asks for it."""
+    context = click.get_current_context(silent=True)
+    return replace(COMMAND, details=bool(context and context.meta.get(DETAILS)))
 
 
 def _rich(width: int = 0) -> Console:
@@ -107,6 +137,8 @@ def _rich(width: int = 0) -> Console:
     from rich.segment import Segment
 
     class Terminal(rich.Console):
+        telling = _telling()
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
 
@@ -116,5 +148,5 @@ def _rich(width: int = 0) -> Console:
 
     console = Terminal(highlight=False, markup=False, emoji=False)  # names and files hold brackets and colons of their own
     piped = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = width or (160 if piped else max(100, console.width))
+    console.width = width or (PIPED if piped else max(LEAST, console.width))
     return console

@@ -26,26 +26,35 @@ if TYPE_CHECKING:
 
 def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
-    from commtax.launch.launch_options import model_of, options_of, read_pasted  # not for those who paste nothing
+    from commtax.launch.launch_options import (  # not for those who paste nothing
+        model_of,
+        options_of,
+        read_pasted,
+        unsearched_options,
+    )
     from commtax.launch.unpriced import unread_remarks
 
     launch = read_pasted(text, model)
     options = GivenOptions(options_of(launch, about.several))
     model = _agree_on_model(model, launch, remarks) if model else model_of(launch, remarks)
-    _shares(launch, model, options, remarks, about)
+    _shares(launch, model, options, remarks, about, given.phase)
     if given.plans:
         _join_plans(options, given, remarks)
-    unused = _fill(options, launch, given, about)
+    unsearched = unsearched_options() if about is VerbSubject.SEARCH else ()
+    taken, unused = _fill(options, launch, given, about, unsearched)
     expand_cluster(launch, given, remarks)
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in GivenOptions(launch.axes, replicas=servers.count).items() if size > 1)
-    beside = f" to decode, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
-    asked = ", ".join([*[f"dcp {launch.options.dcp}"] * bool(launch.options.dcp), *filter(None, [str(launch.options.technique)])])
-    remarks += [f"from: {options.engine}, {sizes or 'one GPU'}{beside}{asked and '; ' + asked}"]
+    beside = f" for decoding, {servers.prefill_workers} x {prompt_sizes(servers)} for prompts" if servers.prefill_workers else ""
+    pasted = launch.options if about is VerbSubject.SEARCH else {}  # a search ranks the pasted plan with what is its own
+    kept = {*taken, *(name for name in pasted if name not in given)} - {*SIZES, *unsearched}
+    read = "".join(f", {_option_words(name, value)}" for name, value in launch.options.items() if name in kept)
+    remarks += [f"from: {options.engine}, {model}, {sizes or 'one GPU'}{beside}{read}"]
     remarks += launch.notes
     remarks += unread_remarks(launch.engine, launch.unread)
-    if unused and about is not VerbSubject.SEARCH:  # which has a use for the pasted plan itself
-        remarks.append(f"read, but of no effect on this answer: {', '.join(unused)}")
+    if unused:
+        without = "plans are searched without" if about is VerbSubject.SEARCH else "makes no difference here"
+        remarks.append(f"read, but {without}: {', '.join(unused)}")
     return launch, model
 
 
@@ -55,9 +64,14 @@ def prompt_sizes(servers: Servers) -> str:
     return f"{ranks}tp {servers.prefill_tp}"
 
 
-def _fill(options: GivenOptions, launch: Launch, given: GivenOptions, about: VerbSubject) -> list[str]:
-    """Options that nobody gave take what was pasted; returns those that the command has no option for."""
-    context, unused = click.get_current_context(), []
+def _fill(
+    options: GivenOptions, launch: Launch, given: GivenOptions, about: VerbSubject, unsearched: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
+    """Options that nobody gave take what was pasted; returns their names, and what is of no use here, in words.
+
+    A search has a use for the pasted plan itself, whose sizes are no options of it.
+    """
+    context, taken, unused = click.get_current_context(), list[str](), list[str]()
     other = {name: option.otherwise for name, option in known_options().items()}
     if launch.phase == "serve" and about.whole:  # a batch and a length are of training there
         other = {}
@@ -67,14 +81,27 @@ def _fill(options: GivenOptions, launch: Launch, given: GivenOptions, about: Ver
         options.pop("spread", None)
     for name, value in options.items():
         target = name if name in given else other.get(name, "")
-        if target not in given:
-            unused.append(f"{name.replace('_', '-')} {value}")
+        if name in unsearched if about is VerbSubject.SEARCH else target not in given:
+            unused.append(_option_words(name, value))
+        elif target not in given:
+            continue
         elif context.get_parameter_source(target) in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
             given[target] = value
-    return unused
+            taken.append(name)
+    return taken, unused
 
 
-def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str], about: VerbSubject) -> None:
+def _option_words(name: str, value: object) -> str:
+    """An option and its value as they are read aloud.
+
+    >>> _option_words("max_num_seqs", 128), _option_words("prefix_cache", True), _option_words("eager", False)
+    ('max-num-seqs 128', 'prefix-cache', 'no eager')
+    """
+    said = name.replace("_", "-")
+    return f"{said} {value}" if not isinstance(value, bool) else said if value else f"no {said}"
+
+
+def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str], about: VerbSubject, phase: str | None) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
     from commtax.launch.launch_options import implied_options
 
@@ -83,9 +110,21 @@ def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str
     if servers.count > 1 and launch.options.concurrency and not about.several:
         options.concurrency = max(1, round(int(launch.options.concurrency) / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
-    if servers.prefill_workers and not about.several:
+    if servers.prefill_workers and not about.several and phase == "prefill":
+        _look_at_prompts(servers, options, bool(known and known.experts))
+        beside = f"{servers.count} for decoding (tp {launch.options.tp or 1})"
+        remarks.append(f"looked at: one server for prompts; pasted were {servers.prefill_workers} of these and {beside}")
+    elif servers.prefill_workers and not about.several:
         beside = f"{servers.prefill_workers} for prompts ({prompt_sizes(servers)})"
         remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
+
+
+def _look_at_prompts(servers: Servers, options: GivenOptions, mixture: bool) -> None:
+    """The sizes of a server for prompts in place of those of one that decodes; experts that one spreads the other spreads too."""
+    tp, dp = servers.prefill_tp or 1, servers.prefill_dp or 1
+    spread = options.pop("ep", None) not in (None, 1) or (mixture and dp > 1)
+    options.pop("pp", None)
+    options |= {"tp": tp, "dp": dp, **({"ep": AUTO_EP} if spread else {})}
 
 
 def _join_plans(options: GivenOptions, given: GivenOptions, remarks: list[str]) -> None:
@@ -125,9 +164,9 @@ def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
 
 
 def expand_cluster(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
-    """A chip's name alone becomes as many hosts of it as the command needs."""
-    text = str(given.cluster)
-    if not text or launch.num_gpus == 1:
+    """A chip's name alone, or that of a manifest's hosts, becomes as many hosts of it as the command needs."""
+    text = str(given.cluster or launch.place.chip)
+    if not text or (given.cluster and launch.num_gpus == 1):
         return
     try:
         chip = catalog.chip(text)

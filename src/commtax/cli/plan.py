@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
-from commtax import catalog
-from commtax.catalog.programs import programs
+from commtax import catalog, counting
+from commtax.catalog.loader import suggest
 from commtax.catalog.techniques import techniques_on
 from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
-from commtax.cli.progress import tell
+from commtax.cli.progress import METER, STOP, is_watched
 from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import WORKLOADS
 from commtax.planner.technique_sets import technique_sets_of, with_techniques_at_rate
 from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
+from commtax.records import replace
 from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_seconds, parse_tokens
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from commtax.launch.launch_record import Launch
 
 
-import sys
 from typing import TYPE_CHECKING
 
 from commtax.options import taken_by
@@ -46,32 +46,22 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
-UNSEARCHED = ("block_size", "kv_cache_memory_bytes")
-"""What a pasted command may say and the search does not know: refused."""
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
 @click.command("plan", cls=Verb)
 @verb_command("plan", VerbSubject.SEARCH)
 def plan_command(order: Order) -> None:
-    """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
-
-    commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
-
-    commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --request-rate 20 --p95-ttft 1s --p99-itl 50ms
-
-    commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
-    """
+    """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good."""
     given = order.given
     if not 1 <= given.top <= MOST_LISTED:
         nearest = 1 if given.top < 1 else MOST_LISTED
         raise Refusal.of(f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}", (nearest,), top=given.top)
     order.output.read(order.question.cluster)
     if given.phase not in ("serve", "train"):
-        raise Refusal.of("serve or train", ("serve", "train"), phase=given.phase)
-    able = tuple(one.emitted_as for one in programs() if one.trains == order.question.trains)
-    if given.emit and given.emit not in able:
-        raise Refusal.of(f"one of {', '.join(able)} here", able, emit=given.emit)
+        raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
+    if given.emit:
+        _check_emit(order)
     if given.request_rate is not None:
         _fleets(order)
     refuse(given, options_beside("plan", "rate"), "belongs to --request-rate")
@@ -82,16 +72,25 @@ def plan_command(order: Order) -> None:
     _serve(order)
 
 
+def _check_emit(order: Order) -> None:
+    """Refuse an engine or a place that cannot start what is searched for, before the search."""
+    from commtax.launch.forms import emitted_words
+
+    able = emitted_words(order.question.trains)
+    if order.given.emit not in able:
+        raise Refusal.of(f"one of {', '.join(able)} here", able, emit=order.given.emit)
+
+
 def _serve(order: Order) -> NoReturn:
     from commtax.report import planning
+    from commtax.report.operating_points import answered
 
     given, q = order.given, with_prices([goal_of(order)], order.given.price)[0]
-    if order.launch:
-        _check_launch(order.launch, int(q.requests.tokens))
     searched, speed = _time_search(lambda: best_serving(q))
     pasted = _stands(searched, order.launch) if order.launch else None
     if given.emit:
-        order.output.emitted = _commands(order, searched) if len(searched.plans) else {}
+        rows, own = answered(searched)
+        order.output.emitted = _commands(order, replace(searched, plans=rows), own) if len(searched.plans) else {}
     if given.plot and len(searched.front):
         planning.plot_front(searched, Path(given.plot))
     elif given.plot:
@@ -112,7 +111,7 @@ def _serve_on_several(order: Order) -> NoReturn:
     put = with_prices([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given.price)
     found = best_of_several(put, given.objective or "")
     if given.emit:
-        order.output.emitted = _commands(order, found.best.answer) if found.best else {}
+        order.output.emitted = _commands(order, chosen.answer, chosen.row) if (chosen := found.recommended) else {}
     order.output.answer(
         several_clusters.several_document, several_clusters.show_several, found, given.top, code=0 if found.plans else 1
     )
@@ -138,6 +137,7 @@ def goal_of(order: Order) -> Question:
         dtypes=dtypes,
         max_concurrency=given.max_concurrency,
         cost_of=given.cost_of,
+        prefix_hit_rate=given.prefix_cache or 0.0,
     )
 
 
@@ -163,16 +163,6 @@ def _limit(text: str, name: str) -> float:
     return seconds
 
 
-def _check_launch(launch: Launch, length: int) -> None:
-    """What a pasted command says is searched with, or refused: nothing that changes the answer is dropped."""
-    for name in UNSEARCHED:
-        if value := launch.options.get(name):
-            raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    most = int(GivenOptions(launch.options).max_model_len or 0)
-    if most and length > most:
-        raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
-
-
 def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
     servers, said, experts = launch.servers, GivenOptions(launch.options), searched.question.model.experts
@@ -186,21 +176,19 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
-    return rank_own_plan(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
-
-
-def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
-    """The launch of the recommended plan, and the benchmark that would check it."""
-    rows, own, pasted = searched.plans, searched.recommended, GivenOptions(order.launch.options if order.launch else {})
-    q = searched.put(rows, own).but(
-        max_model_len=int(pasted.max_model_len or 0) or searched.longest(rows, own),
-        max_num_seqs=max(1, int(rows.running[own])),
-        concurrency=int(rows.concurrency[own]),
+    as_pasted, tuned = (
+        rank_own_plan(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts, tuned=tuned)
+        for tuned in (False, True)
     )
-    prompts = int(rows.prefill_replicas[own]) if rows.mode[own] else 0
-    if prompts:
-        q = q.but(prefill_tp=int(rows.prefill_tp[own]), prefill_dp=int(rows.prefill_dp[own]))
-    return _launched(order, q, int(rows.replicas[own]), prompts)
+    return replace(as_pasted, tuned=tuned)
+
+
+def _commands(order: Order, searched: ServingPlans, row: int) -> dict[str, str]:
+    """The launch of a plan, and the benchmark that would check it."""
+    from commtax.planner.deploying import servers_of
+
+    servers = servers_of(searched, row)
+    return order.launched(servers.question, servers.copies, servers.prompts)
 
 
 def _time_search(search: Callable[[], Answer]) -> tuple[Answer, str]:
@@ -209,7 +197,7 @@ def _time_search(search: Callable[[], Answer]) -> tuple[Answer, str]:
     searched = search()
     seconds = time.process_time() - start
     rate = searched.candidates / max(seconds, 1e-9)
-    return searched, f"{searched.candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second"
+    return searched, f"{searched.candidates:,} plans considered in {seconds:.2f} s of CPU time, {rate:,.0f} per second"
 
 
 def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: StandingPlan | None, speed: str) -> NoReturn:
@@ -219,8 +207,8 @@ def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: StandingP
         from commtax.web.pages import plan_page
 
         write_page(order.given.html, plan_page, searched)
-    if not order.output.as_json:
-        click.echo(speed, err=True)
+    counting.finish()
+    order.output.aside = speed
     code = 0 if len(searched.plans) else 1
     order.output.answer(planning.plans_document, planning.show_plans, searched, order.given.top, pasted, code=code)
 
@@ -232,15 +220,32 @@ def _train(order: Order) -> NoReturn:
     if given.global_batch is None:
         raise Refusal.about(global_batch="training needs the sequences of a step, such as --global-batch 1024")
     length = q.kind.length if given.input_len is None else given.input_len
-    q = q.but(global_batch=given.global_batch, context=length, sequence_parallel=True, margin=given.margin)
+    put = [
+        one.but(global_batch=given.global_batch, context=length, sequence_parallel=True, margin=given.margin)
+        for one in (q, *order.engines)
+    ]
     if given.tokens:
-        q = q.but(train_tokens=parse_tokens(given.tokens, "tokens"))
-    q = with_prices([q], given.price)[0]
+        put = [one.but(train_tokens=parse_tokens(given.tokens, "tokens")) for one in put]
+    q, *others = (with_prices([one], given.price)[0] for one in put)
+    if others:
+        _train_with_several(order, [q, *others])
     searched, speed = _time_search(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
     if given.emit:
         order.output.emitted = order.commands(searched.step_of(searched.plans, searched.recommended)) if len(searched.plans) else {}
     _answer(order, searched, pasted, speed)
+
+
+def _train_with_several(order: Order, put: list[Question]) -> NoReturn:
+    """The same job with several engines, each with its own recommended plan."""
+    from commtax.report.several_engines import engines_document, show_engines
+
+    refuse(order.given, ("plot", "html", "emit"), "is of one engine; name one with --engine")
+    if order.launch:
+        raise Refusal("from: a pasted plan is ranked with its own engine; leave --engine out", "from")
+    answers = [best_training(q) for q in put]
+    code = 0 if any(len(a.plans) for a in answers) else 1
+    order.output.answer(engines_document, show_engines, answers, order.given.top, code=code)
 
 
 def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
@@ -277,13 +282,12 @@ def _fleets(order: Order) -> NoReturn:
         raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
     check_one_place(order.question)
     refuse(given, OTHERWISE, "is not known beside --request-rate")
-    shown = sys.stderr.isatty() and not order.output.as_json
-    found = best_fleets(_with_rate(order), given.on, top=given.top, progress=_told if shown else None)
-    if shown:
-        tell()
+    found = best_fleets(_with_rate(order), given.on, top=given.top, progress=_follow() if is_watched() else None)
     if given.emit:
-        best = found.plans[found.recommended] if found.plans else None
-        order.output.emitted = _launched(order, best.layout.question, *best.size) if best else {}
+        from commtax.planner.deploying import fleet_servers
+
+        best = fleet_servers(found.plans[found.recommended]) if found.plans else None
+        order.output.emitted = order.launched(best.question, best.copies, best.prompts) if best else {}
     code = INTERRUPTED if not found.complete else 0 if found.plans else 1
     order.output.answer(fleets.fleets_document, fleets.show_fleets, found, code=code)
 
@@ -304,23 +308,18 @@ def _with_rate(order: Order) -> list[Question]:
     if sets := technique_sets_of(given.techniques):
         put = [with_techniques_at_rate(one, sets) for one in put]
         chosen = {one.cluster.key: ", ".join(text for _, text in techniques_on(one)) or "none" for one in put}
-        order.output.remarks += [f"techniques on {name}, chosen by the closed form: {on}" for name, on in chosen.items()]
+        order.output.remarks += [f"techniques on {name}, chosen by a quick estimate: {on}" for name, on in chosen.items()]
     return with_prices(put, given.price)
 
 
-def _told(done: int, total: int, best: Trial | None) -> None:
-    """How far the search is, on a terminal."""
-    so_far = f"; best so far {plural(best.gpus, 'GPU')}" if best else ""
-    tell(f"{done} of {total} layouts{so_far}; Ctrl-C: the answer so far")
+def _follow() -> Callable[[int, int, Trial | None], None]:
+    """Who is told how far the search is, and shows it."""
+    at = (0.0, "")
+    METER.start("simulating layouts", lambda: at, STOP)
 
+    def told(done: int, total: int, best: Trial | None) -> None:
+        nonlocal at
+        so_far = f", best so far {plural(best.gpus, 'GPU')}" if best else ""
+        at = done / max(1, total), f"{done} of {total}{so_far}"
 
-def _launched(order: Order, q: Question, copies: int, prompts: int) -> dict[str, str]:
-    """The launch of a plan, all of its servers, and the benchmark that would check it."""
-    from commtax.launch.writing import apart_command, benchmark_command, launch_command
-
-    engine = order.given.emit
-    if prompts:
-        launch = apart_command(q.but(prefill_workers=prompts, decode_workers=copies), engine)
-    else:
-        launch = launch_command(q.but(replicas=copies), engine)
-    return {"launch": launch, "benchmark": benchmark_command(q, engine)}
+    return told

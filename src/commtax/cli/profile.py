@@ -6,7 +6,8 @@ import click
 
 from commtax import catalog
 from commtax.catalog.profile_files import load, load_profile
-from commtax.cli.options import GivenOptions, add_verb_options
+from commtax.cli.help import VerbGroup
+from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
 from commtax.report import profiles
@@ -19,52 +20,38 @@ TELLS_NOTHING = 1
 """The exit code of a profile that tells nothing of what is asked."""
 
 
-@click.group("profile")
+@click.group("profile", cls=VerbGroup)
 def profile_command() -> None:
-    """What a profile holds, what changed between two, what one tells of a question: show, diff, check.
-
-    commtax calibrate and commtax measure calibrate write profiles; --profile FILE lays them over the catalogue.
-    """
+    """What a profile holds, what changed between two, what one tells of a question: show, diff, check."""
 
 
 def _files(command: click.decorators.FC) -> click.decorators.FC:
     return click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))(command)
 
 
-@profile_command.command("show")
+@profile_command.command("show", cls=Verb)
 @_files
 @add_verb_options("profile-show")
 def show_command(files: tuple[Path, ...], as_json: bool) -> None:
-    """What a profile holds: when and where it was measured, its runs, collectives, kernels and sources.
-
-    Several files are shown as the one that they are laid over each other.
-
-    commtax profile show my-box.toml
-    """
+    """What a profile holds: when and where it was measured, its runs, collectives, kernels and sources."""
     Output(as_json).answer(profiles.profile_document, profiles.show_profile, _joined(files))
 
 
-@profile_command.command("diff")
+@profile_command.command("diff", cls=Verb)
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @add_verb_options("profile-diff")
 def diff_command(first: Path, second: Path, as_json: bool) -> None:
-    """What changed from A to B: constants and runs in per cent, and what only one of them holds.
-
-    commtax profile diff before.toml after.toml
-    """
+    """What changed from A to B: constants and runs in per cent, and what only one of them holds."""
     found = difference(load(first), load(second))
     Output(as_json).answer(profiles.difference_document, profiles.show_difference, found)
 
 
-@profile_command.command("check")
+@profile_command.command("check", cls=Verb)
 @_files
 @add_verb_options("profile-check")
 def check_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
-    """Can it be read, does it hold physics, and what does it tell of a question? Exit 1: nothing of it, 2: not readable.
-
-    commtax profile check my-box.toml -c 8xh100-sxm -m llama-3.1-70b -tp 8
-    """
+    """Can it be read, does it hold physics, and what does it tell of a question? Exit 1: nothing of it, 2: not readable."""
     output, own = Output(as_json), _joined(files)
     found = coverage(own, _asked(GivenOptions(options), output))
     code = 0 if found.used else TELLS_NOTHING

@@ -1,5 +1,10 @@
-"""How far a long simulation or the reading of large files is, on a terminal's standard error alone."""
+"""How far a command is and how long it will take, on a terminal's standard error: from the second second on, in one line.
 
+A command is watched as a whole. Computations count their steps (``commtax.counting``); who reads files or simulates requests says
+more exactly what is done. Nothing is written into a pipe, unless COMMTAX_PROGRESS=always says so; with =never nothing is at all.
+"""
+
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,15 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
+from commtax.counting import listening
 from commtax.files import MiB
-from commtax.question import Question
-from commtax.sim.serving.running import ServingRun
+from commtax.units import format_seconds
 
-LONG = 25_000  # requests that take about two seconds
-LARGE = 32 * MiB  # bytes on the disk that take about as long
+LARGE = 32 * MiB  # bytes on the disk that take about two seconds
 EVERY_S = 0.5
-BAR_SIGNS = 24
-Watch = Callable[[ServingRun], None]
+USUAL_WIDTH = 80  # of terminals that do not say theirs
+PATIENCE_S = 1.0  # before the first line
+TOLD_FROM = 0.02  # share done from which the time left can be told
+STOP = "; Ctrl-C: the answer so far"
+Done = Callable[[], tuple[float, str]]
+"""The share that is done, and what that is, in words."""
 
 
 def tell(text: str = "") -> None:
@@ -24,38 +32,82 @@ def tell(text: str = "") -> None:
     sys.stderr.flush()
 
 
-@contextmanager
-def watch_requests(requests: float) -> Iterator[Watch]:
-    """A watcher of a run of so many requests."""
-    over = Event()
-    shows = requests >= LONG and sys.stderr.isatty()
+def progress_line(what: str, share: float, elapsed_s: float, done: str = "") -> str:
+    """What is shown: how much is done and about how long the rest takes, or how long it has taken where that is not known.
 
-    def watch(ran: ServingRun) -> None:
-        if shows:
-            Thread(target=_follow, args=(ran, over), daemon=True).start()
+    >>> progress_line("searching plans", 0.25, 4.0)
+    'searching plans: 25%, about 12 s left'
+    >>> progress_line("simulating", 0.5, 10.0, "500 of 1,000 requests")
+    'simulating: 500 of 1,000 requests (50%), about 10 s left'
+    """
+    if share < TOLD_FROM:
+        return f"{what}: {done or f'{format_seconds(round(elapsed_s))} so far'}"
+    left = format_seconds(max(1, round(elapsed_s * (1 - share) / share)))
+    return f"{what}: {f'{done} ({share:.0%})' if done else f'{share:.0%}'}, about {left} left"
 
-    try:
-        yield watch
-    finally:
-        over.set()
-        if shows:
+
+class Meter:
+    """What is being done, how much of it is, and since when."""
+
+    def __init__(self) -> None:
+        self.what, self.ends, self.began, self.share, self.on = "", "", 0.0, 0.0, False
+        self._done: Done | None = None
+
+    def start(self, what: str, done: Done | None = None, ends: str = "") -> None:
+        """Something new begins."""
+        self.what, self.ends, self.began, self.share, self._done = what, ends, time.monotonic(), 0.0, done
+
+    def is_at(self, share: float) -> None:
+        self.share = max(self.share, share)
+
+    def line(self, width: int) -> str:
+        """As it stands now, within so many columns: what Ctrl-C does is left out first."""
+        share, done = self._done() if self._done else (self.share, "")
+        line = progress_line(self.what, share, time.monotonic() - self.began, done)
+        return f"{line}{self.ends}" if len(line + self.ends) <= width else line[:width]
+
+    def clear(self) -> None:
+        """Nothing is told any more: the answer comes."""
+        if self.on:
+            self.on = False
             tell()
 
 
-def _follow(ran: ServingRun, over: Event) -> None:
-    whole = len(ran.book.arrival_s)
-    while not over.wait(EVERY_S):
-        tell(f"{ran.answered:,} of {whole:,} requests answered ({ran.answered / whole:.0%}); Ctrl-C: the answer so far")
+METER = Meter()
 
 
-def count_questions(many: Sequence[Question], what: str) -> Iterator[Question]:
-    """One question after the other, with how many there have been."""
-    for number, one in enumerate(many, 1):
-        if sys.stderr.isatty():
-            tell(f"{what.replace('_', ' ')}: {number} of {len(many)}")
-        yield one
-    if sys.stderr.isatty():
-        tell()
+def is_watched() -> bool:
+    """Whether anybody looks."""
+    wish = os.environ.get("COMMTAX_PROGRESS", "")
+    return wish == "always" or (wish != "never" and sys.stderr.isatty())
+
+
+@contextmanager
+def watched(what: str) -> Iterator[None]:
+    """Show how far it is as long as this lasts, until the answer is printed."""
+    if not what or not is_watched():
+        yield
+        return
+    over = Event()
+    METER.start(what)
+    METER.on = True
+    Thread(target=_draw, args=(over,), daemon=True).start()
+    try:
+        with listening(METER.is_at, METER.clear):
+            yield
+    finally:
+        over.set()
+        METER.clear()
+
+
+def _draw(over: Event) -> None:
+    width = (os.get_terminal_size(2).columns if sys.stderr.isatty() else 0) or USUAL_WIDTH
+    pause = PATIENCE_S
+    while not over.wait(pause):
+        if not METER.on:
+            return
+        tell(METER.line(width - 1))
+        pause = EVERY_S
 
 
 @contextmanager
@@ -65,22 +117,18 @@ def watch_reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | Non
     for path in files:
         with suppress(OSError, ValueError):
             whole += sum(p.stat().st_size for p in (path.iterdir() if path.is_dir() else (path,)))
-    if whole < LARGE or not sys.stderr.isatty():
+    if whole < LARGE or not is_watched():
         yield None
         return
-    done, shown = 0, time.monotonic()
+    read = 0
 
     def watch(further: int) -> None:
-        nonlocal done, shown
-        done += further
-        if time.monotonic() - shown < EVERY_S:
-            return
-        shown = time.monotonic()
-        share = min(1.0, done / whole)
-        bar = "=" * round(share * BAR_SIGNS)
-        tell(f"reading [{bar:<{BAR_SIGNS}}] {done / 1e6:,.0f} of {whole / 1e6:,.0f} MB ({share:.0%})")
+        nonlocal read
+        read += further
 
-    try:
-        yield watch
-    finally:
-        tell()
+    def done() -> tuple[float, str]:
+        return min(1.0, read / whole), f"{read / 1e6:,.0f} of {whole / 1e6:,.0f} MB"
+
+    METER.start("reading", done)
+    yield watch
+    METER.start("looking for causes")

@@ -1,26 +1,32 @@
 """``commtax simulate``."""
 
-from math import isfinite
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import click
 import numpy as np
 
+from commtax import counting
 from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
-from commtax.cli.progress import count_questions, watch_requests
+from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
 from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals
+from commtax.sim.serving.running import ServingRun
 from commtax.statement import Note, Refusal
-from commtax.units import parse_seconds
+from commtax.units import format_seconds, parse_seconds, plural
 from commtax.verbs import requests
 from commtax.verbs.checking import number, positive
 from commtax.verbs.closed_loop import ClosedLoop, serve
-from commtax.verbs.disaggregation import check_pools
-from commtax.verbs.requests import PROMPTS, RequestsInTime
+from commtax.verbs.disaggregation import WORKERS, check_pools, prompter
+from commtax.verbs.fitting import add_advice, holds
+from commtax.verbs.longest_request import check_lengths
+from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 from commtax.verbs.sweeping import SPELLED, Slo, points, question_at, slo_of, sweep
 from commtax.verbs.timed_serving import check_single_load
@@ -29,16 +35,7 @@ from commtax.verbs.timed_serving import check_single_load
 @click.command("simulate", cls=Verb)
 @verb_command("simulate", VerbSubject.LOOP)
 def simulate_command(order: Order) -> None:
-    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded or an SLO missed.
-
-    Requests in time, step by step, at a rate, from a trace, or a benchmark of so many requests:
-
-    commtax simulate llama-3.1-70b --cluster 8xh100-sxm -tp 4 --request-rate 8 --input-len 512 --output-len 128
-
-    The steady state of a closed loop, in closed form:
-
-    commtax simulate llama-3.1-8b --cluster 8xh100-sxm -tp 1 --concurrency 32 --input-len 1024 --output-len 256
-    """
+    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded or an SLO missed."""
     given, q = order.given, order.question
     if given.num_prompts is not None and given.prompts_per_client is not None:
         raise Refusal.about(prompts_per_client="give it or num_prompts, not both")
@@ -50,11 +47,60 @@ def simulate_command(order: Order) -> None:
     refuse(given, options_beside("simulate", "time"), rule)
     if q.offered.inputs or q.offered.outputs:
         raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
-    simulated = serve(settle(q))
+    simulated = serve(settle(check_lengths(q)))
     if q.requests.disaggregated:
         _check_gpus(simulated)
+    if not closed_loop.holds_one(simulated):
+        advice = _remedies(simulated)
+        order.output.answer(
+            closed_loop.simulation_document, lambda console, s: closed_loop.show_unfit(console, s, advice), simulated, code=1
+        )
+    if q.offered.prefix_hit_rate and not np.ndim(q.requests.concurrency):
+        simulated = replace(simulated, notes=(_worth_of_prefixes(simulated), *simulated.notes))
+    if given.concurrency is None and np.all(q.requests.concurrency == 1):
+        order.output.remarks.append(ONE_CLIENT)
+    elif not np.ndim(q.requests.concurrency) and not order.output.as_json:  # another question's answer: none of the document
+        simulated = replace(simulated, notes=(*simulated.notes, *_beginning(simulated)))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
-    order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if closed_loop.holds_one(simulated) else 1)
+    order.output.answer(closed_loop.simulation_document, show, simulated)
+
+
+def _remedies(simulated: ClosedLoop) -> Sequence[str]:
+    """What would make room for a request: of the workers that have none, by options of ``simulate``."""
+    q, r = simulated.question, simulated.requests
+    ahead = simulated.apart is not None and bool(np.all(np.asarray(simulated.kv_tokens) >= np.asarray(r.tokens)))
+    asked, longest = (prompter(q), int(r.input_len)) if ahead else (q.plain(), int(r.tokens))
+    judged = add_advice(holds(asked.but(max_model_len=longest, disaggregated=False, **dict.fromkeys(WORKERS))))
+    return [re.sub(r"(?<!\S)-tp (\d+)", r"--prefill-tp \1", one) if ahead else one for one in judged.advice]
+
+
+ONE_CLIENT = Note("load", "this is one client, because no load was given: --concurrency N or --request-rate N gives it")
+
+
+LONGER = 1.2  # a first token than in the steady state: what is less is not worth a word
+USUAL_ROUNDS = 10  # requests of each client of a benchmark
+
+
+def _beginning(simulated: ClosedLoop) -> list[Note]:
+    """What first tokens of a benchmark are, whose clients all start at once, where that differs."""
+    run = serve(simulated.question.but(num_prompts=USUAL_ROUNDS * simulated.requests.concurrency))
+    if float(run.ttft_s) < LONGER * float(simulated.ttft_s):
+        return []
+    text = f"a benchmark of {USUAL_ROUNDS} requests per client, all of whom start at once, has TTFT {format_seconds(run.ttft_s)}"
+    return [Note("beginning", f"{text} (--prompts-per-client {USUAL_ROUNDS})")]
+
+
+def _means(q: Question) -> list[Note]:
+    """The closed form's means of a benchmark of clients: those that audits compare with, calibrated on published runs."""
+    if q.offered.request_rate or q.offered.trace is not None or q.offered.inputs or q.offered.outputs or q.requests.disaggregated:
+        return []
+    loop = serve(settle(q))
+    told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
+    return [Note("means", f"audit compares such a benchmark with the closed form's means: {', '.join(told)}")]
+
+
+def _ends(loop: ClosedLoop, name: str) -> str:
+    return " to ".join(format_seconds(end) for end in loop.range_of(name))
 
 
 def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
@@ -67,6 +113,16 @@ def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
     return q.but(num_prompts=positive(prompts_per_client=each) * clients)
 
 
+def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
+    """What the same requests are without prefixes in the cache."""
+    plain = serve(simulated.question.but(prefix_hit_rate=0.0))
+    times = {
+        name.upper(): (float(getattr(simulated, f"{name}_s")), float(getattr(plain, f"{name}_s"))) for name in ("ttft", "tpot")
+    }
+    rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
+    return Note("prefixes", closed_loop.saved_words(times, "output tokens/s", rates))
+
+
 def _check_gpus(simulated: ClosedLoop) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
     plan, apart = simulated.question.plan, simulated.apart
@@ -75,7 +131,8 @@ def _check_gpus(simulated: ClosedLoop) -> None:
         return
     clients = int(np.min(simulated.requests.concurrency))
     if given[1] and given[1] * plan.dp > clients:
-        raise Refusal.of(f"more than there are clients, {clients}, for each of their replicas", decode_workers=given[1])
+        least = int(given[1] * plan.dp)
+        raise Refusal.of(f"the load is {plural(clients, 'client')}; give --concurrency {least} or more", decode_workers=given[1])
     check_pools(simulated.question, apart.plan, given)
 
 
@@ -127,18 +184,16 @@ def _swept(given: GivenOptions, q: Question) -> tuple[str, tuple[float, ...]] | 
 def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
     from commtax.report.requests import outcome_document, show_outcome
 
-    with watch_requests(_expected(q)) as watch:
-        o = requests.serve(settle(check_single_load(q)), watch)
+    o = requests.serve(settle(check_single_load(q)), _follow)
+    order.output.remarks += [] if order.output.as_json else _means(q)
     _write(order, o)
     order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 
-def _expected(q: Question) -> float:
-    if q.offered.trace is not None:
-        return len(q.offered.trace)
-    if np.isfinite(q.requests.num_prompts):
-        return float(q.requests.num_prompts)
-    return q.offered.request_rate * q.offered.duration_s if isfinite(q.offered.duration_s) else PROMPTS
+def _follow(ran: ServingRun) -> None:
+    """Show how far a run is."""
+    whole = max(1, len(ran.book.arrival_s))
+    METER.start("simulating", lambda: (ran.answered / whole, f"{ran.answered:,} of {whole:,} requests"), STOP)
 
 
 def _write(order: Order, o: RequestsInTime) -> None:
@@ -169,7 +224,7 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
         if given[file]:
             raise Refusal(f"{file}: is of one run, and a sweep has several", file)
     questions = [question_at(q, name, value, given.prompts_per_client) for value in values]
-    swept = sweep(name, values, count_questions(questions, name))
+    swept = sweep(name, values, counting.counted(questions))
     if given.plot:
         plot_sweep(swept, Path(given.plot))
     code = 1 if swept.most(slo) is None else 0

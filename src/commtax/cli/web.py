@@ -4,17 +4,14 @@ import os
 
 import click
 
-from commtax.cli.options import add_verb_options
+from commtax.cli.options import Verb, add_verb_options
 from commtax.statement import Refusal
 
 
-@click.command("web")
+@click.command("web", cls=Verb)
 @add_verb_options("web")
 def web_command(port: int, host: str) -> None:
-    """The communication tax on a page that you can move (needs the extra [web]).
-
-    commtax web --port 8080
-    """
+    """The communication tax on a page that you can move (needs the extra [web])."""
     if not hasattr(os, "fork"):
         raise Refusal("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
     try:

@@ -14,12 +14,7 @@ from commtax.verbs.worth import check_loads, worth_of
 @click.argument("model", required=False)
 @add_verb_options("worth")
 def worth_command(model: str | None, **options: object) -> None:
-    """What each technique is worth here: overlap, fused collectives, wide experts, context parallelism, drafts.
-
-    Every technique that the engine has, on this step or on these requests: gain, range, where it flips, and its flag.
-
-    commtax worth deepseek-v3 --cluster 8xh200-sxm -tp 8 --batch 32
-    """
+    """What each technique is worth here: overlap, fused collectives, wide experts, context parallelism, drafts."""
     from commtax.report import worths
 
     given = GivenOptions(options)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.arrays import holds_anywhere
+from commtax.arrays import holds_anywhere, pick
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, RECURRENT, Attention, Compressed, DeltaNet, Mamba2, Mixer, Model, Number, Plan, StateHabits
 
@@ -129,11 +129,11 @@ class CacheGroup:
     window: int = 0  # tokens that are kept of a request; 0: all
     states: Number = 0  # blocks that a request holds whatever its length; 0: as its tokens need
 
-    def blocks(self, length: int, max_batched_tokens: int) -> int:
+    def blocks(self, length: int, max_batched_tokens: int) -> Number:
         """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed."""
         if self.window:
-            return 1 + math.ceil(min(self.window - 1 + max_batched_tokens, length) / int(self.tokens))
-        return int(self.states) or math.ceil(length / int(self.tokens))
+            return 1 + -(-min(self.window - 1 + max_batched_tokens, length) // self.tokens)
+        return pick(self.states > 0, self.states, -(-length // self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ class KvPool:
         """Tokens that so many blocks hold were they dealt to all groups alike."""
         return blocks // len(self.groups) * self.block_size
 
-    def blocks_per_request(self, length: int, max_batched_tokens: int) -> int:
+    def blocks_per_request(self, length: int, max_batched_tokens: int) -> Number:
         """Blocks that one request of ``length`` tokens occupies."""
-        return max(1, sum(g.blocks(length, max_batched_tokens) for g in self.groups))
+        return np.maximum(1, sum(g.blocks(length, max_batched_tokens) for g in self.groups))
 
     def places(self, tokens: Number) -> Number:
         """Requests whose states have a place beside blocks of so many tokens; no limit where states lie in the blocks."""

@@ -201,20 +201,21 @@ def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     """Mean number of other requests' prompts that are computed before a request's first token.
 
     Those in the step in progress and those that share the own step. Where prompts run before decoding: those that ended with
-    the one before it, and half of those that ended a step earlier, whose prompts are next; half of all others where all end
-    together. The first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
+    the one before it, and half of those that ended a step earlier, whose prompts are next; where all end together, half of
+    all others and of those that share a step, since no prompt is done before its step. The first R requests of a benchmark
+    arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
-    dense, each = (
-        _arrivals_per_decision(load, seqs, stages, engine),
-        prompt_tokens(load, seqs, room, engine, stages) / load.computed,
-    )
+    dense = _arrivals_per_decision(load, seqs, stages, engine)
+    each = prompt_tokens(load, seqs, room, engine, stages) / load.computed
+    if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
+        each = each * np.clip(load.computed / room, 1, stages)
     steady: Number = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
-    if engine.serves.prefill_first:
-        crowd = np.maximum(others / 2 * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
-        steady = np.minimum(others, np.maximum(crowd, each - 1))
     most: Number = np.clip(np.minimum(room / load.computed, engine.serves.prompts_per_step), 1, seqs)
     burst: Number = np.minimum(others, (others + most - 1) / 2)
+    if engine.serves.prefill_first:
+        crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
+        steady = np.minimum(others, np.maximum(crowd, each - 1))
     share: Number = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)
 

@@ -344,12 +344,17 @@ def price(
     op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0
 ) -> PathChoice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
-    here = choose(fabric.paths[op], nbytes, ranks)
     if not holds_anywhere(where.crosses):
-        return here
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
+        return choose(fabric.paths[op], nbytes, ranks)
+    across = _across(op, nbytes, ranks, where, cluster, fabric, outside)
+    some = isinstance(where.crosses, np.ndarray)  # of many groups those inside a domain have another price
+    return _choice_where(where.crosses, across, choose(fabric.paths[op], nbytes, ranks)) if some else across
+
+
+def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number) -> PathChoice:
     if fabric.flat:
-        return _choice_where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
+        return choose(fabric.network_paths[op], nbytes, ranks)
+    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     paths = fabric.network_paths[op]
     inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
     hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
@@ -362,9 +367,7 @@ def price(
     domains = np.maximum(1, where.domains)
     crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
     across = cross_domains(crossing, inside, paths, fabric.network)
-    if fabric.network.curves:
-        across = _as_measured(across, factor_over(fabric.network, op, nbytes, ranks))
-    return _choice_where(where.crosses, across, here)
+    return _as_measured(across, factor_over(fabric.network, op, nbytes, ranks)) if fabric.network.curves else across
 
 
 def _as_measured(priced: PathChoice, factor: Number) -> PathChoice:

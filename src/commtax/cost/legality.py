@@ -1,7 +1,6 @@
 """Which plans are legal. Arrays get a mask of rule codes; at the edge one broken rule becomes one clear sentence."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -11,7 +10,7 @@ from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.records import Condition, dataclass, with_fields
+from commtax.records import Condition, dataclass, replace
 from commtax.shipped_tables import table
 from commtax.spec import (
     AXES,
@@ -243,6 +242,7 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "expert-width-divisible": lambda c: c.moe.intermediate % expert_ranks(c.plan, c.engine).inside != 0,
     "quant-block-divisible": _splits_quant_block,
     "layers": lambda c: c.plan.pp > c.model.num_layers,
+    "pp-engine": lambda c: (c.plan.pp > 1) & (not c.engine.trains.has_stages),
     "ep-needs-experts": lambda c: (c.plan.ep > 1) & (c.model.experts is None),
     "experts-divisible": lambda c: c.slots % c.plan.ep != 0,
     "ep-group": _breaks_ep_group,
@@ -301,7 +301,7 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
 
 
 def _with_sizes(plan: Plan, sizes: Iterable[Number]) -> Plan:
-    return with_fields(plan, dict(zip(WHOLE, sizes, strict=True)))
+    return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
@@ -312,10 +312,19 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     rule, case = RULES[code - 1], PlanToCheck(model, cluster, plan, engine)
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    if rule.name == "gpus" and plan.all_gpus < np.inf:
+        larger = _cluster_of(int(plan.all_gpus), cluster)
+        hint += f"{', or' if near else '; it takes'} a cluster of at least {plan.all_gpus} GPUs, such as {larger}"
     if rule.copies and (copies := case.copies):
         hint += f"; {' or '.join(map(str, copies))} redundant experts would do"
         axis, near = (axis, near) if near else ("redundant_experts", copies)
     raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
+
+
+def _cluster_of(gpus: int, here: Cluster) -> str:
+    """What a user would type for at least so many of the same GPUs, in whole hosts where one is not enough."""
+    each = max(int(here.gpus_per_host), here.chip.gpus_per_host)
+    return f"{gpus}x{here.chip.key}" if gpus <= each else f"{-(-gpus // each)}x{each}x{here.chip.key}"
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:

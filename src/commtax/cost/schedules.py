@@ -233,7 +233,33 @@ def _dualpipe_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
     return np.maximum(2 * f * pairs, pairs * (f + 2 * b - w) - np.clip(pairs * (b - f), 0, f))
 
 
-_SCHEDULES = (
+def _zb_h1_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
+    late: Number = np.maximum(0, b - w)
+    return (p - 1) * (f + late)
+
+
+def _zb_h2_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
+    late: Number = np.maximum(0, b - 2 * w)
+    return (p - 1) * (f + late)
+
+
+def _zb_v_idle(p: Number, _f: Number, b: Number, w: Number) -> Number:
+    late: Number = np.maximum(b, 2 * (b - w))
+    return (p - 1) * late
+
+
+def _dualpipe_legal(p: Number, m: Number, _v: Number) -> Condition:
+    even: Condition = (p % 2 == 0) & (m % 2 == 0)
+    return even & (m >= 2 * p)
+
+
+def _interleaved_peak(p: Number, m: Number, v: Number, i: Number) -> Number:
+    ahead: Number = 2 * (p - i - 1) + (v - 1) * p
+    return np.minimum(m * v, ahead + 1)
+
+
+# Longer forms are functions of their own: a type checker takes half a minute over them as arguments of this table.
+_SCHEDULES: tuple[Schedule, ...] = (
     Schedule("fill-drain", fill_drain, lambda p, f, _b, _w: (p - 1) * f, lambda p, m, _v, _i: m + 0 * p, backward=False),
     Schedule("gpipe", gpipe, _fill_and_drain, lambda p, m, _v, _i: m + 0 * p),
     Schedule("1f1b", one_f_one_b, _fill_and_drain, lambda p, m, _v, i: np.minimum(m, p - i)),
@@ -241,7 +267,7 @@ _SCHEDULES = (
         "interleaved",
         interleaved_order,
         _fill_and_drain,
-        lambda p, m, v, i: np.minimum(m * v, 2 * (p - i - 1) + (v - 1) * p + 1),
+        _interleaved_peak,
         "the number of stages must divide the number of microbatches",
         lambda p, m, _v: m % p == 0,
         lambda _p: "a multiple of pp",
@@ -251,7 +277,7 @@ _SCHEDULES = (
     Schedule(
         "zb-h1",
         zb_h1,
-        lambda p, f, b, w: (p - 1) * (f + np.maximum(0, b - w)),
+        _zb_h1_idle,
         lambda p, m, _v, i: np.minimum(p - i, m),
         "at least as many microbatches as stages are needed",
         lambda p, m, _v: m >= p,
@@ -261,7 +287,7 @@ _SCHEDULES = (
     Schedule(
         "zb-h2",
         zb_h2,
-        lambda p, f, b, w: (p - 1) * (f + np.maximum(0, b - 2 * w)),
+        _zb_h2_idle,
         lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m),
         "at least 2p - 1 microbatches are needed",
         lambda p, m, _v: m >= 2 * p - 1,
@@ -271,7 +297,7 @@ _SCHEDULES = (
     Schedule(
         "zb-v",
         zb_v,
-        lambda p, _f, b, w: (p - 1) * np.maximum(b, 2 * (b - w)),
+        _zb_v_idle,
         lambda p, m, _v, _i: 2 * np.minimum(p, m),
         "at least 2p - 1 microbatches are needed",
         lambda p, m, _v: m >= 2 * p - 1,
@@ -285,7 +311,7 @@ _SCHEDULES = (
         _dualpipe_idle,
         lambda p, m, _v, _i: np.minimum(p + 1, m),
         "an even number of stages and an even number of at least 2p microbatches are needed",
-        lambda p, m, _v: (p % 2 == 0) & (m % 2 == 0) & (m >= 2 * p),
+        _dualpipe_legal,
         lambda p: f"an even number of stages, and an even number of at least {2 * p}",
         chunks=2,
         directions=2,

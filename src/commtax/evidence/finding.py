@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+from commtax.answer import Answer
 from commtax.evidence.thresholds import levels
 from commtax.question import Question
 from commtax.spec import Plan
@@ -52,8 +53,13 @@ class Finding:
         return self.item.code if isinstance(self.item, Note) else self.item
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the prediction is a floor or a ceiling, from which any distance on the right side is as good."""
+        return math.isinf(self.tolerance)
+
+    @property
     def difference(self) -> float | None:
-        if self.predicted is None or self.measured is None:
+        if self.predicted is None or self.measured is None or self.is_bound:
             return None
         base = self.predicted if self.base is None else self.base
         if base == 0:
@@ -110,6 +116,7 @@ class Claim:
     output_len: int | None = None
     tolerance: float = LEVEL.seconds_tolerance
     strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
+    plan_source: str = ""  # who says the plan, in words; "": the user
 
     def __post_init__(self) -> None:
         if self.question.phase not in PHASES:
@@ -280,8 +287,14 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
-    """``claim`` is None where nobody said what ran: then it is told what happened, and not whether it should have."""
+class Audit(Answer):
+    """What files say of a run, held against ``claim``; without one it is told what happened, and not whether it should have.
+
+    >>> import commtax
+    >>> run = commtax.audit_run("tests/fixtures/vllm-cpu-tp2.log", model="tests/fixtures/tiny-llama", cluster="2xcpu", tp=2)
+    >>> run.verdict, run.count("disagree")
+    ('agree', 0)
+    """
 
     claim: Claim | None
     sections: tuple[Section, ...]

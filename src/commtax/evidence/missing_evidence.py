@@ -24,7 +24,7 @@ def missing_sentence(audited: Audit) -> str:
         return "; ".join(filter(None, (weak, CALIBRATE, _furthest_words(unsure))))
     measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.told]
     reasons = list(dict.fromkeys(f.reason for f in measured))[: COUNT.most_reasons]
-    absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None]
+    absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None and not f.told]
     if not reasons and absent:
         return f"the files do not tell {', '.join(absent[: COUNT.most_reasons])}"
     same = [f.item for f in audited.findings if f.verdict == AGREE]  # what was compared all the same, and is as said

@@ -8,6 +8,8 @@ from commtax import catalog
 from commtax.catalog.programs import program
 from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_value, untold_fields, written_flags
 from commtax.catalog.techniques import techniques_on
+from commtax.cost.tensors import total_bytes
+from commtax.files import table
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
@@ -32,6 +34,7 @@ class LaunchJob:
     servers: int = 1
     address: str = MASTER  # where the hosts of one server meet
     apart: bool = False  # it has either prompts or decodes, not both
+    placed: bool = False  # who starts it tells it of its hosts
 
     @property
     def plan(self) -> Plan:
@@ -44,6 +47,11 @@ class LaunchJob:
 
     @property
     def hosts(self) -> int:
+        """Hosts of one server that its command has to name."""
+        return 1 if self.placed else self.all_hosts
+
+    @property
+    def all_hosts(self) -> int:
         """Hosts of one server."""
         return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
 
@@ -66,9 +74,10 @@ class LaunchJob:
         """What asks for them."""
         return written_flags(self.techniques, self.engine, self.question)
 
-    def told_by_techniques(self, *names: str) -> bool:
-        """Whether techniques that are on tell one of these fields."""
-        return any(name in (*one.sets, *(taken.strip("?") for taken in one.takes)) for one in self.techniques for name in names)
+    @property
+    def told_by_techniques(self) -> set[str]:
+        """Fields that techniques which are on tell."""
+        return {name for one in self.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
 
     def with_techniques(self, command: "Command") -> "Command":
         """The command with the variables of its techniques, what carries caches, and what is left to put in."""
@@ -78,6 +87,8 @@ class LaunchJob:
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
         left = [f"#{self._nameless(name)} put the name of yours for {name}" for name in asked.unsaid]
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
+        gone = [(one.key, since) for one in self.techniques if (since := one.dropped.get(self.engine, ""))]
+        left += [f"# {program(self.engine).title} {since} and later have no {key}: run an earlier one" for key, since in gone]
         remark = "\n".join([*filter(None, [command.remark]), *left])
         return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
 
@@ -95,6 +106,12 @@ def model_id(model: Model) -> str:
     return shlex.quote(name)
 
 
+def start_s(question: Question) -> int:
+    """What a server's start may take: the weights come from the Hub or a slow volume, then the engine warms up."""
+    facts, stored = table("launch/deployments.toml"), total_bytes(question.model, question.plan)
+    return math.ceil(stored / float(facts["first_load_Bps"])) + int(facts["warm_up_s"])
+
+
 def above_one(size: Number) -> int:
     """A size that is worth a flag, else 0."""
     return int(size) if size > 1 else 0
@@ -110,10 +127,13 @@ class Command:
     remark: str = ""
     warning: str = ""  # said above
     transfer: WrittenFlags = WrittenFlags()  # what carries caches between servers, where that was said
+    below: str = ""  # what hosts after the first add
+    ray: bool = False  # it is started once, on a Ray cluster of all hosts
+    told_by: str = "--config"  # the flag of its file of settings
 
     def line(self, file: str) -> str:
         """The command itself."""
-        return " ".join([*self.variables, *self.args, *([f"--config {file}.yaml"] if self.settings else [])])
+        return " ".join([*self.variables, *self.args, *([f"{self.told_by} {file}.yaml"] if self.settings else [])])
 
     def written(self, file: str) -> list[str]:
         """The lines that write its settings."""
@@ -138,8 +158,8 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
     facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
-    told = {name for name in facts if job.told_by_techniques(name)}
-    told |= {"eplb"} if job.told_by_techniques("balanced") else set()
+    told = job.told_by_techniques
+    told |= {"eplb"} if "balanced" in told else set()
     facts = SaidValues({name: value for name, value in (facts | own).items() if name in own_flags.written and name not in told})
     return own_flags.spell(**facts)
 

@@ -10,7 +10,7 @@ from commtax.catalog.programs import program
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
-from commtax.launch.flags import SaidValues
+from commtax.launch.flags import COMMON, SaidValues
 from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.model_sizes import model_with
 from commtax.launch.read_command import parse
@@ -48,6 +48,11 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
         options.phase = "train"
     options.engine = f"{launch.engine}@{launch.version}" if launch.version else launch.engine
     return options
+
+
+def unsearched_options() -> tuple[str, ...]:
+    """What a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
+    return tuple(COMMON["unsearched"].split())
 
 
 def _drop_carrier(options: SaidValues) -> None:

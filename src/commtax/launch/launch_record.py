@@ -42,6 +42,7 @@ class LaunchPlace:
     gpus_per_node: int | None = None
     devices: tuple[str, ...] = ()
     address: str = ""  # where the hosts of one job meet
+    chip: str = ""  # of the catalogue, where a manifest selects its hosts by it
 
 
 @dataclass(frozen=True, slots=True)

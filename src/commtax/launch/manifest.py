@@ -31,6 +31,7 @@ COUNTS, NAMES, MODELS, ENVIRONMENTS, SETTINGS, ARGUMENTS = (
 )
 NO_FLAGS = (*COUNTS, *NAMES, *MODELS, *_TABLE["no_flags"].split())
 SKIPPED = frozenset(_TABLE["skipped"].split())
+PRODUCTS = tuple(_TABLE["products"].split())
 BESIDE = re.compile(_TABLE["beside"], re.I)
 
 
@@ -50,6 +51,7 @@ class DescribedServer:
     ordered: bool = False  # replicas that know their number, so that they may be hosts of one server
     hosts: int = 1
     gpus: int = 0  # of a host
+    chip: str = ""  # as the label of its hosts calls it
 
 
 def _engines(part: str) -> dict[str, str]:
@@ -75,6 +77,9 @@ def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str],
     for document in documents:
         if isinstance(document, dict) and document.get("kind") == "ConfigMap":
             files |= {name: value for name, value in object_of(document.get("data")).items() if isinstance(value, str)}
+        if isinstance(document, dict):  # files that a Compose project has in itself
+            held = {name: object_of(part).get("content") for name, part in object_of(document.get("configs")).items()}
+            files |= {name: text for name, text in held.items() if isinstance(text, str)}
     return served, files, len(looked)
 
 
@@ -210,7 +215,14 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
         ordered=around.ordered or node.get("kind") == "StatefulSet",
         hosts=hosts or around.hosts,
         gpus=_gpus(node) or around.gpus,
+        chip=_chip(node) or around.chip,
     )
+
+
+def _chip(node: JsonObject) -> str:
+    """The GPU that hosts are selected by."""
+    chosen = object_of(node.get("nodeSelector"))
+    return next((label for name in PRODUCTS if isinstance(label := chosen.get(name), str)), "")
 
 
 def _name(node: JsonObject, key: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
 from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
@@ -92,7 +93,7 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
         joined = replace(joined, notes=(*joined.notes, Note("other models", more)))
     missed = [f"what starts {s.name or 'a container'} on {s.gpus} GPUs" for s, launch in read if s.gpus and not launch]
     joined = replace(joined, unread=(*joined.unread, *dict.fromkeys(missed)))
-    return replace(joined, place=LaunchPlace()) if joined.servers.prefill_workers else joined
+    return replace(joined, place=LaunchPlace(chip=joined.place.chip)) if joined.servers.prefill_workers else joined
 
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
@@ -111,7 +112,8 @@ def _place_on_hosts(launch: Launch, served: DescribedServer) -> Launch:
     """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
     nnodes = launch.place.nnodes or served.hosts
     count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
-    here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None)
+    chip = find_device_chip(re.sub("[-_]", " ", served.chip)) if served.chip else ""
+    here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None, chip=chip)
     launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
     if served.guessed:
         guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"

@@ -86,6 +86,9 @@ def write(job: LaunchJob) -> Command:
     args += job.asked.args
     if job.hosts == 1:
         return job.with_techniques(Command(args))
+    if job.gpus % job.hosts:
+        rule = f"SGLang starts equally many ranks on every host, and {job.gpus} GPUs do not divide over {job.hosts} hosts"
+        raise Refusal(f"emit 'sglang': {rule}; vllm takes such a plan", "emit")
     args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=f"{job.address}:5000")]
     return job.with_techniques(Command(args, remark=EVERY_HOST))
 
@@ -97,8 +100,9 @@ def join(command: Command, role: str, number: int, _host: str) -> Command:
     return replace(command, args=[*command.args, *FLAGS.spell(role=role), *carried, *door])
 
 
-def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
-    """What clients talk to."""
-    doors = [f"--prefill http://{host}:{port} {DOOR + port - PORT}" for host, port in prompts]
-    doors += [f"--decode http://{host}:{port}" for host, port in decodes]
-    return [f"python -m sglang_router.launch_router --pd-disaggregation {' '.join(doors)} --host 0.0.0.0 --port 8000"]
+def route(prompts: list[Address], decodes: list[Address], port: int, wait_s: int) -> Command:
+    """What clients talk to: SGLang's own router (the package sglang-router)."""
+    doors = [f"--prefill http://{host}:{at} {DOOR + max(0, at - PORT)}" for host, at in prompts]  # one door in a container
+    doors += [f"--decode http://{host}:{at}" for host, at in decodes]
+    more = [f"--worker-startup-timeout-secs {wait_s}", f"--host 0.0.0.0 --port {port}"]  # servers load their weights first
+    return Command(["python -m sglang_router.launch_router --pd-disaggregation", *doors, *more])

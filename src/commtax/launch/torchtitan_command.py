@@ -1,7 +1,7 @@
-"""torchtitan's command: degrees of the plan, and the step in tokens.
+"""torchtitan's command: degrees of the plan, and the step in sequences.
 
-torchtitan counts tokens, not sequences, since 0.5; it has one microbatch in flight unless ``num_pp_microbatches`` says more;
-recomputation is a word at the end since pull request 3674 (June 2026).
+The newest release (0.3.0) counts sequences, which is what is written; its main branch counts tokens, which is read too. Stages
+have as many microbatches in flight as the batch of a rank holds; recomputation is a word at the end.
 """
 
 import math
@@ -39,7 +39,7 @@ def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -
 
 
 def _batches(reading: FlagReading) -> None:
-    """Sequences of a microbatch and of a step, told in tokens (from 0.5) or in sequences (before)."""
+    """Sequences of a microbatch and of a step, told in sequences or (since the release 0.3.0) in tokens."""
     values, length, tokens = reading.values, int(reading.values.context or 0), int(reading.values.micro_tokens or 0)
     of_a_stage, local, dp, micro = int(values.micro_batch or 1), int(values.local_batch or 0), int(values.dp), 0
     if length and tokens:
@@ -55,7 +55,7 @@ def _batches(reading: FlagReading) -> None:
 
 
 def write(job: LaunchJob) -> Command:
-    """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
+    """torchtitan under torchrun: degrees of the plan, and the step in sequences."""
     plan, q, kind = job.plan, job.question, FLAGS.theirs("schedule", job.plan.schedule)
     if not kind:
         raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
@@ -67,11 +67,12 @@ def write(job: LaunchJob) -> Command:
     flags += FLAGS.spell(tp=above_one(plan.tp), pp=above_one(plan.pp), **further_axes(plan))
     shards = int(plan.num_shards)
     flags += FLAGS.spell(shards=shards, copies=above_one(int(plan.dp) // shards))
-    if plan.pp > 1:
-        flags += FLAGS.spell(schedule=kind, flight=int(plan.microbatches))
+    micro, local = int(q.micro_batch), int(q.micro_batch)
+    if plan.pp > 1:  # stages cut the batch of a rank into microbatches: all of them are in flight
+        local = micro * int(plan.microbatches)
+        flags += [*FLAGS.spell(schedule=kind, micro_batch=micro), "--training.disable_cuda_graphs"]  # refused beside stages
         flags += _stages(q.model, plan) if plan.chunks > 2 else []  # two are its own choice
-    length, micro = int(q.context), int(q.micro_batch)
-    flags += FLAGS.spell(context=length, micro_tokens=micro * length, step_tokens=global_batch(job) * length)
+    flags += FLAGS.spell(context=int(q.context), local_batch=local, global_batch=global_batch(job))
     warning = "# float8 is switched on in the configuration, not here" if "fp8" in plan.weights_dtype else ""
     return Command([start(job), "-m torchtitan.train", *flags, f"activation-checkpoint:{plan.recompute}"], warning=warning)
 

@@ -50,9 +50,9 @@ def join(command: Command, role: str, _number: int, _host: str) -> Command:
     return replace(command, settings=(*command.settings, *settings_lines({**alone, **carried})))
 
 
-def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
-    """What clients talk to."""
-    lines = ["cat > disagg.yaml <<EOF", "hostname: 0.0.0.0", "port: 8000"]
+def route(prompts: list[Address], decodes: list[Address], port: int, _wait_s: int) -> Command:
+    """What clients talk to: TensorRT-LLM's own server in front of the others."""
+    lines = ["hostname: 0.0.0.0", f"port: {port}"]
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
-    return [*lines, "EOF", "trtllm-serve disaggregated -c disagg.yaml"]
+    return Command(["trtllm-serve disaggregated"], settings=tuple(lines), told_by="-c")

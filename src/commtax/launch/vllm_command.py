@@ -61,16 +61,31 @@ def write(job: LaunchJob) -> Command:
 
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
     """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
-    remark, ranks = f"{EVERY_HOST}; hosts above 0 add --headless", job.gpus // job.dp
+    below, ranks = "--headless", job.gpus // job.dp
+    remark = f"{EVERY_HOST}; hosts above 0 add {below}"
     if job.dp == 1:
-        return Command([*args, *FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)], remark=remark)
+        args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)]
+        return Command(args, remark=remark, below=below)
     if ranks > job.question.cluster.gpus_per_host:
         ray = FLAGS.spell(executor="ray", dp_executor="ray")
         span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
-        return Command([*args, *ray], span, remark="# once, on the head of a Ray cluster of all hosts")
+        return Command([*args, *ray], span, remark="# once, on the head of a Ray cluster of all hosts", ray=True)
     local = job.question.cluster.gpus_per_host // ranks
+    below += _local_size_below(job.dp, local)
+    remark = f"{EVERY_HOST}; hosts above 0 add {below}"
     args += [*FLAGS.spell(local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
-    return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark)
+    return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark, below=below)
+
+
+def _local_size_below(dp: int, local: int) -> str:
+    """What hosts after the first say where the last has fewer replicas than the others: of a flag said twice the last counts.
+
+    >>> _local_size_below(9, 4), _local_size_below(5, 4), _local_size_below(8, 4)
+    (' --data-parallel-size-local $((NODE_RANK==2?1:4))', ' --data-parallel-size-local 1', '')
+    """
+    before, rest = divmod(dp, local)
+    size: str = f"$((NODE_RANK=={before}?{rest}:{local}))" if before > 1 else str(rest)
+    return " " + " ".join(FLAGS.spell(local_dp=size)) if rest else ""
 
 
 def join(command: Command, role: str, number: int, host: str) -> Command:
@@ -81,11 +96,8 @@ def join(command: Command, role: str, number: int, host: str) -> Command:
     return replace(command, args=[*command.args, *FLAGS.spell(kv_transfer=config)], variables=(*channel, *command.variables))
 
 
-def route(prompts: list[Address], decodes: list[Address]) -> list[str]:
-    """What clients talk to."""
-    sides = " ".join(
-        f"--{side}-hosts {' '.join(host for host, _ in at)} --{side}-ports {' '.join(str(port) for _, port in at)}"
-        for side, at in (("prefiller", prompts), ("decoder", decodes))
-    )
-    proxy = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
-    return ["# the proxy of vLLM's repository, or a router of yours", f"python {proxy} --port 8000 {sides}"]
+def route(prompts: list[Address], decodes: list[Address], port: int, wait_s: int) -> Command:
+    """What clients talk to: vLLM's own router (the package vllm-router)."""
+    doors = [f"--prefill http://{host}:{at}" for host, at in prompts] + [f"--decode http://{host}:{at}" for host, at in decodes]
+    more = [f"--worker-startup-timeout-secs {wait_s}", f"--host 0.0.0.0 --port {port}"]  # servers load their weights first
+    return Command(["vllm-router", "--vllm-pd-disaggregation", *doors, *more])

@@ -11,7 +11,7 @@ from commtax.catalog.programs import programs
 from commtax.cost.placement import span
 from commtax.files import table
 from commtax.launch.flags import command_of, flags_of
-from commtax.launch.jobs import MASTER, PORT, Address, LaunchJob, checkpoint_remark, model_id
+from commtax.launch.jobs import MASTER, PORT, Address, LaunchJob, checkpoint_remark, model_id, start_s
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.spec import Cluster, Plan, Program
@@ -20,6 +20,7 @@ from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
 from commtax.verbs.disaggregation import prompter
 
+CLIENTS = 8000  # the port that clients ask
 RATED = 1000  # requests of a benchmark at a rate, or those of a minute
 
 
@@ -30,16 +31,38 @@ class Seats:
         self.word, self.each = word, cluster.gpus_per_host
         self.free = [cluster.gpus_per_host] * cluster.num_hosts
         self.away = apart or cluster.num_hosts > 1
+        self.ends: list[list[tuple[str, int]]] = []
+        """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
         """The host of a server and the GPUs that it sees there; one of several hosts has them all."""
         host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
         if host is None:
+            self._end_server(f"{MASTER}_{number}", job.gpus % self.each)
             return f"{MASTER}_{number}", ""
         first = self.each - self.free[host]
         self.free[host] -= job.gpus
         seen = ",".join(str(first + i) for i in range(job.gpus))
         return f"${self.word}_{host}" if self.away else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
+
+    def _end_server(self, name: str, rest: int) -> None:
+        """A server of several hosts takes the rest of its GPUs where another one left some."""
+        if rest:
+            room = [end for end in self.ends if sum(gpus for _, gpus in end) + rest <= self.each]
+            if not room:
+                self.ends.append([])
+            (room or self.ends[-1:])[0].append((name, rest))
+
+    def remarks(self) -> list[str]:
+        """Which servers end on one host, and the GPUs that each sees there."""
+        said = []
+        for end in self.ends:
+            order, parts = iter(range(self.each)), list[str]()
+            for name, gpus in end:
+                parts.append(f"{name} (CUDA_VISIBLE_DEVICES={','.join(str(next(order)) for _ in range(gpus))})")
+            if len(end) > 1:
+                said.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
+        return said
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
@@ -53,8 +76,8 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
     """
     plan, cluster, made_by = question.plan, question.cluster, _emitted_program(engine)
     if plan.all_gpus > cluster.num_gpus:
-        raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
-    inner = int(plan.dp) if made_by.trains else _groups_per_server(plan, made_by, cluster)
+        raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, but {cluster.key} has {cluster.num_gpus}", "emit")
+    inner = int(plan.dp) if made_by.trains else groups_per_server(plan, made_by, cluster)
     job = LaunchJob(made_by.key, question, inner, int(plan.dp) // inner * int(plan.replicas))
     command = command_of(job.engine).write(job)
     if made_by.trains:
@@ -69,11 +92,11 @@ def _emitted_program(name: str) -> Program:
     """The program that ``--emit`` calls so."""
     known = {one.emitted_as: one for one in programs()}
     if name not in known:
-        raise Refusal(f"emit '{name}': one of {', '.join(known)}", "emit")
+        raise Refusal(f"emit '{name}': one of {', '.join((*known, *table('launch/deployments.toml')['forms'].split()))}", "emit")
     return known[name]
 
 
-def _groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
+def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
     """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
@@ -112,7 +135,7 @@ def apart_command(question: Question, engine: str) -> str:
     prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {
-        role: LaunchJob(made_by.key, q, _groups_per_server(q.plan, made_by, q.cluster), count or 1, apart=True)
+        role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, apart=True)
         for role, (q, count) in counts.items()
     }
     free = dict.fromkeys(jobs, Seats("HOST", cluster))
@@ -129,8 +152,12 @@ def apart_command(question: Question, engine: str) -> str:
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
             at[role].append((name, PORT + number))
             remarks += [command.remark.replace("it on every host", "lines that say NODE_RANK on all hosts of their server")]
+    remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
-    return "\n".join([*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *own.route(at["prefill"], at["decode"])])
+    router = own.route(at["prefill"], at["decode"], CLIENTS, start_s(question))
+    return "\n".join(
+        [*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *router.written("disagg"), router.line("disagg")]
+    )
 
 
 def benchmark_command(question: Question, engine: str) -> str:

@@ -143,7 +143,8 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """
     judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
     told = bool(asked.limits.gpu_memory_utilization)
-    share, limits = (words.format(ENGINE_MEMORY[log.engine]["flag"]) for words in (WORDS["other_share"], WORDS["other_limits"]))
+    unlike = "other_processes" if told else "other_share"
+    share, limits = (WORDS[words].format(ENGINE_MEMORY[log.engine]["flag"]) for words in (unlike, "other_limits"))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
@@ -229,7 +230,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
 def _excuse_left_memory(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
-    made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
+    made_for, difference, finding = catalog.engine(log.engine).version, finding.difference, replace(finding, evidence=True).judged()
     most = ENGINE_MEMORY[log.engine].get("other_versions", LEVEL.other_engines)
     if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
         return finding.undecided(f"the log does not say its share of memory: as at {ENGINE_MEMORY[log.engine]['flag']} {share:.2f}")
@@ -240,7 +241,9 @@ def _excuse_left_memory(finding: Finding, log: StartupLog, judged: Fit, said: bo
         if log.version and not told
         else 0.0
     )
-    if abs(difference) > most and (older >= 0 or abs(difference - older) > most):
+    counted = judged.question.limits.gpu_memory_utilization * (finding.base or 0.0) - judged.weights_bytes
+    uncounted = told and finding.unit == "bytes" and difference > 0 and (finding.measured or 0.0) <= counted
+    if not uncounted and abs(difference) > most and (older >= 0 or abs(difference - older) > most):
         return finding
     which = f"{ENGINES[log.engine]} {log.version}" if log.version else "a version that the log does not say"
     return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
@@ -269,7 +272,7 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
     item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
     finding, cost = Finding(item, custom, fallback, "s", LEVEL.dispatch_tolerance).judged(), fallback - custom
-    reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
+    reason = f"NCCL instead costs {format_seconds(cost)} per step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
@@ -285,7 +288,7 @@ def _throughput_findings(usual: tuple[int, float, int] | None, claim: Claim) -> 
 
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
     """What to know before a start is compared."""
-    made_for, quantization = asked.engine.version if asked else "", log.said("quantization")
+    made_for, quantization = catalog.engine(log.engine).version if asked else "", log.said("quantization")
     if asked and log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
     if log.allreduce_backends:

@@ -77,7 +77,7 @@ def plain_findings(log: StartupLog) -> Iterator[Finding]:
         yield Finding("KV memory per rank", None, log.available_kv_bytes, "bytes")
     tokens = log.kv_tokens or (log.kv_blocks or 0) * log.block_size
     each = (log.available_kv_bytes or 0.0) / tokens if tokens else 0.0
-    rows = (("KV blocks", log.kv_blocks, ""), ("KV tokens", tokens, "tokens"), ("KV bytes per token and rank", each, "bytes"))
+    rows = (("KV blocks", log.kv_blocks, ""), ("KV tokens", tokens, "tokens"), ("KV bytes per token per rank", each, "bytes"))
     for title, value, unit in (*rows, (FULL_LENGTH, log.max_concurrency, "")):
         if value:
             yield Finding(title, None, value, unit)

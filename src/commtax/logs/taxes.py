@@ -91,7 +91,7 @@ def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -
     if best is None or -best.delta_s < LEVEL.least * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""
-    return f"{best.what}{note}", f"{format_seconds(-best.delta_s)} a step, {-best.delta_s / float(priced.step_s):.0%}, as priced"
+    return f"{best.what}{note}", f"{format_seconds(-best.delta_s)} per step, {-best.delta_s / float(priced.step_s):.0%}, as priced"
 
 
 def _likely(priced: StepBill, measured_mfu: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
@@ -30,6 +31,7 @@ from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
+from commtax.verbs.longest_request import why_it_does_not_start
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 
@@ -42,6 +44,7 @@ class StandingPlan:
     rank: int = 0  # 0: it is not good
     gain: float = 1.0  # the winner's worth over its own
     reason: str = ""  # why it is not good
+    tuned: StandingPlan | None = None  # the same sizes, with the exchange, copies of experts and techniques that serve them best
 
 
 def plan(
@@ -60,11 +63,17 @@ def plan(
     techniques: str = "",
     **options: Unpack[PlanOptions],
 ) -> ServingPlans:
-    """Price all legal plans at every concurrency and rank those that fit and meet the limits.
+    """The best serving plans for a cluster, why one is recommended, and why the others lost.
 
-    Clients of all copies together are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank.
-    The first of ``plans`` is the best; ``recommended`` is the index of the simplest that the best beats by no more than
-    ``margin`` (0.05 or ``"5%"``; left out, the range of the ratio of two plans' predictions, 5 to 10 %).
+    >>> import commtax
+    >>> found = commtax.plan("llama-3.1-8b", "2xh100-sxm", ttft_s="500ms", tpot_s="15ms")
+    >>> found.why[0]
+    '2 GPUs = 2 replicas x TP 1'
+
+    All legal plans are priced at every concurrency; those that fit and meet the limits are ranked. Clients of all copies together
+    are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank. The first of ``plans`` is the best;
+    ``recommended`` is the index of the simplest that the best beats by no more than ``margin`` (0.05 or ``"5%"``; left out, the
+    range of the ratio of two plans' predictions, 5 to 10 %).
 
     ``techniques="auto"`` also tries techniques that gain on good plans; ``"dbo,mtp=1+dcp=2"`` tries each of these sets.
 
@@ -74,6 +83,9 @@ def plan(
     ``profile``'s constants are laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the
     probability ``confidence`` (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked
     by central predictions. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
+
+    How many GPUs for a request rate: ``commtax.plan_fleet``. Several clusters: ``commtax.plan_several``. Training:
+    ``commtax.plan_training``.
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
@@ -106,9 +118,15 @@ def plan_training(
     usd_per_gpu_hour: Prices = None,
     **options: Unpack[PlanTrainingOptions],
 ) -> TrainPlans:
-    """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule. ``margin`` as in ``plan``.
+    """The fastest training plans for a global batch. Days and dollars are those of ``train_tokens``.
 
-    Days and dollars are those of ``train_tokens``.
+    >>> import commtax
+    >>> found = commtax.plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=16, seq=2048)
+    >>> found.gpu_words(found.plans, found.recommended)
+    '2 GPUs = DP 2 x TP 1'
+
+    All sizes and microbatches are priced for each ZeRO stage, recomputation and schedule. The fastest is recommended; with a
+    ``margin``, the simplest that it beats by no more than that.
     """
     trained = CompareOptions(sequence_parallel=True, context=seq)
     put = resolve_question(model, cluster, {**check_taken("plan_training", options), **trained}, "train")
@@ -129,15 +147,17 @@ def rank_own_plan(
     dtype: str = "",
     clients: int = 0,
     prompts: Plan | None = None,
+    tuned: bool = False,
 ) -> StandingPlan:
     """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load.
 
-    ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for.
+    ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
+    as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
     """
     copies = replace(record_from(Plan, sizes), replicas=replicas)
     name = describe_layout(copies)
     if prompts:
-        name = describe_pools(answer.question, *(describe_layout(one, counted=True) for one in (prompts, copies)))
+        name = describe_pools(answer.question.places, (prompts.replicas, prompts), (replicas, copies))
     q, index = answer.question, _index(answer.question, dtype)
     if q.requests.prefill_cluster and not prompts:
         return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
@@ -145,7 +165,8 @@ def rank_own_plan(
         return _cannot(answer, name, lack)
     found, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
-        if (exchange.wide and copies.ep < WIDE) or not (exchange.apart if prompts else exchange.shared):
+        unlike = by != way_asked(q, bool(prompts)) and not tuned
+        if unlike or (exchange.wide and copies.ep < WIDE) or not (exchange.apart if prompts else exchange.shared):
             continue
         run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
         try:
@@ -159,7 +180,7 @@ def rank_own_plan(
     every = ServingColumns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
     if not len(good):
-        return StandingPlan(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(answer, every)}")
+        return StandingPlan(answer.gpu_words(near, 0), near, reason=f"exceeds the limit: {best_times(answer, every)}")
     theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
@@ -173,7 +194,7 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
     needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
     for several, place in zip(needed, q.places, strict=True):
         if several > place.num_gpus:
-            return f"needs {several} GPUs, and {place.key} has {place.num_gpus}"
+            return f"needs {several} GPUs, but {place.key} has {place.num_gpus}"
     return ""
 
 
@@ -186,7 +207,7 @@ def _own_plan_columns(run: Question, clients: int, index: int, by: int) -> Servi
     """Copies of one plan at their loads."""
     base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
-    _check_room(base, kv)
+    _check_room(base.but(disaggregated=False), kv)
     copies = int(run.plan.replicas)
     one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVING_AXES}, replicas=copies, codes=0, kv_tokens=kv)
     of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
@@ -203,9 +224,10 @@ def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, b
     loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
     tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
     put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
-    s = serve(settle(put.but(disaggregated=True)))
+    put = put.but(disaggregated=True)
+    s = serve(settle(put))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
-    _check_room(run, held)
+    _check_room(put, held)
     sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
     sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
     sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
@@ -215,6 +237,8 @@ def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, b
 def _check_room(q: Question, kv: float) -> None:
     if kv < q.requests.tokens:
         raise Refusal(f"does not fit: the KV cache of a replica holds {kv:,.0f} tokens, less than one request")
+    if why := why_it_does_not_start(q):
+        raise Refusal(f"does not fit: {why}")
 
 
 def _index(q: Question, dtype: str) -> int:

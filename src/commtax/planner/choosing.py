@@ -2,7 +2,7 @@
 
 The best plan is the first of a ranking. Nobody runs two pools of workers, or tensor parallelism over a network, for a gain that
 predictions cannot tell from none: so plans are ranked by how much there is to set up and to go wrong, and of the simplest that
-stay within the margin the best is recommended.
+stay within the margin the best is recommended. In training the margin is 0 unless somebody asks for one.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from commtax.question import Question
 from commtax.spec import Cluster, Plan
 
 KINDS = (
-    "replicas of TP inside a host",
+    "replicas with TP inside a host",
     "stages or expert parallelism inside a host",
     "attention DP with experts spread inside a host",
     "stages across hosts",
@@ -38,18 +38,31 @@ TRAINED = (
 UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
-def margin(q: Question) -> float:
-    """The share by which the best may be better than the recommended plan: as asked, else the range of the ratio of two plans."""
+def margin(q: Question, pools: bool = False) -> float:
+    """The share by which the best may be better than the recommended plan: as asked, else what predictions cannot tell apart.
+
+    In training nothing: its plans differ by flags of one program, so a simpler one is worth little, and a run of months pays for
+    each per cent. The best is recommended there, and the simpler one named with what it costs.
+    """
     if q.goal.margin is not None:
         return q.goal.margin
-    return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures")
+    return 0.0 if q.trains else ratio_error(q, pools)
 
 
-@lru_cache(maxsize=4)
-def _usual_margin(ratio: str, model: str) -> float:
+def ratio_error(q: Question, pools: bool = False) -> float:
+    """How far the ratio of two plans' predictions may be off: within it the order is not certain.
+
+    ``pools``: one of both has two pools and the other has one.
+    """
+    apart = ("pools_in_one_host" if q.cluster.num_hosts == 1 else "pools") if pools else ""
+    return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures", apart)
+
+
+@lru_cache
+def _usual_margin(ratio: str, model: str, pools: str) -> float:
     known = table("planner/margin.toml")
-    usual = known[ratio][model]
-    return float(min(known["most"], max(known["least"], usual)))
+    usual = min(known["most"], max(known["least"], known[ratio][model]))
+    return float(max(usual, known[ratio][pools]) if pools else usual)
 
 
 def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
@@ -108,3 +121,14 @@ def simplest(complex_: Array, worth: Array, within: float) -> int:
     """The first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
     near = np.flatnonzero(worth[0] <= worth * (1 + within) * (1 + 1e-12))
     return int(near[np.argmin(complex_[near])])
+
+
+def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:
+    """The same of serving plans: those with two pools only where they beat all others by more than predictions of them err.
+
+    ``power``: what ``worth`` is a power of.
+    """
+    one_pool = np.flatnonzero(complex_ < POOLS)
+    surely = (1 + margin(q, pools=True)) ** power
+    left = one_pool if len(one_pool) and worth[0] <= worth[one_pool[0]] * surely * (1 + 1e-12) else np.arange(len(worth))
+    return int(left[simplest(complex_[left], worth[left], (1 + margin(q)) ** power - 1)])

@@ -1,12 +1,12 @@
 """Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
-import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
@@ -16,18 +16,15 @@ from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, record_from
 from commtax.spec import SERVING_AXES, SIZES, Plan
-from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.confidence import Estimate
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.drafts import drafted_load
-from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.fitting import step_limits
+from commtax.verbs.longest_request import length_to_start_with
 from commtax.verbs.settling import describe_layout, replan, settle
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Array = np.ndarray[Any, Any]
 
@@ -35,8 +32,6 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
     """Columns of equal length."""
-
-    derived: ClassVar[tuple[str, ...]] = ()  # properties that a table of pandas has too
 
     def __len__(self) -> int:
         return len(getattr(self, self.names()[0]))
@@ -61,14 +56,6 @@ class ColumnTable:
         """The rows of all parts, one after the other; of none an empty table."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in cls.names()))
 
-    def frame(self) -> "DataFrame":
-        """A pandas table, where pandas is there."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise Refusal("to_frame: needs pandas (pip install pandas)") from None
-        return pd.DataFrame({name: getattr(self, name) for name in (*self.names(), *self.derived)})
-
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
@@ -80,13 +67,13 @@ class Rejected:
     rule: str = ""  # … and its sentence with a gap for the degrees
     slow: bool = False  # it has room, and breaks a limit without any load
     where: str = ""  # the clusters of several that it is about, as they end its family
+    dtype: int = -1  # index of the type of weights that it is about alone; below 0: of all
 
 
 @dataclass(frozen=True, slots=True)
 class ServingColumns(ColumnTable):
     """One row a plan at its best concurrency (or, for ``points``, a plan and concurrency)."""
 
-    derived: ClassVar[tuple[str, ...]] = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
     mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
     dtype: Array  # index in ``dtypes``
     exchange: Array  # index in ``exchanges``
@@ -97,7 +84,7 @@ class ServingColumns(ColumnTable):
     replicas: Array
     gpus: Array
     concurrency: Array  # clients of the whole cluster
-    running: Array  # requests at once, a copy
+    running: Array  # requests at once, a rank of attention data parallelism
     ttft_s: Array
     tpot_s: Array
     sure_ttft_s: Array  # the time that is kept with the goal's confidence; where there is no limit, the time itself
@@ -165,7 +152,7 @@ NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
-class SearchAnswer:
+class SearchAnswer(Answer):
     """What a search answers with."""
 
     question: Question
@@ -174,10 +161,6 @@ class SearchAnswer:
     why: tuple[str, ...] = ()  # of the recommended plan
     recommended: int = 0  # index of the simplest plan within the margin of the best …
     best: ClassVar[int] = 0  # … which is the first
-
-    def to_frame(self) -> "DataFrame":
-        """The good plans as a pandas table, where pandas is there."""
-        return self.plans.frame()  # type: ignore[attr-defined]
 
     def gpu_words(self, rows: Any, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
@@ -204,7 +187,11 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlans(SearchAnswer):
-    """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
+    """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front.
+    >>> import commtax
+    >>> commtax.plan("llama-3.2-1b", "2xh100-sxm", tpot_s="1us").would_take[0]
+    'limits of TPOT 1.88 ms'
+    """
 
     trains: ClassVar[Literal[False]] = False
     plans: ServingColumns = NO_SERVING
@@ -229,13 +216,13 @@ class ServingPlans(SearchAnswer):
     def layout(self, rows: ServingColumns, i: int) -> str:
         exchange = self.exchange_of(rows, i)
         decode = replace(rows.plan_of(i, redundant_experts=exchange.redundant), dcp=exchange.dcp)
-        over = f" ({exchange.title})" if exchange.title else ""
         named = self.turned_on(rows, i)
         on = f", with {', '.join(named)}" * bool(named) + without(self.dropped(rows, i))
         if not rows.mode[i]:
-            return describe_layout(decode) + over + on
-        prompts, copies = (describe_layout(plan, counted=True) for plan in (rows.prompter(i), decode))
-        return describe_pools(self.question, prompts, copies + over) + on
+            return describe_layout(decode, exchange.title) + on
+        ahead = replace(rows.prompter(i), redundant_experts=exchange.redundant)
+        pools = (int(ahead.replicas), ahead), (int(decode.replicas), decode)
+        return describe_pools(self.question.places, *pools, exchange.title) + on
 
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
@@ -257,18 +244,11 @@ class ServingPlans(SearchAnswer):
         return (own, prompter(own.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (own,)
 
     def longest(self, rows: ServingColumns, i: int) -> int:
-        """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
-
-        Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
-        """
-        asked, wanted = settle(self.put(rows, i)), self.question.requests
-        ahead = rows.prompter(i)
-        workers = [asked, prompter(asked.vary(prefill_tp=ahead.tp, prefill_dp=ahead.dp))] if rows.mode[i] else [asked]
-        kv = int(min(float(cache_tokens(one)) for one in workers))
-        if kv >= asked.model.max_len:
-            return 0
-        varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
-        return int(max(wanted.tokens, min(varied, kv, asked.model.max_len)))
+        """Tokens of the longest request that the servers of row ``i`` are told to take; 0: the model's own length."""
+        asked, wanted, ahead = self.put(rows, i), self.question.requests, rows.prompter(i)
+        pools = asked.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
+        servers = pools if rows.mode[i] else asked.but(disaggregated=False)
+        return length_to_start_with(servers, float((1 + wanted.spread) * wanted.tokens))
 
     def simulation(self, rows: ServingColumns, i: int, clients: int = 0) -> ClosedLoop:
         """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at another of the whole."""
@@ -295,9 +275,8 @@ class ServingPlans(SearchAnswer):
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES}
             put = replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
-            widths = np.broadcast_to(priced.range_of(name)[1] / getattr(priced, name), len(alike))
-            values = getattr(some, name)
-            found |= dict(zip(alike.tolist(), zip(values / widths, values * widths, strict=True), strict=True))
+            ends = (getattr(some, name) * np.broadcast_to(end / getattr(priced, name), len(alike)) for end in priced.range_of(name))
+            found |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
         return [found[i] for i in range(len(rows))]
 
     def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
@@ -344,7 +323,11 @@ class ServingPlans(SearchAnswer):
 
 @dataclass(frozen=True, slots=True)
 class TrainPlans(SearchAnswer):
-    """Plans that fit, fastest first; where none fits, the nearest."""
+    """Plans that fit, fastest first; where none fits, the nearest.
+    >>> import commtax
+    >>> len(commtax.plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=16, seq=2048).near)
+    0
+    """
 
     trains: ClassVar[Literal[True]] = True
     kinds: tuple[Question, ...] = ()  # ZeRO stage, recomputation and schedule, each one for all plans of a group
@@ -361,6 +344,10 @@ class TrainPlans(SearchAnswer):
         sizes = {axis: int(getattr(rows, axis)[i]) for axis in SIZES}
         batch, micro = self.question.goal.global_batch // int(rows.dp[i]), int(rows.micro_batch[i])
         return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, micro_batch=micro, **sizes)))
+
+    def tokens_per_s(self, rows: TrainColumns, i: int) -> float:
+        """Of the whole run."""
+        return self.question.goal.global_batch * float(self.question.context) / float(rows.step_s[i])
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
         """Its sharding, recomputation and schedule."""

@@ -56,6 +56,12 @@ def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
 
 
+def way_asked(q: Question, apart: bool) -> int:
+    """The one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
+    split = (i for i, one in enumerate(_plain_exchanges(q)) if not one.wide and one.dcp == q.plan.dcp and (one.apart or not apart))
+    return next(split, 0)
+
+
 def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     """The engine's own as it is asked; and where nobody says, those for experts on many ranks, with and without as many redundant
     experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).

@@ -10,19 +10,19 @@ from math import inf, isnan
 
 import numpy as np
 
-from commtax.planner.choosing import complexity_of, margin, simplest
+from commtax.planner.choosing import complexity_of, margin, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
 from commtax.planner.fleet_trials import (
     Task,
     Trial,
     all_requests,
+    larger_fleets,
     least_fleet,
     rate_of,
     retry_if_able,
     with_capacity,
-    with_growth,
-    with_ranges,
+    with_details,
 )
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.planner.serving_search import refuse_length
@@ -59,12 +59,18 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
 
 
 def recommended_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the best, the first, beats by no more than the margin."""
+    """The place of the simplest fleet that the best beats by no more than the margin, of those that stay clear of their limits."""
+    able = [at for at, trial in enumerate(ranking) if trial.clear] or list(range(len(ranking)))
+    return able[_simplest_place([ranking[at] for at in able])]
+
+
+def _simplest_place(ranking: Sequence[Trial]) -> int:
+    """The place of the simplest fleet that the first beats by no more than the margin."""
     ahead = (Plan(tp=trial.layout.prefill_tp) if trial.layout.apart else None for trial in ranking)
     asked = [trial.layout.question for trial in ranking]
     effort = np.array([complexity_of(q.plan, prompts, q.cluster) for q, prompts in zip(asked, ahead, strict=True)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
-    return simplest(effort, worth, margin(ranking[0].layout.question))
+    return simplest_served(ranking[0].layout.question, effort, worth)
 
 
 class Search:
@@ -93,7 +99,7 @@ class Search:
             self.total = len(layouts)
             for kind in range(3):
                 # what is quickly simulated comes first, and says what the others have to beat
-                self._rounds([x for x in layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind == 1)
+                self._rounds([x for x in layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind > 0)
             if not self.held:
                 self._examine()
             self._detail()
@@ -102,10 +108,10 @@ class Search:
             self.held.sort(key=order)
         return self.complete
 
-    def _rounds(self, layouts: list[Layout], beating: bool) -> None:
+    def _rounds(self, layouts: list[Layout], slow: bool) -> None:
         layouts.sort(key=lambda layout: (self._bound(layout, 1.0), layout.group))  # by what the objective is likely to count
         for first in range(0, len(layouts), ROUND):
-            bar = self._bar(beating)
+            bar = self._bar(slow)
             part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
             self.left_out += len(layouts[first : first + ROUND]) - len(part)
             tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
@@ -132,14 +138,16 @@ class Search:
             return each / slack / float(self.question.requests.output_len)
         return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 
-    def _bar(self, beating: bool) -> float:
-        """What a layout must not exceed to be listed; one with workers of their own for prompts is listed where it beats others."""
-        ranked = sorted(burden(trial) for trial in self.held)
-        if not ranked:
+    def _bar(self, slow: bool) -> float:
+        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best."""
+        if not self.held:
             return inf
-        listed = ranked[self.top - 1] if len(ranked) >= self.top else inf
-        near = ranked[0] * (1 + margin(self.question))  # a simpler one may be recommended
-        return ranked[0] if beating else max(near, min(WORSE * ranked[0], listed))
+        ranked = sorted(self.held, key=burden)
+        best = burden(ranked[0])
+        one_pool = next((trial for trial in ranked if not trial.layout.apart), ranked[0])
+        near = burden(one_pool) * (1 + margin(self.question))  # a simpler one may be recommended
+        listed = burden(ranked[self.top - 1]) if len(ranked) >= self.top else inf
+        return near if slow else max(near, min(WORSE * best, listed))
 
     def _most_gpus(self, bar: float) -> int:
         goal, whole = self.question.goal, self.question.cluster.num_gpus
@@ -162,20 +170,33 @@ class Search:
             self.broken = [trial for trial in self.broken if not trial.holds]
 
     def _detail(self) -> None:
-        """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""
+        """Growth and ranges of those that are listed first and of all that are as good as the best, and larger fleets of the best
+        layouts; capacity of all listed."""
         self.held.sort(key=order)
-        if self.held and (chosen := recommended_place(self.held)) >= self.top:  # it is listed too
-            self.held.insert(self.top - 1, self.held.pop(chosen))
+        if not self.held:
+            return
+        self._list_recommended()
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
-        first = self.held[: max(ties, min(self.top, DETAILED))]
-        known = dict(self.workers.each(_add_details, first))
-        self.held[: len(first)] = [known[place] for place in range(len(first))]
+        self._replace_first(max(ties, min(self.top, DETAILED)), with_details)
         self.held.sort(key=order)
-        listed = self.held[: self.top]
-        capacities = dict(self.workers.each(with_capacity, listed))
-        self.held[: len(listed)] = [capacities[place] for place in range(len(listed))]
+        grown = dict(self.workers.each(larger_fleets, self._leaders()))
+        self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
+        self.held.sort(key=order)
+        self._list_recommended()
+        self._replace_first(self.top, with_capacity)
 
+    def _leaders(self) -> list[Trial]:
+        """The best fleet, and the simplest within the margin where its layout is another."""
+        best, chosen = self.held[0], self.held[_simplest_place(self.held)]
+        alike = (best.layout.question.plan, best.layout.prefill_tp) == (chosen.layout.question.plan, chosen.layout.prefill_tp)
+        return [best] if alike else [best, chosen]
 
-def _add_details(trial: Trial) -> Trial:
-    """With its growth and its ranges, by one worker, which has priced its steps."""
-    return replace(with_growth(trial), ranges=with_ranges(trial).ranges)
+    def _list_recommended(self) -> None:
+        """The recommended fleet is listed too."""
+        if (chosen := recommended_place(self.held)) >= self.top:
+            self.held.insert(self.top - 1, self.held.pop(chosen))
+
+    def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
+        """The first fleets with more known of them."""
+        first = dict(self.workers.each(known, self.held[:count]))
+        self.held[: len(first)] = [first[place] for place in range(len(first))]

@@ -5,18 +5,17 @@ that a percentile means something: ``COUNTED`` requests, and ``EACH`` for every 
 under way at once.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
-from math import ceil, inf, isfinite, isnan, nan
+from math import ceil, exp, inf, isfinite, isnan, nan
 
 import numpy as np
 
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.ledger import Z80
-from commtax.planner.layouts import ALONE, SLACK, Layout
+from commtax.planner.fleet_sizes import Size, able_sizes, first_count, first_pair, no_more
+from commtax.planner.layouts import ALONE, Layout
 from commtax.planner.money import Money, counted_tokens
-from commtax.planner.space import workers_beside
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
@@ -35,8 +34,6 @@ KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers t
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
-Size = tuple[int, int]
-"""Copies, and workers of prompts beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,8 @@ class Trial:
     sure: Mapping[str, float] = field(default_factory=dict)  # … and what is limited is then so long
     growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    sigma: float = 0.0  # of the logarithm of a step's length, where it holds
+    sigma: float = 0.0  # of the logarithm of a step's length, where the central prediction keeps the limits
+    clear: bool = False  # it stays clear of its limits and of overload by the error of predictions; see ``stays_clear``
 
     @property
     def holds(self) -> bool:
@@ -94,7 +92,10 @@ class Trial:
 
     @property
     def kept(self) -> float | None:
-        """The probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked."""
+        """The probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked.
+
+        Overloaded, it keeps none for long, whatever a run of some minutes says.
+        """
         goal, known = self.layout.question.goal, list[float]()
         for name, limit in goal.slo:
             value = self.figures.get(name, nan)
@@ -102,7 +103,16 @@ class Trial:
                 known.append(estimate_through(value, self.sure[name], goal.confidence).kept(limit))
             elif name in self.ranges:
                 known.append(Estimate(value, *self.ranges[name]).kept(limit))
-        return min(known, default=None)
+        return min([*known, self.able]) if known else None
+
+    @property
+    def able(self) -> float:
+        """The probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
+        q, factor = self.layout.question, exp(Z80 * self.sigma)
+        if factor == 1 or isnan(self.capacity):
+            return 1.0
+        rate = q.offered.request_rate if self.holds else rate_of(q)
+        return Estimate(1.0, 1 / factor, factor).kept(self.capacity / rate)
 
 
 def rate_of(q: Question) -> float:
@@ -142,7 +152,7 @@ def _cached_stream(q: Question) -> RequestStream:
 def least_fleet(task: Task) -> Trial:
     """The least fleet of a layout that holds; where none does, the largest one."""
     layout = task.layout
-    able = _sizes(layout, rate_of(layout.question), task.most_gpus)
+    able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
         copies = max(1, min(layout.most, (task.most_gpus - layout.prefill_tp) // layout.group))
         size = copies, int(layout.apart)
@@ -165,7 +175,7 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds
 
-    find = _first_pair if layout.apart else _first_count
+    find = first_pair if layout.apart else first_count
     best = trial(find(able, holds))
     best = replace(best, simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
@@ -197,46 +207,6 @@ def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     return _saturation_rate(decoding, "decoding"), _saturation_rate(decoding.but(tp=layout.prefill_tp), "prompts")
 
 
-def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of one kind that holds, the last where none does.
-
-    More copies never do worse: steps that double find one that holds, and halving the first.
-    """
-    low, step = 0, 1
-    while not holds(low + step - 1):
-        low, step = low + step, step * 2
-        if low + step > len(able):
-            step = len(able) - low
-        if not step:
-            return len(able) - 1
-    return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
-
-
-def _first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of two kinds that holds, the last where none does.
-
-    More workers of either kind never do worse. So none holds unless one of the largest does, and one that has no more workers
-    of either kind than one that failed is not tried.
-    """
-    failed: list[Size] = []
-
-    def fails(at: int) -> bool:
-        if not any(_no_more(able[at], other) for other in failed) and holds(at):
-            return False
-        failed.append(able[at])
-        return True
-
-    largest = [at for at, size in enumerate(able) if not any(_no_more(size, other) for other in able[at + 1 :])]
-    if fails(0) and all(fails(at) for at in largest):
-        return len(able) - 1
-    return next(at for at in range(len(able)) if not fails(at))
-
-
-def _no_more(size: Size, other: Size) -> bool:
-    """Whether a fleet has no more workers of either kind than another."""
-    return size[0] <= other[0] and size[1] <= other[1]
-
-
 def _overload(q: Question, most: float) -> float:
     """The rate over what is answered at most, where that is not enough."""
     return max(rate_of(q) / most, 1 + 1e-9)
@@ -262,19 +232,6 @@ def _engines(q: Question, longest: int) -> tuple[Settled, Fleet]:
     """A question as it is run, and its engines."""
     asked = settle(q)
     return asked, fleet_of(asked, longest)
-
-
-def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
-    """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
-    if not layout.apart:
-        first = int(rate / layout.answers / SLACK) + 1
-        return [(n, 0) for n in range(first, min(layout.most, most_gpus // layout.group) + 1)]
-    cluster, tp, ahead = layout.question.cluster, layout.group, layout.prefill_tp
-    copies = np.arange(1, layout.most + 1)
-    room = workers_beside(copies, tp, ahead, cluster)
-    every = [(n, p) for n, most in zip(copies.tolist(), room.tolist(), strict=True) for p in range(1, most + 1)]
-    able = [size for size in every if layout.gpus(*size) <= most_gpus and layout.throughput(*size) * SLACK > rate]
-    return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
 
 
 def _fleet_question(layout: Layout, size: Size) -> Question:
@@ -325,6 +282,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
     whatever a run of some minutes says."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
+    sigma = outcome.sigma if over <= 1 else 0.0
     stretch, longer = 1.0, None
     if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
         stretch = stretch_of(outcome)
@@ -340,13 +298,22 @@ def _trial(layout: Layout, size: Size) -> Trial:
     limited = [name for name, _ in q.goal.slo]
     sure = {name: longer.statistic(name) for name in limited} if longer else {}
     figures = {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *limited))}
-    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=outcome.sigma if over <= 1 else 0.0)
+    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=sigma)
 
 
 def stretch_of(outcome: RequestsInTime) -> float:
     """How much longer than priced steps are, at most, with the confidence that is wanted."""
     step = outcome.alike
     return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
+
+
+def sure_times(trial: Trial) -> Mapping[str, float]:
+    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
+    layout, size, q = trial.layout, trial.size, trial.layout.question
+    central = run_fleet(layout, size, rate_of(q))
+    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
+    # of few requests a percentile may be shorter with longer steps, and both are looked at
+    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def with_capacity(trial: Trial) -> Trial:
@@ -390,14 +357,57 @@ def with_ranges(trial: Trial) -> Trial:
     """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
     q, layout, size = trial.layout.question, trial.layout, trial.size
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
-    if not trial.sigma:
+    if not trial.sigma or not trial.holds:
         outcome = run_fleet(layout, size, q.offered.request_rate)
         return replace(trial, ranges={name: outcome.range_of(name) for name in names})
-    factor = float(np.exp(Z80 * trial.sigma))
+    factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures
     if len(short.stream) < lengths_of_run(q, sum(size))[0]:
         part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
-    return replace(trial, ranges={name: range_between(trial.figures[name], *known) for name, known in ends.items()})
+    ranges = {name: range_between(trial.figures[name], *known) for name, known in ends.items()}
+    return replace(trial, ranges=ranges, clear=stays_clear(trial, long))
+
+
+def longest_step(trial: Trial) -> float:
+    """The long end of the 80 % range of a step, over what is predicted."""
+    return exp(Z80 * trial.sigma)
+
+
+def stays_clear(trial: Trial, long: RequestsInTime) -> bool:
+    """Whether a fleet is one to recommend: it holds at the rate that is asked with steps at the long end of their 80 % range.
+
+    That is how wrong predictions are. ``long`` is its run with such steps; they must not overload it either, which a run of some
+    minutes need not show.
+    """
+    q = trial.layout.question
+    return worst(q, long) <= 1 and trial.capacity > q.offered.request_rate * longest_step(trial)
+
+
+def larger_fleets(trial: Trial) -> list[Trial]:
+    """The next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
+    layout, q = trial.layout, trial.layout.question
+    most, factor = 2 * trial.gpus + layout.group + layout.prefill_tp, longest_step(trial)
+    able = [
+        size
+        for size in able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
+        if no_more(trial.size, size) and size != trial.size
+    ]
+    if not able:
+        return []
+
+    def clear(at: int) -> bool:
+        if capacity(layout, able[at]) <= q.offered.request_rate * factor:
+            return False
+        return not q.goal.slo or worst(q, run_fleet(layout, able[at], q.offered.request_rate, stretch=factor, most=RANGED)) <= 1
+
+    first = 0 if trial.clear else (first_pair if layout.apart else first_count)(able, clear)
+    larger = [_trial(layout, able[at]) for at in sorted({0, first})]
+    return larger if trial.clear and q.plan.pp > 1 else [with_details(one) for one in larger]  # stages take longest to simulate
+
+
+def with_details(trial: Trial) -> Trial:
+    """With its growth and its ranges, by one worker, which has priced its steps."""
+    return with_ranges(with_growth(trial)) if trial.holds else trial

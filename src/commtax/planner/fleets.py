@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isnan
+from math import ceil, floor, inf, isnan
 from typing import ClassVar, Unpack
 
+from commtax.answer import Answer
 from commtax.options import check_taken
 from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
-from commtax.planner.fleet_search import NEAREST, WORSE, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, lengths_of_run, rate_of, too_slow, with_confidence
+from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, lengths_of_run, rate_of, sure_times, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
@@ -28,7 +29,7 @@ from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
-from commtax.units import format_seconds, plural
+from commtax.units import format_seconds, plural, round_up_seconds
 from commtax.verbs import checking
 from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.disaggregation import check_one_place
@@ -40,13 +41,20 @@ OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
 NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet holds, and how often these double
 LISTED = 10
+SLACKS = (1.0, 1.02, 1.05, 1.1)  # times the limit that a fleet is thought to keep, tried one after the other
 LEAST_PROMPTS = 100  # of a run, where somebody says how many
 MOST_GROWTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPlans:
-    """The least fleets of a question's layouts on one cluster or several, best first, and why others are not among them."""
+class FleetPlans(Answer):
+    """The least fleets of a question's layouts on one cluster or several, best first, and why others are not among them.
+
+    >>> import commtax
+    >>> found = commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", request_rate=5, num_prompts=100, output_len=16)
+    >>> found.complete, found.plans[found.best].gpus
+    (True, 1)
+    """
 
     questions: tuple[Question, ...]  # one a cluster
     objective: str
@@ -90,13 +98,20 @@ def plan_fleet(
     margin: float | str | None = None,
     **options: Unpack[PlanFleetOptions],
 ) -> FleetPlans:
-    """The least GPUs (``gpus``), dollars (``cost``) or most tokens/s a GPU (``tokens``) that hold limits at a rate.
+    """How many GPUs for a request rate: the fewest GPUs or dollars, or most tokens/s per GPU, that hold limits at a rate.
+
+    >>> import commtax
+    >>> limits = {"p95_ttft": "1s", "p99_itl": "100ms"}
+    >>> found = commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", request_rate=5, slo=limits, num_prompts=100, output_len=16)
+    >>> found.plans[found.recommended].gpus
+    1
 
     ``slo`` names statistics, ``mean``, ``p50``, ``p90``, ``p95`` or ``p99`` of ``ttft``, ``tpot``, ``itl`` or ``e2e``, with
-    seconds or text such as ``"50ms"``. Lengths may be distributions as users spell them. ``headroom`` is the share by which the
-    rate may grow with all limits held. Limits are kept with the probability ``confidence``, 0.5 by the central prediction.
-    Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too; a chip whose price nobody
-    knows or says is listed behind the others. ``on`` is a Dask scheduler's address.
+    seconds or text such as ``"50ms"``. ``objective`` is ``gpus``, ``cost`` or ``tokens``. Lengths may be distributions as users
+    spell them. ``headroom`` is the share by which the rate may grow with all limits held. Limits are kept with the probability
+    ``confidence``, 0.5 by the central prediction. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over
+    those of prompts too; a chip whose price nobody knows or says is listed behind the others. ``on`` is a Dask scheduler's
+    address.
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
@@ -220,14 +235,14 @@ def _rejected_layouts(search: Search) -> Iterator[Rejected]:
     for trial in search.broken:
         yield Rejected(words(trial.layout), obstacle(trial))
     if search.left_out:
-        yield Rejected(plural(search.left_out, "other layout"), f"beyond {WORSE:g} times the best by the closed form")
+        yield Rejected(plural(search.left_out, "other layout"), "not simulated: behind the others by a quick estimate")
 
 
 def words(layout: Layout) -> str:
     """A layout by its name."""
     q = layout.question
     name = describe_layout(q.plan)
-    kinds = f"TP {layout.prefill_tp} for prompts + {name} to decode" if layout.apart else name
+    kinds = f"TP {layout.prefill_tp} for prompts + {name} for decoding" if layout.apart else name
     return kinds + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype))
 
 
@@ -237,15 +252,16 @@ def obstacle(trial: Trial) -> str:
     if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
         name, token_s = slow
         figure = f"{limit_name(name)} about {format_seconds(token_s)} of {format_seconds(dict(q.goal.slo)[name])}"
-        return f"breaks the limit with {gpus}: {figure}, by the closed form"
+        return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or most <= rate_of(q) * trial.stretch:
         surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"overloaded: {most:.3g} requests/s are the most that {gpus} can answer{surely}, of {rate_of(q):.3g}"
+        return f"is overloaded: {most:.3g} requests/s are the most that {gpus} can answer{surely}, of {rate_of(q):.3g}"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
-    sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to hold"
-    return f"breaks the limit with {gpus}: {figure}{sure}"
+    sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
+    misses = "exceeds the limit" if trial.figures[name] > limit else "is not likely enough to meet the limit"
+    return f"{misses} with {gpus}: {figure}{sure}"
 
 
 def _time(trial: Trial, name: str) -> float:
@@ -265,10 +281,49 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
         yield f"a rate below {most:.3g} requests/s, where it is no longer overloaded"
     else:
-        broken = [f"{limit_name(n)} {format_seconds(_time(nearest, n))}" for n, limit in q.goal.slo if _time(nearest, n) > limit]
-        yield f"limits of {' and '.join(broken)}"
-    if (sure := max(trial.kept or 0.0 for trial in answer.near)) >= EVEN:
-        yield f"a confidence of about {percent(sure)} (--confidence)"
+        if looser := _limits_that_hold(nearest, workers):
+            yield f"limits of {' and '.join(f'{limit_name(name)} {format_seconds(limit)}' for name, limit in looser)}"
+    if sure := _confidence_that_holds(answer.near, workers):
+        yield f"a confidence of {sure:.0%} (--confidence {sure:.0%})"
+
+
+def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
+    """Those limits that must be looser, as somebody would type them, with which the fleet was tried and holds; else none.
+
+    Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
+    """
+    layout, slo = nearest.layout, dict(nearest.layout.question.goal.slo)
+    ((_, needed),) = workers.each(sure_times, [nearest])
+    for slack in SLACKS:
+        looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
+        tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))
+        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+            return list(looser.items())
+    return []
+
+
+def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
+    """The most, in whole per cent and below what is wanted, with which the surest of fleets was tried and holds; else 0.
+
+    Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
+    """
+    surest = max(near, key=_probability)
+    wanted = surest.layout.question.goal.confidence
+    most = min(floor(100 * _probability(surest)), ceil(100 * wanted) - 1) / 100
+    if most < EVEN:
+        return 0.0
+    for sure in dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)):
+        layout = replace(surest.layout, question=surest.layout.question.but(confidence=sure))
+        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, surest.gpus)])):
+            return sure
+    return 0.0
+
+
+def _probability(trial: Trial) -> float:
+    """That a fleet which was simulated keeps what it must: its limits, and the rate."""
+    if not trial.figures:
+        return 0.0
+    return trial.able if trial.kept is None else trial.kept
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
@@ -291,7 +346,7 @@ def fleet_words(trial: Trial) -> str:
     copies, prompts = trial.size
     layout, q = trial.layout, trial.layout.question
     if prompts:
-        text = f"{prompts} x TP {layout.prefill_tp} for prompts + {copies} x TP {layout.group} to decode"
+        text = f"{prompts} x TP {layout.prefill_tp} for prompts + {copies} x TP {layout.group} for decoding"
     else:
         text = describe_layout(replace(q.plan, replicas=copies))
     return text + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype)) + without(layout.dropped)

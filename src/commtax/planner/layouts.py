@@ -115,7 +115,7 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
             first = record_from(Plan, sizes_of(plans, int(these[0])))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(first)
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
-            lost.append(Rejected(words + dtype_words(one, index), f"breaks the limit: {best}", slow=True))
+            lost.append(Rejected(words + dtype_words(one, index), f"exceeds the limit: {best}", slow=True))
         kept &= ~slow
     return plans.take(kept), lost
 

@@ -131,3 +131,9 @@ def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
     if len(each) != clusters:
         raise Refusal.about(price=f"{len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster")
     return each
+
+
+def asks_for_dollars(q: Question) -> bool:
+    """Whether dollars are what somebody asks about: a price was given, or they are the objective, and a price is known."""
+    given = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
+    return bool(q.goal.usd_per_gpu_hour) and (given or q.goal.objective == "cost")

@@ -10,7 +10,7 @@ from commtax.planner.reasons import SAID, missed_times
 from commtax.question import EVEN, Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Refusal
-from commtax.units import format_seconds
+from commtax.units import format_seconds, round_up_seconds
 from commtax.verbs.disaggregation import where_prompts_run
 from commtax.verbs.fitting import Fit, holds, judged_by_memory
 from commtax.verbs.settling import replan
@@ -21,10 +21,10 @@ MOST_HOSTS = 64
 
 def to_fit(asked: Question) -> Iterator[str]:
     """The least GPUs that would hold the model, of each pool that does not, and the types in which those there would."""
-    put = replan(asked, max_model_len=int(asked.requests.tokens))
+    put = replan(asked, max_model_len=max(asked.limits.max_model_len, int(asked.requests.tokens)))
     pools = {"": put}
     if put.requests.prefill_cluster:
-        pools = {" for prompts": where_prompts_run(put), " to decode": put}
+        pools = {" for prompts": where_prompts_run(put), " for decoding": put}
     first = put.goal.dtypes[0]
     for kind, q in pools.items():
         if len(pools) > 1 and _fit(q, first).fits:
@@ -73,7 +73,7 @@ def to_meet(answer: ServingPlans) -> Iterator[str]:
     broken = missed_times(
         q, near, dict.fromkeys(SAID, 0)
     )  # of these limits, times that the nearest plan keeps as surely as is wanted
-    kept = [f"{SAID[name]} {format_seconds(float(getattr(near, f'sure_{name}')[0]))}" for name in broken]
+    kept = [f"{SAID[name]} {format_seconds(round_up_seconds(float(getattr(near, f'sure_{name}')[0])))}" for name in broken]
     yield f"limits of {' and '.join(kept)}"
     if (sure := max(answer.kept(near, i) for i in range(len(near)))) >= EVEN:
         yield f"a confidence of {math.floor(100 * sure)}% (--confidence {math.floor(100 * sure)}%)"

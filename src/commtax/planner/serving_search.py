@@ -11,11 +11,12 @@ from itertools import chain
 
 import numpy as np
 
+from commtax import counting
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, margin, simplest
+from commtax.planner.choosing import effort, margin, simplest_served
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
@@ -26,9 +27,9 @@ from commtax.spec import NO_TECHNIQUES, SERVING_AXES
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
-from commtax.verbs.drafts import with_accepted_tokens
+from commtax.verbs.drafts import accepted_width, with_accepted_tokens
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
-from commtax.verbs.worth import accepted_width
+from commtax.verbs.longest_request import check_lengths, starts
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -37,9 +38,9 @@ APART = "prompts on separate workers"
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
 PLACES = {
-    "fastest": "the wait of one user matters most",
-    "balanced": "users wait and GPUs cost money: highest ratio of tokens/s to request time",
-    "most": "no user waits: batch jobs, evaluation, synthetic data",
+    "fastest": "each user's latency matters most",
+    "balanced": "both latency and cost matter: many tokens/s at short request times",
+    "most": "nobody waits for the answers: batch jobs, evaluation, synthetic data",
 }
 """Places to run at where no limit says, and when each is the one to choose."""
 COARSE, FINE = 2, 8
@@ -63,6 +64,7 @@ def grounded(put: Question) -> Question:
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
         raise refuse_length(f" = {q.requests.tokens:,}: more than {longest}")
+    check_lengths(q)
     return q
 
 
@@ -80,7 +82,8 @@ class FoundPlans:
 
 def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING) -> FoundPlans:
     """Plans of all types of weights, in all ways that are tried or in those from the ``first`` on, beside what is ``known``."""
-    points, lost, counts = zip(*(_points(q, index, first, known) for index in range(len(q.goal.dtypes))), strict=True)
+    types = counting.counted(range(len(q.goal.dtypes)))
+    points, lost, counts = zip(*(_points(q, index, first, known) for index in types), strict=True)
     return FoundPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
 
 
@@ -151,8 +154,10 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
             list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
             for mode, kind in enumerate((alike, apart))
         )
-    shared = search_beside(alike, known, np.exp(-_least_gains(q))) if len(known) else map(search, alike)
-    points = ServingColumns.joined([*shared, split(apart)])
+    with counting.part(0.0, 0.5):
+        shared = list(search_beside(alike, known, np.exp(-_least_gains(q))) if len(known) else map(search, counting.counted(alike)))
+    with counting.part(0.5, 1.0):
+        points = ServingColumns.joined([*shared, split(apart)])
     if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
         lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
     return points, lost, count
@@ -175,7 +180,7 @@ def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[R
     """Families that are illegal, and those without room, named by what they would do where only one of both clusters lacks it."""
     ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
     both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
-    own = ((r, work) for rows, work in ((lost, "to decode"), (ahead, "for prompts")) for r in rows if r not in both)
+    own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
     return [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
 
 
@@ -198,6 +203,7 @@ def having_room(
     every = base.but(**sizes(legal))
     legal = replace(legal, kv_tokens=np.asarray(cache_tokens(every)))
     fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(every)) & (state_places(every, legal.kv_tokens) >= 1)
+    fits &= starts(every)
     lost += [] if exchange.beside else reasons.too_large(put, legal, fits, index)
     return base, legal.take(fits & (most_each(q, legal.dp) > 0)), lost, len(whole) * (q.goal.max_concurrency or MAX_CONCURRENCY)
 
@@ -363,7 +369,7 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
 
 
 def _recommended(q: Question, plans: ServingColumns) -> int:
-    return simplest(effort(q, plans), columns.objective_value(q, plans), margin(q))
+    return simplest_served(q, effort(q, plans), columns.objective_value(q, plans))
 
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
@@ -372,36 +378,33 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     good = every.take(np.flatnonzero(met))
     plans, near = best_first(q, every)
     slow = reasons.too_slow(answer, every, met) if len(every) else ()
-    answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
+    lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
+    answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=lost)
     if not len(plans):
         return answer
     first = _recommended(q, plans)
     # nothing says where between short requests and many tokens/s to run
     open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
-    return replace(answer, rejected=(*answer.rejected, *reasons.families_behind(answer)))
+    return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
-    once, both = margin(q), _both_margins(q)
-    scores = (1 / columns.request_s(q, every), once), (columns.power(q, every), both), (columns.objective_value(q, every), once)
-    for name, (value, within) in zip(PLACES, scores, strict=True):
+    scores = (1 / columns.request_s(q, every), 1), (columns.power(q, every), 2), (columns.objective_value(q, every), 1)
+    for name, (value, power) in zip(PLACES, scores, strict=True):
         keys = [np.round(np.log(value), 11), *columns.order(q, every)]
         first = _best_rows(keys, columns.family(every), _least_gains(q)[every.exchange.astype(int)])
         plans = every.take(first)
-        yield OperatingPoint(name, PLACES[name], plans, simplest(effort(q, plans), value[first], within))
+        yield OperatingPoint(name, PLACES[name], plans, simplest_served(q, effort(q, plans), value[first], power))
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
-        best = (
-            _best_rows(columns.order(q, good), columns.family(good), _least_gains(q)[good.exchange.astype(int)])
-            if len(good)
-            else slice(0)
-        )
+        least = _least_gains(q)[good.exchange.astype(int)]
+        best = _best_rows(columns.order(q, good), columns.family(good), least) if len(good) else slice(0)
         return good.take(best), NO_SERVING
     near = [-columns.worst_limit_ratio(q, every)]
     return NO_SERVING, every.take(_best_rows(near, columns.family(every), np.zeros(len(every)))[:5])

@@ -8,6 +8,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
+from commtax import counting
+from commtax.answer import Answer
 from commtax.planner import best_serving, plan
 from commtax.planner.columns import ServingPlans, request_s
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
@@ -32,10 +34,36 @@ class RankedPlan(NamedTuple):
         rows, i = self.answer.plans, self.row
         return plan_money(self.answer.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
 
+    def deciding(self, objective: str) -> tuple[float, float, float]:
+        """The figure that an objective ranks by (dollars per million tokens, tokens/s, seconds, GPUs) and its 80 % range."""
+        rows, i, q = self.answer.plans, self.row, self.answer.question
+        if objective == "latency":
+            ends = [self.answer.range_of(rows, i, name) for name in ("ttft_s", "tpot_s")]
+            low, high = (first + (q.requests.output_len - 1) * each for first, each in zip(*ends, strict=True))
+            return float(request_s(q, rows)[i]), low, high
+        if objective == "gpus":
+            return (float(rows.gpus[i]),) * 3
+        rate, usd = float(rows.tokens_per_s[i]), self.money.usd_per_million_tokens
+        low, high = self.answer.range_of(rows, i, "tokens_per_s")
+        if objective == "cost" and usd is not None:
+            return usd, usd * rate / high, usd * rate / low
+        gpus = 1 if objective == "throughput" else int(rows.gpus[i])
+        return rate / gpus, low / gpus, high / gpus
+
+
+def same_plan(one: RankedPlan, other: RankedPlan) -> bool:
+    """Whether both are one row of one answer."""
+    return one.answer is other.answer and one.row == other.row
+
 
 @dataclass(frozen=True, slots=True)
-class SeveralPlans:
-    """An answer a cluster, in the order that they were named, and the good plans of all, best first."""
+class SeveralPlans(Answer):
+    """An answer for each cluster, in the order that they were named, and the good plans of all, best first.
+
+    >>> import commtax
+    >>> [answer.question.cluster.key for answer in commtax.plan_several("llama-3.2-1b", ["1xh100-sxm", "1xl40s"]).answers]
+    ['1xh100-sxm', '1xl40s']
+    """
 
     answers: tuple[ServingPlans, ...]
     objective: str
@@ -52,9 +80,17 @@ class SeveralPlans:
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return next(iter(_rank_plans(each, self.objective)), None)
 
+    @property
+    def beside(self) -> tuple[RankedPlan, ...]:
+        """What is recommended on each of the other clusters, best first."""
+        each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
+        return tuple(_rank_plans(each, self.objective)[1:])
+
     def listed(self, top: int) -> tuple[RankedPlan, ...]:
-        """The first plans, among them each cluster's best."""
-        return leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)
+        """The first plans, among them each cluster's best and recommended ones."""
+        named = [one for one in (self.recommended, *self.beside) if one]
+        first = {id(one) for one in leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)}
+        return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, own) for own in named))
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -70,9 +106,14 @@ def plan_several(
     usd_per_gpu_hour: Prices = None,
     **options: Any,
 ) -> SeveralPlans:
-    """``plan`` on each cluster, with its options, and the plans of all ranked together by the objective.
+    """``plan`` on each of several clusters, with its options, and the plans of all ranked together by the objective.
 
-    Without one by dollars a token where all chips have a price, else by tokens/s a GPU.
+    >>> import commtax
+    >>> found = commtax.plan_several("llama-3.2-1b", ["1xh100-sxm", "1xl40s"])
+    >>> found.recommended.answer.question.cluster.key
+    '1xl40s'
+
+    Without an objective by dollars per token where all chips have a price, else by tokens/s per GPU.
     """
     if isinstance(clusters, str | Cluster) or not clusters:
         raise Refusal.about(clusters="name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one")
@@ -84,7 +125,7 @@ def plan_several(
 
 def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
     """The same of questions, one a cluster."""
-    return rank_answers([best_serving(q.but(objective=objective or "cost")) for q in put], objective)
+    return rank_answers([best_serving(q.but(objective=objective or "cost")) for q in counting.counted(put)], objective)
 
 
 def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from commtax import counting
 from commtax.arrays import spread, unique_values
 from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, disaggregated_means, running_requests
@@ -25,6 +26,7 @@ from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
 from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.longest_request import starts
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
 
@@ -127,13 +129,14 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     wanted = found[0].question.requests if found else None
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    load = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread)
+    cached = found[0].question.offered.prefix_hit_rate * wanted.input_len
+    load = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread, cached=cached)
     load = drafted_load(load, found[0].question)
     sizes = _workers(found)
     parts = list[ServingColumns]()
-    for of in found:
+    for of in counting.counted(found):
         ahead = dict[bool, PromptWorkers]()
-        for i in _simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist():
+        for i in counting.counted(_simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
                 ahead[spread] = _prompters(of, load, sizes, spread)
@@ -169,7 +172,7 @@ def _prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> P
     legal = legality.codes(base.model, every.cluster, every.plan, every.engine) == 0
     asked = where_prompts_run(base, tp=tp[legal], dp=dp[legal], ep=ep[legal])
     kv = np.broadcast_to(cache_tokens(asked), legal.sum())
-    roomy = kv >= base.requests.tokens
+    roomy = (kv >= base.requests.tokens) & starts(asked)
     asked, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
     priced = prompting_of(asked, load, 1, kv)[0]
     columns = (np.broadcast_to(x, kv.shape) for x in (priced.one_s, priced.more_s, priced.most, priced.ranks))
@@ -205,7 +208,7 @@ def why_none(base: Question, roomy: Space) -> str:
     if not len(alone):
         return f"no worker without stages has room inside a fast domain of {plural(place.domain, 'GPU')}, and no others are split"
     least = int(alone.min())
-    return f"a worker needs {plural(least, 'GPU')}, two need {2 * least}, and {place.key} has {place.num_gpus}"
+    return f"a worker needs {plural(least, 'GPU')}, two need {2 * least}, but {place.key} has {place.num_gpus}"
 
 
 def full_copy(one: Question, load: ClosedLoopLoad, kv_tokens: float) -> DecodeStation:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax import counting
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.planner.choosing import margin, simplest, training_kinds
@@ -49,11 +50,13 @@ def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> Trai
     most = np.zeros(int(split.max(initial=0)) + 1, dtype=int)
     np.maximum.at(most, split, grid.dp)
     widest = grid.dp == most[split]
-    first = _price_grid(answer, grid.take(widest))
+    with counting.part(0.0, 0.5):
+        first = _price_grid(answer, grid.take(widest))
     fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
     gpus = grid.tp * grid.pp * grid.cp * grid.dp
     hopeful = ~widest & (_least_s(answer) <= fastest * gpus)
-    more = _price_grid(answer, grid.take(hopeful))
+    with counting.part(0.5, 1.0):
+        more = _price_grid(answer, grid.take(hopeful))
     return TrainColumns.joined([part for part in (first, more) if len(part)])
 
 
@@ -65,7 +68,7 @@ def _least_s(answer: TrainPlans) -> float:
 
 def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
     parts = []
-    for index, kind in enumerate(answer.kinds):
+    for index, kind in counting.counted(list(enumerate(answer.kinds))):
         able = _rows_of_kind(grid, kind)
         if len(able):
             b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
@@ -102,7 +105,8 @@ def _grid(base: Question) -> TrainColumns:
     for tp, cp in itertools.product(degrees, contexts):
         if seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
             continue
-        for pp in range(1, min(model.num_layers, gpus // (tp * cp)) + 1):
+        stages = min(model.num_layers, gpus // (tp * cp)) if engine.trains.has_stages else 1
+        for pp in range(1, stages + 1):
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
                 rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]

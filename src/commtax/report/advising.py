@@ -6,14 +6,18 @@ from commtax.catalog.posterior import metric_words
 from commtax.planner.deciding import Settlement, SettlingRun
 from commtax.report.documents import Record, engine_name, record
 from commtax.report.drawing import Console
-from commtax.report.tables import headline, notes, say, show_table
+from commtax.report.tables import ANSWER, notes, say, say_asked, say_whole, show_table
 from commtax.spec import Profile
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 
 WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host's work takes", EVERYTHING: "everything takes"}
 """What a shift of each part means."""
-VERDICTS = {"same": "still the machine that was calibrated", "drifted": "drifted", "unknown": "cannot be told"}
+VERDICTS = {
+    "same": "the machine has not changed since it was calibrated",
+    "drifted": "the machine has drifted",
+    "unknown": "this cannot be judged",
+}
 
 FARTHEST = 5.0
 """Changes of a part that these runs would not show even where it took so many times longer are not counted out."""
@@ -21,21 +25,21 @@ FARTHEST = 5.0
 
 def show_advice(console: Console, advice: Advice) -> None:
     """The question, then each run with what it is worth."""
-    headline(console, advice.question)
     known = f"{plural(advice.lessons, 'measured time')} known" if advice.lessons else "nothing measured yet"
-    say(console, f"ranges of {_loads(advice)}; {known}")
+    say(console, f"{'median ranges' if len(advice.loads) > 1 else 'ranges'} over {_loads(advice)}; {known}", ANSWER)
+    say_asked(console, advice.question)
     for number, run in enumerate(advice.runs, 1):
         say(console, f"{number}. {advised_words(run)}", "bold")
-        say(console, run.command or "(this engine has no serving benchmark that commtax can write)")
+        say_whole(console, run.command or "(this engine has no serving benchmark that commtax can write)")
     if not advice.helps:
-        notes(console, [f"no {'further ' if advice.runs else ''}run would narrow these ranges by as much as 1 %"])
-    notes(console, ["80 % ranges, if runs scatter as they usually do; minutes are for 10 requests per client"])
+        notes(console, [f"no {'further ' if advice.runs else ''}run would narrow these ranges by as much as 1%"])
+    notes(console, ["80% ranges, assuming that runs vary as they usually do; run times are for 10 requests per client"])
 
 
 def advised_words(run: AdvisedRun) -> str:
-    """``concurrency 64 at 8k/1k: TPOT range ±11 -> ±4 %, TTFT ±30 -> ±12 %, 6 minutes``."""
+    """``concurrency 64 at 8k/1k: TPOT range ±11% -> ±4.0%, TTFT ±30% -> ±12%, 6 minutes``."""
     names = {"tpot": "TPOT range", "ttft": "TTFT"}
-    changes = (f"{name} ±{_percent(run.before[m])} -> ±{_percent(run.after[m])} %" for m, name in names.items())
+    changes = (f"{name} ±{_percent(run.before[m])}% -> ±{_percent(run.after[m])}%" for m, name in names.items())
     return f"{_load_words(run.clients, run.input_len, run.output_len)}: {', '.join(changes)}, {_minutes(run.seconds)}"
 
 
@@ -51,7 +55,7 @@ def _percent(share: float) -> str:
 def _loads(advice: Advice) -> str:
     if len(advice.loads) == 1:
         return _load_words(*advice.loads[0])
-    return f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]} (medians)"
+    return f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]}"
 
 
 def _length(tokens: int) -> str:
@@ -82,7 +86,7 @@ def show_settlement(console: Console, found: Settlement) -> None:
         say(console, f"nothing you measure will change it: {why}", "bold")
     for number, run in enumerate(found.runs, 1):
         say(console, f"{number}. {settling_words(run)}", "bold")
-        say(console, run.command or "(this engine has no serving benchmark that commtax can write)")
+        say_whole(console, run.command or "(this engine has no serving benchmark that commtax can write)")
     notes(console, ["each plan at the load that is best for it and keeps the limits; runs are of one replica of a plan"])
 
 
@@ -104,12 +108,12 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     if found.verdict == "drifted":
         named = next((part for part in found.parts if part.name == found.moved), None)
         say(console, part_words(named) if named else "none of its parts stands out", "bold")
-    columns = ("run", "time", ">today", ">expected", ">80 % range", ">off")
-    show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)))
+    columns = ("run", "time", ">today", ">expected", ">80% range", ">off")
+    show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)), ("expected", "80% range"))
     rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", _seen_from(p.visible)) for p in found.parts]
-    show_table(console, ("if this alone moved", ">by", ">80 % range", ">seen from"), rows)
-    alarms = f"{found.level:.0%} of unchanged machines are called drifted, by chance"
-    notes(console, [f"{alarms}; {percent(found.probability)} of them would show runs as unusual as these", *found.notes])
+    show_table(console, ("if this alone changed", ">by", ">80% range", ">visible from"), rows)
+    alarms = f"{found.level:.0%} of unchanged machines would be called drifted by chance"
+    notes(console, [f"{alarms}; {percent(found.probability)} of them would give runs at least as unusual as these", *found.notes])
 
 
 def _seen_from(visible: float) -> str:
@@ -118,10 +122,10 @@ def _seen_from(visible: float) -> str:
 
 
 def part_words(part: PartShift) -> str:
-    """``clock: kernels take 8 % ± 3 % longer``."""
+    """``clock: kernels take 8% ± 3% longer``."""
     width = (part.high - part.low) / 2
     way = "longer" if part.slower >= 0 else "less time"
-    return f"{part.name}: {WORDS[part.name]} {abs(part.slower):.0%} ± {width:.0%} {way}".replace("%", " %")
+    return f"{part.name}: {WORDS[part.name]} {abs(part.slower):.0%} ± {width:.0%} {way}"
 
 
 def _change(share: float) -> str:

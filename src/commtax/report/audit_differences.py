@@ -101,7 +101,7 @@ def show_difference(console: Console, d: Difference) -> None:
     for other in others:
         say(console, other, "red")
     for columns, rows in tables(d):
-        show_table(console, columns, rows)
+        show_table(console, columns, rows, ("hidden", "algorithm", "ranks", "count", "relative", "bytes"))
     notes(console, remarks(d))
 
 

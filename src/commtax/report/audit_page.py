@@ -35,7 +35,8 @@ def audit_page(audited: Audit, command: str) -> Record:
         "causes": [{"said": c.said, "price": words.cost_words(c), "rest": words.change_lines(c), "share": c.share} for c in causes],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
-        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s))] + list(audited.notes),
+        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s), *words.told_facts(s))]
+        + list(audited.notes),
     }
 
 

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Section, Usage
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage
 from commtax.evidence.missing_evidence import missing_sentence
 from commtax.files import table
+from commtax.logs.startup_facts import AXES
 from commtax.report.documents import Record, record, to_object
 from commtax.results.bench_audit import RESULTS
 from commtax.traces.repetition import WHOLE as WHOLE_TRACE
@@ -20,7 +21,12 @@ DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that
 MOST_FILES = 3  # of a section, by name
 PLACED = ("links", "monitor", "state", "topology", "collectives")
 """Kinds of sections that are judged by their place alone."""
+TIMED = ("bench", "collectives")
+"""… that hold little but times, which are neither good nor bad by themselves."""
+SOUND = "nothing in it is off"
 MOST_FIGURES = 3
+MOST_NAMED = 2  # that disagree, in the first line
+SAID = frozenset(("model", "chip", *AXES, *AXES.values()))  # codes of what files say of the run itself, not of its speed
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 JOBS = ("trace", "flight")
@@ -32,14 +38,44 @@ def headline(audited: Audit) -> str:
     """The verdict in one line: what ran, and how it went."""
     if audited.claim is None:
         went = (
-            f"partial, {_outcome_words(audited, 'what it has shows nothing off')}" if _is_cut(audited) else _outcome_words(audited)
+            f"partial, {outcome_sentence(audited, 'what it has shows nothing off')}"
+            if _is_cut(audited)
+            else outcome_sentence(audited)
         )
         return f"{job_sentence(audited.sections)}: {went}"
     asked, own = audited.claim.question, audited.claim.question.profile
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    said = _culprit_words(audited.culprit) if audited.culprit else WORDS["verdicts"][audited.verdict]
+    said = _culprit_words(audited.culprit) if audited.culprit else f"{WORDS['verdicts'][audited.verdict]}{_disagreement(audited)}"
     said = f"partial, {said}" if _is_cut(audited) else said
-    return f"{asked.model.key} on {place}, TP {audited.claim.tp}: {said} ({_counts(audited)})"
+    if all(s.kind in PLACED for s in audited.sections):  # no model ran
+        said = f"{said}: {fact}" if (fact := _headline_fact(audited)) else said
+        return f"{job_sentence(audited.sections)} on {place}: {said} ({_counts(audited)})"
+    plan = ", ".join(filter(None, (f"TP {audited.claim.tp}", audited.claim.plan_source)))
+    return f"{asked.model.key} on {place}, {plan}: {said} ({_counts(audited)})"
+
+
+def _disagreement(audited: Audit) -> str:
+    """What disagrees, and by how much: what the files say otherwise than was said, then measured headline figures."""
+    wrong = [f for s in audited.sections if s.kind not in PLACED for f in s.findings if f.verdict == DISAGREE]
+    wrong.sort(key=lambda f: (f.code not in SAID, not f.evidence))
+    more = [f"{len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
+    return f": {', '.join([*map(_gap_words, wrong[:MOST_NAMED]), *more])}" if wrong else ""
+
+
+def _gap_words(f: Finding) -> str:
+    """What was measured instead of what; a difference that is a share of something else is left to the table.
+
+    >>> _gap_words(Finding("TTFT (mean)", 0.2, 0.3, "s"))
+    'TTFT (mean) 300 ms instead of 200 ms (+50.0%)'
+    """
+    item = f.item.removesuffix(", of all memory")
+    if f.predicted is None or f.measured is None:
+        return f.reason if f.code in SAID else item
+    if f.code in SAID:
+        return f"{item} {value_text(f.measured, f.unit)} in the file, not {value_text(f.predicted, f.unit)} as was said"
+    share = f" ({share_text(f.difference, '+')})" if f.base is None and f.difference not in (None, math.inf) else ""
+    measured, predicted = (value_text(value, f.unit) for value in (f.measured, f.predicted))
+    return f"{item} {measured} {'against' if f.is_bound else 'instead of'} {predicted}{share}"
 
 
 def summary(audited: Audit) -> list[str]:
@@ -64,13 +100,13 @@ def culprit_lines(audited: Audit) -> list[str]:
         return []
     cause = blamed_cause(audited)
     rest = [cost_words(cause), *change_lines(cause)] if cause else []
-    return ["; ".join(filter(None, (to_blame(audited.culprit, audited), *rest)))]
+    return ["; ".join(filter(None, (to_blame(audited.culprit, audited), *rest)))] if rest or audited.culprit.said else []
 
 
 def to_blame(culprit: Culprit, audited: Audit) -> str:
-    """The culprit, with when it began where that was not at once."""
+    """How the culprit of the headline shows, and since when, where that was not at once."""
     steps = [row.start_s for s in audited.sections if s.culprit is culprit for row in s.steps if row.index == 0]
-    return f"To blame: {culprit_sentence(culprit, max(steps, default=0.0))}"
+    return "Why: " + ", ".join(filter(None, (_since(culprit, max(steps, default=0.0)), culprit.said or culprit.kind)))
 
 
 def causes(audited: Audit) -> list[Cause]:
@@ -90,8 +126,8 @@ def _jobs(sections: Sequence[Section]) -> int:
 
 def cause_sentence(cause: Cause) -> str:
     """
-    >>> cause_sentence(Cause("exposed", "all-reduces are exposed", 0.0013, 0.14, "--disable-eager", "up to 1.3 ms a step"))
-    'all-reduces are exposed: costs 1.3 ms (14%); change: --disable-eager; gain: up to 1.3 ms a step'
+    >>> cause_sentence(Cause("exposed", "all-reduces are exposed", 0.0013, 0.14, "--disable-eager", "up to 1.3 ms per step"))
+    'all-reduces are exposed: costs 1.3 ms (14%); try: --disable-eager; gain: up to 1.3 ms per step'
     """
     rest = "; ".join(filter(None, (cost_words(cause), *change_lines(cause))))
     return f"{cause.said}: {rest}" if rest else cause.said
@@ -107,18 +143,23 @@ def cost_words(cause: Cause) -> str:
 
 def change_lines(cause: Cause) -> list[str]:
     """What to change, and what that gains."""
-    return [*([f"change: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
+    return [*([f"try: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
 
 def culprit_sentence(culprit: Culprit, begin_s: float = 0.0) -> str:
     """Who, of which kind, since when, and how that shows; ``begin_s`` is when the first step began.
 
-    >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of a step for it"))
-    'rank 3 (late rank) since 12.4 s: the others wait 28% of a step for it'
+    >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of each step for it"))
+    'rank 3 (late rank) since 12.4 s: the others wait 28% of each step for it'
     """
-    since = f" since {format_seconds(culprit.since_s)}" if culprit.since_s and culprit.since_s > begin_s else ""
-    who = (f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind) + since
+    who = f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind
+    who = " ".join(filter(None, (who, _since(culprit, begin_s))))
     return f"{who}: {culprit.said}" if culprit.said else who
+
+
+def _since(culprit: Culprit, begin_s: float) -> str:
+    """When it began; "" where that was with the first step."""
+    return f"since {format_seconds(culprit.since_s)}" if culprit.since_s and culprit.since_s > begin_s else ""
 
 
 def blamed_cause(audited: Audit) -> Cause | None:
@@ -139,6 +180,8 @@ def job_sentence(sections: Sequence[Section]) -> str:
         return f"traces of {several} jobs, each reported separately"
     for section in sections:
         if used := typical_of_ranks(section):
+            if section.culprit:  # whose share is told: another one beside it would not add up with it
+                return job(section)
             words = WORDS["binding"] | (WORDS["on_host"] if has_no_device(section) else {})
             return f"{job(section)}, {binding_words(used, words)}"
     kinds: Counter[str] = Counter()
@@ -183,7 +226,7 @@ def _is_cut(audited: Audit) -> bool:
     return any(n.code == "partial" for s in audited.sections for n in s.notes)
 
 
-def _outcome_words(audited: Audit, sound: str = "nothing in it is off") -> str:
+def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     if audited.culprit:
         return _culprit_words(audited.culprit)
     if audited.count(DISAGREE):
@@ -196,17 +239,23 @@ def _outcome_words(audited: Audit, sound: str = "nothing in it is off") -> str:
     if worst := next((c for c in found if c.code in DECIDE), None):
         return worst.said
     if count := len(found):
-        nobody = "nobody is to blame; " if any(s.kind in JOBS for s in audited.sections) else ""
-        return f"{nobody}{plural(count, 'cause')} of lost time {'is' if count == 1 else 'are'} named"
+        nobody = "no culprit found, but " if any(s.kind in JOBS for s in audited.sections) else ""
+        return f"{nobody}{plural(count, 'cause')} of lost time"
     if any(n.code == "stopped" for s in audited.sections for n in s.notes):
         return "the start is not finished in it"
     jobs = [s for s in audited.sections if s.kind in JOBS]
-    if fact := next((str(n) for s in audited.sections for n in s.notes if n.code == "headline"), ""):
+    if fact := _headline_fact(audited):
         return fact
     if not jobs:
         asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
-        return f"{sound}; {asked} says whether it should be faster"
-    return "nobody is to blame" if any(map(has_no_device, jobs)) else "nobody is to blame, and nothing is off"
+        unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
+        return f"not judged: give {asked}" if unjudged else f"{sound}; {asked} says whether it should be faster"
+    return "no culprit found" if any(map(has_no_device, jobs)) else "no culprit found, and nothing is off"
+
+
+def _headline_fact(audited: Audit) -> str:
+    """What a section would have said first."""
+    return next((str(n) for s in audited.sections for n in s.notes if n.code == "headline"), "")
 
 
 def says_anything(section: Section) -> bool:
@@ -216,7 +265,9 @@ def says_anything(section: Section) -> bool:
 
 
 def _culprit_words(culprit: Culprit) -> str:
-    return f"rank {culprit.rank} is to blame ({culprit.kind})" if culprit.rank is not None else f"a {culprit.kind} is to blame"
+    return (
+        f"rank {culprit.rank} is the culprit ({culprit.kind})" if culprit.rank is not None else f"the culprit is a {culprit.kind}"
+    )
 
 
 def _counts(audited: Audit) -> str:
@@ -232,12 +283,15 @@ def title(section: Section) -> str:
 
 
 def remarks(section: Section) -> Iterator[str]:
-    """Notes, those on files that end too early first; and the facts that two runs may differ in."""
+    """Notes, those on files that end too early first."""
     yield from sorted(section.notes, key=lambda n: n.code != "partial")
-    told = [f"{name} {value}" for name, value in section.facts.items()]
-    if told:
-        more = f"; and {len(told) - MOST_FACTS} more (--json)" if len(told) > MOST_FACTS else ""
-        yield f"{'; '.join(told[:MOST_FACTS])}{more}"
+
+
+def told_facts(section: Section) -> list[str]:
+    """The facts that two runs may differ in, in a line."""
+    told = [f"{name}: {value}" for name, value in section.facts.items()]
+    more = f"; and {len(told) - MOST_FACTS} more (--json)" if len(told) > MOST_FACTS else ""
+    return [f"{'; '.join(told[:MOST_FACTS])}{more}"] if told else []
 
 
 def value_text(value: float | None, unit: str) -> str:

@@ -1,12 +1,13 @@
 """An audit for a terminal: one screen in words, then tables, then small print."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
 from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section, Usage
 from commtax.report import audit_words as words
-from commtax.report.drawing import Console, Text
-from commtax.report.tables import TableCells, drop_empty_columns, notes, say, show_table
+from commtax.report.drawing import Console, Text, telling
+from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_held, show_table
 from commtax.traces.typical_step import by_rank, typical_of_ranks
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -20,35 +21,52 @@ _COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::
 NOTHING = 0.0005  # of a step
 BAR = 20  # signs of a step
 SIGNS = {"compute": "█", "exposed": "▓", "copies": "▒", "idle": "░"}
-STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow", FAULT: "bold red"}
+STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "", FAULT: "bold red"}
+EXPENDABLE = (
+    *("hidden", "▒ copies", "algorithm", "group", "ranks", "kind", "to scale", "steps", "tolerance", "count"),
+    *("difference", "░ idle", "bytes", "waiting", "per step", "expected", "predicted"),
+)
+"""Columns that a narrow screen can do without, the least important first, of all tables of an audit."""
 Cell = str | Text
 
 
 def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
-    say(console, words.headline(audited), "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
+    first = words.headline(audited)
+    say(console, first, "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
     for line in (*words.missing_lines(audited), *words.job_lines(audited)):
         say(console, line)
     if audited.culprit:
         cause = words.blamed_cause(audited)
         lines = [words.cost_words(cause), *words.change_lines(cause)] if cause else []
-        _say_all(console, words.to_blame(audited.culprit, audited), lines, "red")
+        if lines or audited.culprit.said:
+            _say_all(console, words.to_blame(audited.culprit, audited), lines, "red")
     show_causes(console, audited)
     for section in audited.sections:
-        say(console, words.title(section), "dim")
-        for columns, rows in tables(section, audited.claim is not None):
-            shown = rows[:MOST_ROWS]
-            below = _reasons_below(columns, shown, console.width // 4)
-            show_table(console, columns, shown)
-            if len(rows) > len(shown):
-                say(console, f"and {plural(len(rows) - len(shown), 'more row')} (--json)", "dim")
-            for number, reason in enumerate(below, 1):
-                say(console, f"[{number}] {reason}", "dim")
-        notes(console, words.remarks(section))
+        show_section(console, section, audited.claim is not None)
+        told = [note for note in words.remarks(section) if note not in first]
+        notes(console, (*told, *(words.told_facts(section) if telling(console).details else ())))
     notes(console, audited.notes)
+    say_held(console, sum(len(words.told_facts(section)) for section in audited.sections))
 
 
-def _reasons_below(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
+def show_section(console: Console, section: Section, claimed: bool) -> None:
+    """What one kind of file tells, under its name."""
+    name = words.title(section)
+    for columns, rows in tables(section, claimed):
+        shown = rows[:MOST_ROWS]
+        below = reasons_below(columns, shown, console.width // 4)
+        show_table(console, columns, shown, EXPENDABLE, name)
+        name = ""
+        if len(rows) > len(shown):
+            say(console, f"and {plural(len(rows) - len(shown), 'more row')} (--json)", "dim")
+        for number, reason in enumerate(below, 1):
+            say(console, f"[{number}] {reason}", "dim")
+    if name:
+        say(console, name, "bold")
+
+
+def reasons_below(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
     """Reasons that would fold a table beyond recognition, each once, to stand below it; the rows keep their numbers."""
     if columns[-1] != "why" or max(len(str(row[-1])) for row in rows) <= most:
         return []
@@ -99,7 +117,8 @@ def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[TableCells
 def _cells(f: Finding) -> tuple[Cell, ...]:
     allowed = words.share_text(f.tolerance) if f.predicted is not None else ""
     figures = (words.value_text(value, f.unit) for value in (f.predicted, f.measured))
-    return (f.item, *figures, words.share_text(f.difference, "+"), allowed, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
+    difference = words.share_text(f.difference, "+") if f.tolerance != math.inf else ""  # a bound may be far off
+    return (f.item, *figures, difference, allowed, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
 
 
 def _steps(section: Section) -> TableCells:

@@ -1,6 +1,6 @@
 """A priced step, served or trained, and one collective: for a terminal (sentence, picture, lines, what-ifs) and as documents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from commtax.catalog.techniques import techniques_on
@@ -8,10 +8,22 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
-from commtax.report.drawing import Console, Text
-from commtax.report.tables import NOTHING_SENT, headline, notes, range_80, say, served_step, show_shares, show_table
+from commtax.report.drawing import Console, Sketch, Text, telling
+from commtax.report.tables import (
+    ANSWER,
+    NOTHING_SENT,
+    SENT,
+    Remarks,
+    notes,
+    range_80,
+    say,
+    say_asked,
+    served_step,
+    show_shares,
+    show_table,
+)
 from commtax.report.worths import worth_row
-from commtax.units import format_bytes, format_rate, format_seconds, plural
+from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_tokens, plural
 from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.expecting import Expectation
@@ -22,26 +34,34 @@ from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
+UNSURE = WEAKEST_FIRST[:2]
+"""Those that say how an answer is to be read."""
 WIDTH = 96
+"""Signs of a layer at most."""
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
 ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
 
 
 def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
-    """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
+    """What binds and the totals first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
         say(console, step.lacking, "bold red")
-    headline(console, q)
+    say(console, step.verdict, ANSWER)
     modes = [text for text, on in _modes(q) if on]
-    say(console, ", ".join([_trained_step(q) if q.trains else served_step(q), *modes]), "dim")
-    say(console, step.verdict, "bold yellow")
-    remarks = _show_trained(console, step, num_tokens, measured_mfu) if q.trains else _show_served(console, step)
+    if q.trains:
+        _trained_totals(console, step, num_tokens)
+    else:
+        _served_totals(console, b, step.memory.fits)
+    say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
+    remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
     changes += [(f"--technique {w.asked}", format_seconds(w.step_s), *_gained(w, b)) for w in step.techniques]
     show_table(console, ("what if", ">step", ">change", ""), changes)
-    notes(console, (*remarks, f"weakest source: {weakest(b)}"))
+    source = [f"least certain: {weakest(b)}"]
+    unsure = any(x.source.kind in UNSURE for x in b.items)
+    notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
 
 
 def _gained(w: TechniqueWorth, b: StepBill) -> tuple[str, str]:
@@ -86,31 +106,34 @@ def weakest(b: StepBill) -> str:
     """The least certain kind of source among the lines that cost something, and which lines rest on it."""
     kinds = {x.source.kind for x in b.items}
     least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
-    return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.items if x.source.kind == least)) or "none"
+    return ", ".join(dict.fromkeys(f"{x.kind} ({x.source})" for x in b.items if x.source.kind == least)) or "none"
 
 
-def _show_served(console: Console, step: ExplainedStep) -> tuple[str, ...]:
-    """A served step's picture, lines and totals; what is left to remark."""
+LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
+
+
+def _show_served(console: Console, step: ExplainedStep) -> Remarks:
+    """A served step's picture and lines; what is left to remark."""
     b = step.bill
-    for line in _drawn_layer(b):
-        console.print(line, soft_wrap=True)
-    columns = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
-    show_table(console, columns, [_line_cells(x, float(b.step_s)) for x in by_cost(b)])
-    _served_totals(console, b, step.memory.fits)
+    console.print()
+    for line in _drawn_layer(b, console.width):
+        console.print(line)
+    show_table(console, LINES, [_line_cells(x, float(b.step_s)) for x in by_cost(b)], ("how", "latency", "bytes", "each", "times"))
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
-    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose, *b.notes)
+    return b.notes, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
 
 
-def _drawn_layer(bill: StepBill) -> list[Text]:
+def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
     """Two lanes on one time axis, and a legend of what the widths mean."""
     segments = layer_segments(bill)
     total = sum(s.seconds for s in segments)
     if total <= 0:
         return []
-    scale = WIDTH / total
+    names = "compute  ", "comm     "
+    scale = min(WIDTH, width - len(names[0])) / total
     edges = map(round, accumulate((s.seconds * scale for s in segments), initial=0.0))
-    compute, comm = Text("compute  ", style="dim"), Text("comm     ", style="dim")
+    compute, comm = (Sketch(name, style="dim") for name in names)
     for s, (start, end) in zip(segments, pairwise(edges), strict=True):
         cells = end - start
         if s.lane == "compute":
@@ -120,17 +143,17 @@ def _drawn_layer(bill: StepBill) -> list[Text]:
             latency = round(cells * s.fixed_s / s.seconds) if s.seconds else 0
             compute.append(" " * cells)
             comm.append(LATENCY * latency, style="bold red")
-            comm.append(WIRE * (cells - latency), style="bold yellow")
+            comm.append(WIRE * (cells - latency), style="red")
     sent = [s for s in segments if s.lane == "comm"]
     signs = f"{COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives"
     exposed, whole = sum(s.exposed_s for s in sent), sum(s.seconds for s in sent)
     hidden = f"; exposed {format_seconds(exposed)} of {format_seconds(whole)}" if whole else ""
-    return [compute, comm, Text(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
+    return [compute, comm, Sketch(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
 
 
 def _line_cells(x: Line, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else item.what, style="yellow" if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else item.what, style=SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
@@ -145,7 +168,7 @@ def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}", "bold")
+    say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
 
 
 def _rates(b: StepBill) -> str:
@@ -162,18 +185,17 @@ def _rates(b: StepBill) -> str:
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
-def _show_trained(console: Console, step: ExplainedStep, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
-    """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
+def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> Remarks:
+    """What would explain a measured MFU, taxes and where the time goes; what is left to remark."""
     b = step.bill
+    if measured_mfu is not None:
+        _show_causes(console, b, measured_mfu)
     _show_taxes(console, b)
     rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PASSES]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     rows.append(("pipeline bubble", float(b.bubble_s)))
     show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
-    _trained_totals(console, step, num_tokens)
-    if measured_mfu is not None:
-        _show_causes(console, b, measured_mfu)
-    return (*_inequalities(step), *b.notes, f"MFU counts {b.mfu_definition}")
+    return b.notes, (*_inequalities(step), f"MFU counts {b.mfu_definition}")
 
 
 def _show_taxes(console: Console, b: StepBill) -> None:
@@ -182,15 +204,16 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     if b.bubble_s:
         sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
         bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
-        rows.append((Text("pp", style="yellow"), *bubble))
+        rows.append((Text("pp", style=SENT), *bubble))
     if not rows:
         say(console, NOTHING_SENT)
         return
-    show_table(console, ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", ""), rows)
+    columns = ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
+    show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
 
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, Text(x.item.whole_axis, style="yellow")
+    item, axis = x.item, Text(x.item.whole_axis, style=SENT)
     window = format_seconds(x.window_s) if item.whole_axis in b.async_axes and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
     return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
@@ -200,17 +223,17 @@ def _fate(x: Line) -> Text:
     hidden, total = float(x.hidden_s), float(x.total_s)
     if hidden <= 0:
         return Text("exposed", style="red")
-    return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "yellow")
+    return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "")
 
 
 def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) -> None:
     b = step.bill
-    days = f"; {num_tokens:.3g} tokens take {b.days(num_tokens):,.1f} days" if num_tokens else ""
+    days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}" if num_tokens else ""
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
     whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}", "bold")
+    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
@@ -231,18 +254,24 @@ def _inequalities(step: ExplainedStep) -> Iterator[str]:
 
 def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
     """What would explain a measured MFU."""
-    likely = causes(b, measured_mfu)
-    predicted = float(b.mfu)
+    from commtax.verbs.unsaid_options import completed_plans  # not for those who measured nothing
+
+    likely, predicted = causes(b, measured_mfu), float(b.mfu)
+    if completed := completed_plans(b, measured_mfu):
+        over = f"is above the predicted {predicted:.1%}" if measured_mfu > predicted else "was reached, yet this does not fit"
+        why = f"measured MFU {measured_mfu:.1%} {over}: the run was not this plan. The same sizes with options that it lacks:"
+        rows = [(c.options, f"{c.mfu:.1%}", format_bytes(c.memory_bytes), "yes" if c.fits else "no") for c in completed]
+        show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
+        return
     if not likely:
-        near = "above" if measured_mfu > predicted else "within 2 % of"
-        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}: nothing to explain", "green")
+        near = "above" if measured_mfu > predicted else "within 2% of"
+        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}", "green")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
-    say(console, f"{gap}: {step}. What would explain it:", "bold")
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
-    show_table(console, ("cause", ">step", ">of the gap", ""), rows)
+    show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
@@ -270,19 +299,66 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
 
 
 def show_expectation(console: Console, e: Expectation, measured_s: float | None, nccl: Expectation | None = None) -> None:
-    """One line that a job's prolog can log; what ``nccl`` alone would take, which its tests measure, where that is another."""
+    """The verdict where something was measured, then one line that a job's prolog can log; what ``nccl`` alone would take, which
+    its tests measure, where that is another."""
+    if measured_s is not None:
+        _show_measured(console, e, measured_s)
     own = f"; profile {e.profile}" if e.profile else ""
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
     rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
-    say(console, f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}", "bold")
+    say(
+        console,
+        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}",
+        "" if measured_s is not None else ANSWER,
+    )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
-        say(console, f"  {nccl.fabric.name} alone, which nccl-tests measure: {figures}; --library nccl", "dim")
-    if measured_s is not None:
-        _show_measured(console, e, measured_s)
+        say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
+
+
+def show_expectations(console: Console, pairs: Sequence[tuple[Expectation, float]]) -> None:
+    """How many sizes of a file are what they should be, then each of them."""
+    found = [e.verdict(measured_s) for e, measured_s in pairs]
+    worst = next(verdict for verdict in STYLES if verdict in found)
+    e, counts = pairs[0][0], ", ".join(f"{found.count(verdict)} {verdict}" for verdict in STYLES if verdict in found)
+    place = f"{e.ranks} ranks of {e.cluster.key}"
+    say(console, f"{worst.upper()}: {e.op} over {place}, {plural(len(pairs), 'measured row')}: {counts}", STYLES[worst])
+    if worst != "pass":
+        _say_next(console, pairs)
+    columns = (">size", ">measured", ">expected", ">80% range", ">x expected", ">measured busbw", ">expected busbw", "verdict")
+    rows = [_measured_cells(e, s, verdict) for (e, s), verdict in zip(pairs, found, strict=True)]
+    show_table(console, columns, rows, ("80% range", "expected", "measured"))
+    if telling(console).details:
+        for one, measured_s in pairs:
+            show_expectation(console, one, measured_s)
+
+
+def _say_next(console: Console, pairs: Sequence[tuple[Expectation, float]]) -> None:
+    """The ratio at the largest size, and what tells why it is not what it should be."""
+    e, measured_s = max(pairs, key=lambda pair: float(pair[0].nbytes))
+    rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
+    say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")
+    if measured_s > float(e.seconds):
+        way = f"{e.algorithm} over {e.link} is expected, not sockets or the host's memory"
+        say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")
+
+
+def _measured_busbw(e: Expectation, measured_s: float) -> float:
+    return float(e.busbw_Bps) * float(e.seconds) / measured_s
+
+
+def _measured_cells(e: Expectation, measured_s: float, verdict: str) -> tuple[str | Text, ...]:
+    ends = f"{format_seconds(e.low_s)} to {format_seconds(e.high_s)}"
+    times = format_seconds(measured_s), format_seconds(e.seconds), ends, f"{measured_s / float(e.seconds):.2f}"
+    rates = format_rate(_measured_busbw(e, measured_s)), format_rate(e.busbw_Bps)
+    return (format_bytes(e.nbytes), *times, *rates, Text(verdict, style=STYLES[verdict]))
+
+
+STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}
+"""Of verdicts, the worst first."""
 
 
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
@@ -291,8 +367,7 @@ def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
         notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
     assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
     why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    style = {"pass": "green", "fail": "red"}.get(verdict, "yellow")
-    say(console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", style)
+    say(console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict])
 
 
 PASSED = {"pass": True, "fail": False, "undecided": None}

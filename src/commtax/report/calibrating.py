@@ -4,7 +4,7 @@ from commtax.calibrate.measurements import Calibration, ConstantChange, ProfileP
 from commtax.catalog.profile_moves import range_words
 from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import notes, say, show_table
+from commtax.report.tables import ANSWER, notes, say, show_table
 from commtax.units import format_rate, format_seconds
 
 SHOWN = 8  # outliers of a part that are named on a terminal
@@ -12,24 +12,37 @@ SHOWN = 8  # outliers of a part that are named on a terminal
 
 def show_calibration(console: Console, calibration: Calibration, path: str) -> None:
     """The file first, then each part."""
-    say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", "bold")
-    columns = ("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
-    show_table(console, columns, map(_part_row, calibration.parts))
+    say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", ANSWER)
+    if calibration.wish:
+        say(console, f"measure next: {calibration.wish.what}")
+    columns = ("fitted", ">rows", ">median error before", ">median after", ">p90 before", ">p90 after", ">80% range")
+    show_table(console, columns, map(_part_row, calibration.parts), ("rows", "p90 before", "p90 after", "median error before"))
     every = [(p.name, c, c.after / c.before - 1 if c.before else None) for p in calibration.parts for c in p.changes]
     changes = [
         (c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}", _sure(c)) for of, c, x in every
     ]
     if changes:
-        show_table(console, ("constant", "of", ">catalogue", ">learnt", ">change", ">80 % range"), changes)
-    for p in calibration.parts:
-        rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
-        more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
-        notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
-    learnt = ["after: each run as the others predict it; before: as the catalogue does"] if calibration.profile.lessons else []
-    notes(console, (*learnt, *calibration.notes, *calibration.refused))
-    if calibration.wish:
-        say(console, f"measure next: {calibration.wish.what}", "bold yellow")
-    notes(console, [f"every command takes it: commtax simulate MODEL --profile {path}"])
+        show_table(
+            console,
+            ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range"),
+            changes,
+            ("of", "catalogue", "80% range"),
+        )
+    learnt = (
+        ["before: errors with the catalogue's constants; after: errors of each run when the other runs predict it"]
+        if calibration.profile.lessons
+        else []
+    )
+    taken = f"to use it, give any command --profile {path}"
+    odd = (line for part in calibration.parts for line in _odd_lines(part))
+    notes(console, (*odd, *learnt, *calibration.notes, *calibration.refused, taken))
+
+
+def _odd_lines(p: ProfilePart) -> list[str]:
+    """Rows of a part that its fit misses, and what else is said of it."""
+    rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
+    more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
+    return [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)]
 
 
 def _part_row(p: ProfilePart) -> tuple[str, ...]:
@@ -38,7 +51,7 @@ def _part_row(p: ProfilePart) -> tuple[str, ...]:
 
 
 def _sure(c: ConstantChange) -> str:
-    """The 80 % range of a constant before and after."""
+    """The 80% range of a constant before and after."""
     return f"{range_words(c.sigma_before)} → {range_words(c.sigma_after)}" if c.sigma_before else ""
 
 

@@ -3,16 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich.table import Table
-from rich.text import Text
-
 from commtax.catalog import keys
 from commtax.catalog.models import PublishedCount
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
 from commtax.report.documents import Record, facts, record, to_object
-from commtax.report.drawing import Console
+from commtax.report.drawing import Console, Text, telling
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
@@ -22,9 +19,8 @@ Thing = Chip | Link | Cluster | Engine
 
 def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]]) -> None:
     """A table for each kind."""
-    for kind, things in every.items():
-        show_table(console, COLUMNS[kind], map(_row, things))
-        console.print()
+    for at, (kind, things) in enumerate(every.items()):
+        show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
 
 
 def _chip_row(c: Chip) -> tuple[str, ...]:
@@ -58,6 +54,8 @@ COLUMNS = {
     "engines": ("engine", "name", "version", "phases"),
 }
 """Columns of each kind's table."""
+EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host", "fp8 dense", "name", "kind", "$/hour", "longest")
+"""Those that a narrow screen can do without, the least important first."""
 
 
 def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> None:
@@ -78,10 +76,7 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
         ("also called", ", ".join(m.aliases) or "-"),
         ("source", _cite(m.source)),
     ]
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(Text(name, style="dim"), value)
-    console.print(table)
+    show_table(console, ("", ""), [(Text(name, style="dim"), value) for name, value in rows])
     if m.stored_bytes:
         each = m.stored_bytes / num_params(m)
         say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} per parameter")
@@ -161,8 +156,9 @@ def show_thing(console: Console, thing: Thing) -> None:
     say(console, f"{thing.key}: {thing.name}", style="bold")
     shown = [(name, value, thing.sources.get(name)) for name, value in _shown_facts(thing)]
     cited = list(dict.fromkeys(source for _, _, source in shown if source))
-    rows = [(name, _fact(name, value), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
-    show_table(console, ("fact", ">value", "source"), rows)
+    whole = telling(console).details
+    rows = [(name, _fact(name, value, whole), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
+    show_table(console, ("fact", "value", "source"), rows)
     for number, source in enumerate(cited, start=1):
         say(console, f"  [{number}] {_cite(source)}", style="dim")
     if thing.note:
@@ -212,13 +208,13 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def _fact(name: str, value: object) -> str:
-    """A value with the unit that its name tells."""
+def _fact(name: str, value: object, whole: bool) -> str:
+    """A value with the unit that its name tells; long lists only where the whole is wanted."""
     if isinstance(value, (Chip, Link)):
         return value.key
     if isinstance(value, tuple):
         text = ", ".join(map(str, value))
-        return text if len(text) < 60 else f"{text[:40]} … {value[-1]}"
+        return text if whole or len(text) < 60 else f"{text[:40]} … {value[-1]}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if name.endswith("_Bps"):

@@ -1,6 +1,7 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import numpy as np
@@ -9,15 +10,16 @@ from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import headline, notes, say, show_shares, show_table
+from commtax.report.tables import ANSWER, Remarks, longest_words, notes, say, say_asked, show_shares, show_table
 from commtax.spec import SERVING_AXES
 from commtax.units import format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.settling import describe_gpus, describe_layout
+from commtax.verbs.settling import describe_gpus
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
+LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
 """What TTFT is made of."""
 Run = dict[str, float]
 """All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
@@ -25,24 +27,102 @@ NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
 def holds_one(s: ClosedLoop) -> bool:
-    """Whether the cache of a copy has room for one request, and a prompt worker for its prompt."""
+    """Whether a copy has room for one request, a prompt worker for its prompt, and both for one of full length where asked."""
     states = np.asarray(s.state_tokens)
     whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.tokens) + states)
     prompts = s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.requests.input_len) + states)
-    return bool(whole and prompts)
+    return bool(whole and prompts) and not _too_long(s)
+
+
+def _too_long(s: ClosedLoop) -> list[str]:
+    """Why servers would not start with the length of a request that was asked for."""
+    return [note for note in s.notes if note.code == "too-long"]
+
+
+def show_unfit(console: Console, s: ClosedLoop, advice: Iterable[str] = ()) -> None:
+    """That nobody can run this plan, and what would fit: its times would be those of another one."""
+    _say_unfit(console, s)
+    for change in advice:
+        say(console, f"  It would fit with {change}.")
+    _say_asked(console, s)
 
 
 def show_simulation(console: Console, s: ClosedLoop) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
-    _head(console, s)
+    if not holds_one(s):
+        show_unfit(console, s)
+        return
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
-    say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", "bold yellow")
-    waits = [(text, float(getattr(s.served, name))) for name, text in PARTS.items()]
-    show_shares(console, "of TTFT", waits, float(s.ttft_s))
+    say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
+    for note in (note for note in s.notes if note.code == "prefixes"):
+        say(console, note)
+    parts = {"TTFT": (_first_token_parts(s), float(s.ttft_s))}
     if s.requests.output_len > 1:
-        show_shares(console, "of TPOT", _token_parts(s), float(s.tpot_s))
-    notes(console, (_mixture(s), *s.notes, host_times(s)))
+        parts["TPOT"] = _token_parts(s), float(s.tpot_s)
+    say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
+    _say_asked(console, s)
+    for name, (times_s, whole_s) in parts.items():
+        show_shares(console, f"part of {name}", times_s, whole_s)
+    said, details = _remarks(s, _mixture(s), *_handover_source(s))
+    fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
+    notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
+
+
+def _first_token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
+    """What a first token waits for; what an engine takes to hand a request over is no part of its cache's way."""
+    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
+    found["handed_s"] = min(found["moved_s"], _handover_s(s))
+    found["moved_s"] -= found["handed_s"]
+    return [(text, found[name]) for name, text in PARTS.items()]
+
+
+def _handover_s(s: ClosedLoop) -> float:
+    return s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
+
+
+def fixed_time_notes(s: ClosedLoop) -> list[str]:
+    """What the time that every request takes in an idle server is, and what it rests on: it is a constant, and no queue."""
+    engine = s.question.engine
+    if not engine.host.request_s:
+        return []
+    own = engine.host.host_label
+    how = own.kind if own else "fitted on published runs" if engine.host.calibrated else "assumed"
+    return [f"the server's fixed time per request, {format_seconds(engine.host.request_s)} of each TTFT, is {how} ({engine.key})"]
+
+
+def _handover_source(s: ClosedLoop) -> list[str]:
+    """Where the time of a handover is from."""
+    engine = s.question.engine
+    source = engine.sources.get("handover_s")
+    if not s.apart or not engine.host.handover_s or source is None:
+        return []
+    return [f"handing a request over takes {engine.key} {format_seconds(engine.host.handover_s)}: {source.title} ({source.url})"]
+
+
+def saved_words(times: Mapping[str, tuple[float, float]], rate: str, rates: tuple[float, float]) -> str:
+    """What cached prefixes save: times and a rate with them and without.
+
+    >>> saved_words({"TTFT": (0.03, 0.06)}, "requests/s", (12.0, 10.0))
+    'Cached prefixes: +20% requests/s (10 without), TTFT -50% (60 ms without)'
+    """
+    told = [f"{name} {own / plain - 1:+.0%} ({format_seconds(plain)} without)" for name, (own, plain) in times.items() if plain > 0]
+    without = f"{rates[1]:,.0f}" if rates[1] >= 100 else f"{rates[1]:,.3g}"
+    more = f"{rates[0] / rates[1] - 1:+.0%} {rate} ({without} without)"
+    return f"Cached prefixes: {', '.join([more, *told])}"
+
+
+def _largest(parts: list[tuple[str, float]], whole_s: float) -> str:
+    """What a time is mostly made of."""
+    name, seconds = max(parts, key=lambda part: part[1])
+    return f"{name} ({seconds / whole_s:.0%})"
+
+
+def _remarks(s: ClosedLoop, *details: str) -> Remarks:
+    """What host times rest on changes how an answer is read only where they were not measured so."""
+    sure = s.basis == "calibrated" and not s.question.engine.host.host_label
+    said = [note for note in s.notes if note.code not in ("too-long", "prefixes")]
+    return (*said, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
 
 
 def _ends(s: ClosedLoop, name: str) -> str:
@@ -53,16 +133,29 @@ def _token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
     decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
     frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
     thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
-    return [("decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
+    return [("the decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
 def show_simulations(console: Console, s: ClosedLoop) -> None:
-    """One line a concurrency."""
-    _head(console, s)
-    times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
+    """From the first to the last in a sentence, then one line a concurrency."""
+    if not holds_one(s):
+        show_unfit(console, s)
+        return
+    runs = simulation_runs(s)
+    say(console, _span_words(runs[0], runs[-1]), ANSWER)
+    _say_asked(console, s)
+    times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
     columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
-    show_table(console, columns, map(_run_cells, simulation_runs(s)))
-    notes(console, (*s.notes, host_times(s)))
+    show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
+    notes(console, *_remarks(s))
+
+
+def _span_words(first: Run, last: Run) -> str:
+    """What more clients do to the latencies and to the rate."""
+    clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
+    names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
+    times = [f"{name.upper()} {format_seconds(first[f'{name}_s'])} to {format_seconds(last[f'{name}_s'])}" for name in names]
+    return f"{clients}: {', '.join(times)}; {first['tokens_per_s']:,.0f} to {last['tokens_per_s']:,.0f} output tokens/s"
 
 
 def _run_cells(run: Run) -> tuple[str, ...]:
@@ -75,32 +168,40 @@ def _run_cells(run: Run) -> tuple[str, ...]:
     return (f"{run['concurrency']:,.0f}", format_mean(run["running"]), *between, *first, *rates)
 
 
-def _head(console: Console, s: ClosedLoop) -> None:
+def _say_unfit(console: Console, s: ClosedLoop) -> None:
     r = s.requests
-    if not holds_one(s):
-        states = int(np.max(s.state_tokens))
-        beside = f" and room for {states:,} more for its states" if states else ""
-        need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
-        whose, room = "a replica", s.kv_tokens
-        if s.apart and s.kv_tokens >= r.tokens:
-            need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
-        say(console, f"It does not fit: the KV cache of {whose} holds {int(room):,} tokens, and {need}.", "bold red")
-    headline(console, s.question, _gpus(s))
+    if long := _too_long(s):
+        say(console, f"It does not fit: {long[0]}.", "bold red")
+        return
+    states = int(np.max(s.state_tokens))
+    beside = f" and room for {states:,} more for its states" if states else ""
+    need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
+    whose, room = "a replica", s.kv_tokens
+    if s.apart and s.kv_tokens >= r.tokens:
+        need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
+    holds = f"the KV cache of {whose} holds {int(room):,} tokens" if room > 0 else f"weights leave the KV cache of {whose} no room"
+    say(console, f"It does not fit: {holds}, and {need}.", "bold red")
+
+
+def _say_asked(console: Console, s: ClosedLoop) -> None:
+    r = s.requests
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
     spread = f" (lengths ± {r.spread:.0%})" if r.spread else " (all of equal length)"
     hits = f", {hit:.0%} of each prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
-    say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{hits}{finite}", "dim")
+    asked = (
+        f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{longest_words(s.question)}{hits}{finite}"
+    )
+    say_asked(console, s.question, asked, gpus=_gpus(s))
 
 
 def _gpus(s: ClosedLoop) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
     if s.apart is None:
         return describe_gpus(s.question.plan)
-    prompts = f"{s.apart.workers or 'enough'} x {describe_layout(s.apart.plan)}"
-    copies = f"{int(s.apart.copies)} x " if np.ndim(s.apart.copies) == 0 else "enough x "
+    copies = int(s.apart.copies) if np.ndim(s.apart.copies) == 0 else "enough"
     total = f"{int(s.num_gpus)} GPUs = " if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else ""
-    return total + describe_pools(s.question, prompts, f"{copies}{describe_layout(s.question.plan)}")
+    return total + describe_pools(s.question.places, (s.apart.workers or "enough", s.apart.plan), (copies, s.question.plan))
 
 
 def _mixture(s: ClosedLoop) -> str:
@@ -113,27 +214,28 @@ def _mixture(s: ClosedLoop) -> str:
     return (
         f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica, "
         f"{plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; "
-        f"{s.served.ahead:,.1f} other prompts come before each first token"
+        f"{s.served.ahead:,.1f} other prompts are computed before each first token, on average"
     )
 
 
 def host_times(s: ClosedLoop) -> str:
     """What host times rest on, in words."""
     engine = s.question.engine
-    return f"host times of {engine.key} {engine.host.host_label or basis_words(s)}"
+    own = engine.host.host_label
+    return f"host times of {engine.key} are {f'{own.kind} ({own.detail})' if own else basis_words(s)}"
 
 
 def basis_words(s: ClosedLoop) -> str:
     """What ranges rest on, in words."""
     engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
-        return "calibrated on published runs; ranges hold 80 % of those not fitted, and are at least those of the steps"
+        return "calibrated on published runs; 80% of new runs should fall within the ranges"
     if basis == "assumed":
-        return "and ranges assumed"
+        return "assumed, and so are the ranges"
     if engine.host.pooled and not engine.host.host_label:
         return f"transferred from published runs{_unseen_words(tuple(dict.fromkeys(chain(*map(unseen_levels, s.settings)))))}"
     where = " and ".join(engine.host.served_on)
-    return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
+    return f"transferred from published runs on {where}; ranges are wider, by those of the steps here"
 
 
 def _unseen_words(levels: tuple[str, ...]) -> str:
@@ -141,9 +243,9 @@ def _unseen_words(levels: tuple[str, ...]) -> str:
     named = {"engine": "this engine", "chip": "this chip", "dtype": "this number format", "family": "this family of models"}
     strange = [named[level] for level in levels if level in named]  # whoever asks is no publisher, which needs no words
     if not strange:
-        return " of its parts, not together"
-    said = " or ".join(strange) + " with it" * ("engine" not in levels)
-    return f", none of which had {said}: ranges are as wide as the errors on runs left out of the fit"
+        return " that used each of its parts, but not together"
+    said = " or ".join(strange) + " with this engine" * ("engine" not in levels)
+    return f", none of which used {said}; ranges are as wide as the errors on runs left out of the fit"
 
 
 def simulation_runs(s: ClosedLoop) -> list[Run]:

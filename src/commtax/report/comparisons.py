@@ -4,26 +4,33 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from commtax.files import table
+from commtax.planner.choosing import ratio_error
+from commtax.question import STEP_AXES
 from commtax.records import dataclass
 from commtax.report import plots
 from commtax.report.documents import Record, facts
-from commtax.report.drawing import Console, Text
+from commtax.report.drawing import Console, Text, telling
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import notes, say, show_table
-from commtax.spec import PARALLEL, TAXES
-from commtax.units import format_rate, format_seconds
+from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, notes, say, show_table
+from commtax.spec import PARALLEL, SIZES, TAXES
+from commtax.units import format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
 
 BLOCKS = " ░▒▓█"
-MOST_LINES = 12
+MOST_LINES = 4
+"""Break-evens that are told at first."""
 LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
 APART: list[str] = table("report/words.toml")["apart"]
 """Axes whose communication a served step tells apart; a training step has five taxes."""
+
+
+PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}
+"""What is compared of a server."""
 
 
 def _prefills(compared: Comparison) -> bool:
@@ -65,6 +72,10 @@ def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
+    """The span and the best in two lines, then every cell."""
+    for line in comparison_words(compared):
+        say(console, line, ANSWER)
+    say(console, _fixed_words(compared), "dim")
     apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
     last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
     rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
@@ -80,11 +91,42 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         shown = (format_seconds(tax) if tax else "" for tax in taxes)
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, "yes" if fits(b) else "no", ""))
-    show_table(console, (*compared.axes, *costs, ""), rows)
+    names = [name.lstrip(">") for name in costs]
+    expendable = ("fits", *(f"{axis} comm" for axis in reversed(APART)), *reversed(TAXES), "compute", "exposed comm", "MFU")
+    show_table(console, *drop_empty_columns((*compared.axes, *costs, ""), rows), [name for name in expendable if name in names])
     notes(console, draft_remarks(row.bill for row in compared.rows))
 
 
-def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
+def comparison_words(compared: Comparison) -> list[str]:
+    """From the shortest step to the longest, and where most tokens come out of one."""
+    priced = [(row, row.bill) for row in compared.rows if row.bill is not None]
+    if not priced:
+        return []
+    steps, shares = [float(b.step_s) for _, b in priced], [float(b.comm_fraction) for _, b in priced]
+    span = f"Steps of {format_seconds(min(steps))} to {format_seconds(max(steps))}"
+    exposed = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
+    prefill = _prefills(compared)
+    fitting = [(row, b) for row, b in priced if fits(b)] or priced
+    row, best = max(fitting, key=lambda pair: float(pair[1].prompt_tokens_per_s if prefill else pair[1].tokens_per_s))
+    rate = float(best.prompt_tokens_per_s if prefill else best.tokens_per_s)
+    where = ", ".join(f"{axis} {value}" for axis, value in zip(compared.axes, row.at, strict=True))
+    return [f"{span}, of which {exposed} is exposed communication; most {'prompt ' * prefill}tokens/s: {rate:,.0f} at {where}"]
+
+
+def comparison_document(compared: Comparison) -> Record:
+    """``compare --over --json``."""
+    return {"schema": "commtax.compare/1", "axes": list(compared.axes), "rows": comparison_rows(compared)}
+
+
+def _fixed_words(compared: Comparison) -> str:
+    """What all cells have in common."""
+    q = compared.question
+    sizes = facts(q.plan, *SIZES[:3]) | facts(q, *STEP_AXES)
+    fixed = [f"{axis} {size}" for axis, size in sizes.items() if axis not in compared.swept]
+    return ", ".join([f"{q.model.key} on {q.cluster.key}", q.phase, *fixed])
+
+
+def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
     """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
     x_axis = next((a for a in compared.axes if a != "link"), compared.axes[0])
     series = next((a for a in compared.axes if a != x_axis), "")
@@ -100,12 +142,12 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
         if x_axis == "tp" and not series and points:  # what the first point's time would become if it divided perfectly
             sizes, base = [int(x) for x in xs], float(points[0][1].step_s) * 1e3
             bottom.plot(sizes, [base * sizes[0] / x for x in sizes], color="grey", linestyle=":", label="ideal")
-        top.set_title(no_formula(title), loc="left", fontsize=11)
+        top.set_title(no_formula(_fixed_words(compared)), loc="left", fontsize=11)
         _label_axes(top, bottom, x_axis, compared)
         if series or x_axis == "tp":
             bottom.legend(title=LABELS.get(series, ""), fontsize=9)
 
-    picture(path, draw, (8, 8))
+    return picture(path, draw, (8, 8))
 
 
 def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
@@ -148,7 +190,15 @@ def plans_document(compared: PlanTable) -> Record:
         for f in compared.break_evens
     ]
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
-    return {**head, "break_even": flips, "notes": compared.notes}
+    return {**head, "break_even": flips, "notes": _remarks(compared)}
+
+
+def _remarks(compared: PlanTable) -> list[str]:
+    """What matters to all: batches are shared out, assumed constants."""
+    shared = "batch counts sequences over all replicas; each gets its share, and tokens/s is for the whole batch"
+    said = [note for row in compared.rows if row.bill is not None for note in row.bill.notes]
+    told = dict.fromkeys(note for note in said if note.code in ("assumed-links", "imbalance"))
+    return [*compared.notes, shared, *told, *draft_remarks(row.bill for row in compared.rows)]
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
@@ -156,14 +206,53 @@ def plan_rows(compared: PlanTable) -> list[Record]:
 
 
 def show_plans(console: Console, compared: PlanTable) -> None:
+    """Who is fastest and where that flips, then every cell."""
+    say(console, fastest_words(compared), ANSWER)
+    if compared.phase in PER_STEP:
+        say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; commtax plan or simulate compares whole requests.")
+    _say_flips(console, compared)
+    q = compared.question
+    say(
+        console,
+        f"{q.model.key} on {q.cluster.key}, {q.engine.key}@{q.engine.version}, {q.phase}, context {compared.context:,}",
+        "dim",
+    )
     prefill = compared.phase == "prefill"
     rates = (">TTFT", ">prompt tokens/s", ">per GPU") if prefill else (">tokens/s", ">per GPU")
     costs = (">step", ">compute", ">exposed comm", ">share", *rates, "fits", "")
-    show_table(console, ("plan", "link", ">batch", ">GPUs", *costs), [_plan_cells(row, compared) for row in compared.rows])
+    rows = [_plan_cells(row, compared) for row in compared.rows]
+    show_table(
+        console, ("plan", "link", ">batch", ">GPUs", *costs), rows, ("compute", "fits", "per GPU", "link", "GPUs", "exposed comm")
+    )
     _heat_maps(console, compared)
-    _say_flips(console, compared)
     refusals = dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused)
-    notes(console, (*refusals, *compared.notes))
+    notes(console, (*refusals, *_remarks(compared)))
+
+
+def fastest_words(compared: PlanTable) -> str:
+    """The plan with most tokens/s at each batch, on each link where links were asked for; several where they are too close."""
+    several_links = len(compared.links) > 1
+    best: dict[str, list[str]] = {}
+    for row in compared.rows:
+        leaders = _leaders(compared, row)
+        if leaders and row is leaders[0]:
+            names = " and ".join(r.plan for r in leaders)
+            said = f"{names}, too close to call," if len(leaders) > 1 else names
+            best.setdefault(said, []).append(f"{row.batch:,}" + f" on {row.link}" * several_links)
+    if not best:
+        return "None of these plans fits in memory."
+    most = f"Most {rate_name(compared)}{PER_STEP.get(compared.phase, '')}"
+    ((plan, at), *others) = best.items()
+    if not others and len(at) > 1:
+        return f"{most}: {plan.rstrip(',')} at every point compared"
+    return f"{most}: " + "; ".join(f"{plan} at batch {', '.join(at)}" for plan, at in best.items())
+
+
+def _leaders(compared: PlanTable, row: PlanRow) -> list[PlanRow]:
+    """Of the plans that fit beside a row, the fastest and those that it is not surely faster than; in their order."""
+    beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
+    best = max((r.rate for r in beside), default=0.0)
+    return [r for r in beside if r.rate == best or best <= r.rate * (1 + ratio_error(compared.question))]
 
 
 def _plan_cells(row: PlanRow, compared: PlanTable) -> tuple[str | Text, ...]:
@@ -172,31 +261,49 @@ def _plan_cells(row: PlanRow, compared: PlanTable) -> tuple[str | Text, ...]:
         return (*head, *[""] * (8 if compared.phase == "prefill" else 7), Text("not legal", style="red"))
     first_s = (format_seconds(row.bill.ttft_s),) if compared.phase == "prefill" else ()
     rates = (*first_s, f"{row.rate:,.0f}", f"{row.rate / row.gpus:,.0f}")
-    beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
-    first = "fastest" if row.fits and len(beside) > 1 and row.rate == max(r.rate for r in beside) else ""
+    leaders, rivals = _leaders(compared, row), sum(r.fits for r in compared.beside(row))
+    leads = rivals > 1 and any(r is row for r in leaders)
+    first = ("fastest" if len(leaders) == 1 else "close") if leads else ""
     return (*head, *_shown_times(row.bill, 0), *rates, "yes" if row.fits else "no", Text(first, style="green"))
 
 
 def _say_flips(console: Console, compared: PlanTable) -> None:
     if compared.phase == "train":
         return
-    lines = [flip_words(f) for f in compared.break_evens]
+    within = ratio_error(compared.question)
+    lines = [flip_words(f, within) for f in compared.break_evens if max(f.leads) > within]
     if not lines:
-        say(console, "break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) changes the order of these plans")
-    for line in lines[:MOST_LINES]:
-        say(console, f"break-even: {line}")
-    if len(lines) > MOST_LINES:
-        say(console, f"… and {len(lines) - MOST_LINES} more (--json has all)", "dim")
+        order = "changes the order of these plans" + f" by more than {within:.0%}" * bool(compared.break_evens)
+        say(console, f"break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) {order}")
+    wish = telling(console)
+    most = len(lines) if wish.details else MOST_LINES
+    for line in lines[:most]:
+        say(console, f"break-even by {line}")
+    if len(lines) > most:
+        more = f" with {wish.further}" if wish.further else ""
+        say(console, f"… and {plural(len(lines) - most, 'more break-even')}{more}", "dim")
 
 
-def flip_words(f: BreakEven) -> str:
-    """One swap in words."""
-    where = f", on {f.link}" if f.link else ""
-    if f.axis == "bandwidth":
-        return f"bandwidth of collectives: {f.first} is faster below {format_rate(f.at)}, {f.then} above (batch {f.batch}{where})"
-    fixed = f" at batch {f.batch}" if f.batch else ""
-    unclear = f"; they alternate from {f.earliest:,.0f}" if f.earliest < f.at else ""
-    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there{fixed}{where}{unclear}"
+def flip_words(f: BreakEven, within: float = 0.0) -> str:
+    """One swap in words; ``within``: leads that are too small to be sure of."""
+    sure, rate = min(f.leads) > within, f.axis == "bandwidth"
+    ragged = sure and not rate and f.earliest < f.at
+    at, until = (format_rate(x) if rate else f"{x:,.0f}" for x in (f.at, f.earliest if ragged else f.at))
+    below, above = f"below {until}", "above" if rate else f"from {at} on"
+    order = f"{f.first} is faster {below}, {f.then} {above}"
+    if not sure:
+        first, then = f.leads
+        order = f"{_side_words(f.first, below, first, within)}; {_side_words(f.then, above, then, within)}"
+    fixed = ", ".join(filter(None, (f"batch {f.batch}" if f.batch else "", f"on {f.link}" if f.link else "")))
+    back = "; in between the lead changes back and forth" if ragged else ""
+    return f"{f.axis}: {order}{f' ({fixed})' if fixed else ''}{back}"
+
+
+def _side_words(name: str, there: str, lead: float, within: float) -> str:
+    """One side of a swap of which only the other is sure."""
+    if lead <= within:
+        return f"{there} it is too close to call ({name} leads by at most {lead:.0%})"
+    return f"{name} is faster {there}, by up to {lead:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +343,7 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
         rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(console, f"{rate_name(compared)}; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
+        say(console, f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, · not legal", "dim")
 
 
 def rate_name(compared: PlanTable) -> str:
@@ -249,11 +356,11 @@ def _heat(row: PlanRow | None, best: float) -> Text:
         return Text("·", style="dim")
     share = row.rate / best
     level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
-    style = ("", "blue", "cyan", "yellow", "bold green")[level]
+    style = ("", "dim", "", "bold", "bold green")[level]
     return Text(f"{row.rate:,.0f} {BLOCKS[level] * level:<4}", style=style)
 
 
-def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
+def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
     """The heat maps as a picture: colour, and the figure in every cell."""
     maps = _maps(compared) or [HeatMap("plan x batch", "batch", compared.values("batch"))]
 
@@ -273,6 +380,7 @@ def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
             panel.set_xticks(range(len(drawn.columns)), [str(c) for c in drawn.columns])
             panel.set_yticks(range(len(names)), names)
             panel.set_title(f"{drawn.title}: {rate_name(compared)}, shade = share of the column's best", fontsize=9)
+        title = f"{compared.question.model.key} on {compared.question.cluster.key}, {compared.phase}, context {compared.context:,}"
         figure.suptitle(no_formula(title), fontsize=11)
 
-    picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))
+    return picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))

@@ -1,34 +1,54 @@
-"""Text and tables, drawn by Rich on a terminal and without it in a pipe: there it would take as long as many answers.
-
-A pipe has no colours, and where all signs are as wide as a letter and a table fits, its cells only need to be padded. What is not
-as simple is left to Rich, so that a pipe gets the same lines either way.
+"""Text and tables as lines of a width, drawn by Rich on a terminal and without it in a pipe: there it would take as long as many
+answers. Both get the same lines, but that a pipe of no stated width keeps sentences whole.
 """
 
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from itertools import chain
 from typing import TYPE_CHECKING, Protocol, Self
 
 from commtax.records import dataclass
+from commtax.report.column_choice import BETWEEN, Choice, choose
+from commtax.report.folding import fold, width_of
+from commtax.spelling import escape_controls
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Console as RichConsole
+    from rich.console import ConsoleOptions
     from rich.text import Text as RichText
 
-_LETTERS = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u259f\u25c6]*")
-"""Signs that take one column each."""
-_BETWEEN = 2  # columns
+FURTHER, NOTED = 4, 2
+"""Columns that a sentence is indented by from its second line on; one that has a mark or is itself indented by fewer."""
+MOST_NAMES = 2
+"""Columns of text that head a record."""
 
 
 class Console(Protocol):
-    """Where answers are drawn: Rich's, or ``Pipe``."""
+    """Where answers are drawn: Rich's, ``Pipe``, or what keeps them."""
 
     @property
     def width(self) -> int: ...
 
     def print(self, *objects: object, soft_wrap: bool | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How much a console is told, and what it is told of the rest."""
+
+    details: bool = False  # formulae, sources and all notes too
+    wider: str = ""  # who shows columns that there was no room for
+    further: str = ""  # who tells notes that were held back; "": nobody need know
+
+
+COMMAND = Telling(False, "a wider terminal or --json shows all", "--details")
+"""As a command's answer is told."""
+
+
+def telling(console: Console) -> Telling:
+    """As a console wants it, if it has a wish of its own."""
+    wish = getattr(console, "telling", None)
+    return wish if isinstance(wish, Telling) else Telling()
 
 
 class Text:
@@ -43,81 +63,155 @@ class Text:
         self.pieces.append((text, style))
         return self
 
+    @property
+    def style(self) -> str:
+        return self.pieces[0][1]
+
     def __str__(self) -> str:
         return "".join(text for text, _ in self.pieces)
 
-    def __rich__(self) -> "RichText":
+    def lines(self, width: int) -> "list[Text]":
+        """The sentence folded: all of it has one style."""
+        whole = escape_controls(str(self))
+        leading = len(whole) - len(whole.lstrip(" "))
+        indent = leading + NOTED if leading or whole.startswith("· ") else FURTHER
+        return [Text(line, self.style) for line in fold(whole, width, indent)]
+
+    def styled(self) -> "RichText":
+        """As Rich takes it: a line that is as long as it is."""
         from rich.text import Text as Styled
 
         (text, style), *others = self.pieces
-        styled = Styled(text, style=style)
+        styled = Styled(text, style=style, no_wrap=True, overflow="ignore")
         for more, own in others:
             styled.append(more, style=own)
         return styled
 
+    def __rich_console__(self, _: "RichConsole", options: "ConsoleOptions") -> "Iterator[RichText]":
+        yield from (line.styled() for line in ([self] if options.no_wrap else self.lines(options.max_width)))
+
+
+class Sketch(Text):
+    """A line of a drawing made of signs: where there are pictures, one stands in its place."""
+
+    __slots__ = ()
+
+    def lines(self, width: int) -> list[Text]:
+        """Whoever draws keeps to the width; what is said of a drawing folds."""
+        return [self] if width_of(str(self)) <= width else super().lines(width)
+
 
 @dataclass(frozen=True, slots=True)
 class DrawnTable:
-    """Cells in columns; those whose names start with '>' are right-aligned."""
+    """Cells in columns; those whose names start with '>' are right-aligned, and never folded."""
 
     columns: Sequence[str]
     rows: list[list[str | Text]] = field(default_factory=list)
     title: str = ""
+    expendable: Sequence[str] = ()  # names of columns that a narrow screen can do without, the least important first
+    wider: str = ""  # who shows them
 
-    def __rich__(self) -> "RichTable":
-        from rich.table import Table as Styled
+    @property
+    def names(self) -> list[str]:
+        return [name.lstrip(">") for name in self.columns]
 
-        title, gaps = self.title or None, (0, _BETWEEN, 0, 0)
-        drawn = Styled(title=title, box=None, pad_edge=False, title_justify="left", title_style="bold", padding=gaps)
-        for name in self.columns:
-            right = name.startswith(">")
-            drawn.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
-        for row in self.rows:
-            drawn.add_row(*row)
-        return drawn
+    def lines(self, width: int) -> list[Text]:
+        """As columns where there is room for those that are needed, else as records; below it, what is not shown."""
+        if not self.columns:
+            return []
+        cells = [[escape_controls(str(cell)).replace("\n", " ") for cell in row] for row in self.rows]
+        columns = [list(column) for column in zip(self.names, *cells, strict=True)]
+        order = [some for name in self.expendable if (some := [i for i, own in enumerate(self.names) if own == name])]
+        choice = choose(columns, [not name.startswith(">") for name in self.columns], order, width)
+        title = Text(self.title, "bold").lines(width) if self.title else []
+        if choice is None:
+            return [
+                *title,
+                *(line for row, shown in zip(self.rows, cells, strict=True) for line in self._record(row, shown, width)),
+            ]
+        head = [] if not any(self.names) else list(self._across(choice, self.names, ["dim"] * len(self.names), top=False))
+        body = [line for row, shown in zip(self.rows, cells, strict=True) for line in self._across(choice, shown, _styles(row))]
+        return [*title, *head, *body, *self._left_out(choice, width)]
 
-    def lines(self, width: int) -> list[str] | None:
-        """Its lines, each as wide as the whole; None where that is not simple."""
-        if self.title or not self.columns or not self.rows:
-            return None
-        cells = [[name.lstrip(">") for name in self.columns], *([str(cell) for cell in row] for row in self.rows)]
-        if not all(map(_is_simple, chain(*cells))):
-            return None
-        rights = [name.startswith(">") for name in self.columns]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        if not all(widths) or sum(widths) + _BETWEEN * (len(widths) - 1) > width:
-            return None
-        gap = " " * _BETWEEN
-        return [
-            gap.join(text.rstrip().rjust(n) if right else text.ljust(n) for text, n, right in zip(row, widths, rights, strict=True))
-            for row in cells
+    def _across(self, choice: Choice, cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
+        """A row in as many lines as its cells fold to; names stand right above the first."""
+        folded = [fold(cells[i], width) for i, width in zip(choice.kept, choice.widths, strict=True)]
+        height = max(map(len, folded))
+        tall = [[*lines, *[""] * (height - len(lines))] if top else [*[""] * (height - len(lines)), *lines] for lines in folded]
+        for parts in zip(*tall, strict=True):
+            line = Text()
+            for i, width, part in zip(choice.kept, choice.widths, parts, strict=True):
+                space = " " * (width - width_of(part))
+                before, after = (space, "") if self.columns[i].startswith(">") else ("", space)
+                line.append(before).append(part, styles[i]).append(after + " " * BETWEEN)
+            while line.pieces[1:] and not line.pieces[-1][0].strip():
+                line.pieces.pop()
+            text, style = line.pieces[-1]
+            line.pieces[-1] = text.rstrip(), style
+            yield line
+
+    def _record(self, row: Sequence[str | Text], cells: Sequence[str], width: int) -> Iterator[Text]:
+        """A row as a short record: its name, then every figure after what it is."""
+        numbers = [i for i, name in enumerate(self.columns) if name.startswith(">")]
+        own = min(numbers[0] if numbers else 1, MOST_NAMES) - 1
+        pairs = [
+            f"{name} {cell}".strip() for name, cell in zip(self.names[own + 1 :], cells[own + 1 :], strict=True) if cell.strip()
         ]
+        head = [cell for cell in cells[: own + 1] if cell] or pairs[:1]
+        yield from Text("  ".join(head), _styles(row)[max(own, 0)] or "bold").lines(width)
+        yield from (Text(f"  {line}") for line in _packed(pairs if own >= 0 else pairs[1:], width - NOTED))
+
+    def _left_out(self, choice: Choice, width: int) -> list[Text]:
+        missing = [name for i, name in enumerate(self.names) if i not in choice.kept and name]
+        if not missing:
+            return []
+        ways = f"; {self.wider}" if self.wider else ""
+        return Text(f"  not shown at {width} columns: {', '.join(dict.fromkeys(missing))}{ways}", "dim").lines(width)
+
+    def __rich_console__(self, _: "RichConsole", options: "ConsoleOptions") -> "Iterator[RichText]":
+        yield from (line.styled() for line in self.lines(options.max_width))
+
+
+def _styles(row: Sequence[str | Text]) -> list[str]:
+    return [cell.style if isinstance(cell, Text) else "" for cell in row]
+
+
+def _packed(pairs: Sequence[str], width: int) -> Iterator[str]:
+    """Pairs beside each other, each whole, as many as a line has room for; a long one has lines of its own."""
+    line = ""
+    for pair in pairs:
+        joined = f"{line} · {pair}" if line else pair
+        if width_of(joined) <= width:
+            line = joined
+            continue
+        if line:
+            yield line
+        *full, line = fold(pair, width, NOTED)
+        yield from full
+    if line:
+        yield line
 
 
 class Pipe:
-    """A console that leads into a file or another program; ``rich`` makes the one that draws what is not simple."""
+    """A console that leads into a file or another program; ``rich`` makes the one that draws what is none of ours.
 
-    def __init__(self, width: int, rich: Callable[[int], Console]) -> None:
-        self.width, self._rich = width, rich
+    Sentences are whole there, for those who search them, unless somebody said how wide it is (``folds``).
+    """
+
+    def __init__(self, width: int, rich: Callable[[int], Console], telling: Telling, folds: bool = False) -> None:
+        self.width, self._rich, self.telling, self._folds = width, rich, telling, folds
 
     def print(self, *objects: object, soft_wrap: bool | None = None) -> None:
-        lines = self._lines(objects, bool(soft_wrap))
-        if lines is None:
+        if any(not isinstance(one, Text | DrawnTable) for one in objects):
             self._rich(self.width).print(*objects, soft_wrap=soft_wrap)
-        else:
-            try:
-                sys.stdout.write("".join(f"{line}\n" for line in lines))
-            except BrokenPipeError:
-                raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
+            return
+        lines = [line for one in objects for line in self._lines(one, bool(soft_wrap))] or [""]
+        try:
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+        except BrokenPipeError:
+            raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
-    def _lines(self, objects: Sequence[object], soft_wrap: bool) -> list[str] | None:
-        if len(objects) == 1 and isinstance(objects[0], DrawnTable):
-            return objects[0].lines(self.width)
-        if len(objects) == 1 and isinstance(objects[0], Text) and soft_wrap:
-            text = str(objects[0])
-            return [text] if _is_simple(text) and (not text.endswith(" ") or len(text) <= self.width) else None
-        return [""] if not objects else None
-
-
-def _is_simple(text: str) -> bool:
-    return (text.isascii() and text.isprintable()) or _LETTERS.fullmatch(text) is not None
+    def _lines(self, shown: object, whole: bool) -> list[str]:
+        if isinstance(shown, DrawnTable) or (self._folds and not whole and isinstance(shown, Text)):
+            return [str(line) for line in shown.lines(self.width)]
+        return [escape_controls(str(shown)).rstrip()]

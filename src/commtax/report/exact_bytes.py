@@ -4,29 +4,38 @@ from collections.abc import Iterable, Iterator
 
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import NOTHING_SENT, cluster_words, headline, notes, say, served_step, show_table
+from commtax.report.tables import (
+    ANSWER,
+    NOTHING_SENT,
+    cluster_words,
+    drop_empty_columns,
+    notes,
+    say,
+    say_asked,
+    served_step,
+    show_table,
+)
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
-from commtax.verbs.fitting import Fit
+from commtax.verbs.fitting import Fit, without_adapters
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:
-    """Every collective of the step: what, how large, how often, over which link."""
-    headline(console, sent.question)
-    say(console, _trained_step(sent) if sent.question.trains else served_step(sent.question))
+    """The sum, then every collective of the step: what, how large, how often, over which link."""
     rows = []
     for line in sent.lines:
         item = line.item
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
+    say(console, _sum_line(sent) if rows else NOTHING_SENT, ANSWER)
+    say_asked(console, sent.question, _trained_step(sent) if sent.question.trains else served_step(sent.question))
     if rows:
         columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent per rank", "link", "note")
-        show_table(console, columns, rows)
-    say(console, _sum_line(sent) if rows else NOTHING_SENT)
+        show_table(console, *drop_empty_columns(columns, rows), ("note", "ranks", "link", "tensor"))
     notes(console, sent.notes)
 
 
@@ -53,54 +62,93 @@ def traffic_document(sent: Traffic) -> Record:
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
-    """The verdict, what a rank holds, and what else the phase tells."""
+    """The verdict, what is missing or left, then what a rank holds."""
     asked = judged.question
-    model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else 'does not fit'}"
-    chosen = ("smallest TP that fits: " if judged.fits else "nearest: ") if not judged.trains and judged.chosen else ""
-    say(
-        console,
-        f"{model} on {cluster_words(asked)}: {chosen}{describe_gpus(asked.plan)}",
-        "bold green" if judged.fits else "bold red",
-    )
-    remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
+    say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
+    if not judged.trains and (adapters := adapter_words(judged)):
+        say(console, adapters)
     if not judged.fits:
         _show_lack(console, judged)
+    remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
     notes(console, (*asked.notes, *remarks))
+
+
+def fit_words(judged: Fit | TrainFit) -> str:
+    """The verdict in a line."""
+    asked = judged.question
+    model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else 'does not fit'}"
+    chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
+    said = chosen if not judged.trains and judged.chosen else ""
+    return f"{model} on {cluster_words(asked)}{':' if judged.fits else ';'} {said}{describe_gpus(asked.plan)}"
+
+
+def adapter_words(judged: Fit) -> str:
+    """What LoRA adapters take, and what that costs in KV tokens; "" where there are none."""
+    plain, plan = without_adapters(judged), judged.question.plan
+    if plain is None:
+        return ""
+    takes = f"{plural(plan.max_loras, 'LoRA adapter')} of rank {plan.lora_rank} take{'s' * (plan.max_loras == 1)}"
+    fewer = plain.kv_tokens - judged.kv_tokens
+    share = f" (-{fewer / plain.kv_tokens:.1%})" if plain.kv_tokens else ""
+    return f"{takes} {format_bytes(judged.weights_bytes - plain.weights_bytes)} per GPU: {fewer:,} fewer KV tokens{share}"
 
 
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
     asked = judged.question
     request = "" if asked.trains else f" for one request of {asked.limits.max_model_len:,.0f} tokens"
-    say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
-    for advice in judged.advice:
-        say(console, f"  this would fit: {advice}")
+    say(console, f"Each GPU needs {format_bytes(judged.shortfall_bytes)} more{request}.", style="red")
+    for i, advice in enumerate(judged.advice):
+        say(console, f"  {'It would also fit' if i else 'It would fit'} with {advice}.")
     if not asked.trains and not judged.advice:
-        say(console, "  nothing that was tried fits: use more GPUs or a smaller model")
+        say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
+
+
+def held_parts(judged: Fit | TrainFit) -> Iterable[tuple[str, float, str]]:
+    """What a rank holds, each part with a note."""
+    return _trained_parts(judged) if judged.trains else _served_parts(judged)
 
 
 def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Iterable[tuple[str, float, str]]) -> None:
     chip = judged.question.cluster.chip
     rows = [(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note) for name, nbytes, note in held]
-    show_table(console, ("each rank holds", ">bytes", ">share", "note"), rows, f"{chip.name}: {title}")
+    columns = drop_empty_columns(("on each GPU", ">bytes", ">share", "note"), rows)
+    show_table(console, *columns, ("note",), f"{chip.name}: {title}")
 
 
 def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
-    """What a rank holds, and the lines as vLLM logs them; what is left to remark."""
-    plan, limits = judged.question.plan, judged.question.limits
+    """The lines as vLLM logs them, and what a rank holds, which comes first where that is the reason; what is left to remark."""
+    plan = judged.question.plan
     stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
-    _show_held(console, f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}", judged, _served_parts(judged))
+    title = f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}"
+    if judged.fits:
+        _say_logged(console, judged)
+    _show_held(console, title, judged, _served_parts(judged))
+    if not judged.fits:
+        _say_logged(console, judged)
+    return (*_warnings(judged), _limits(judged))
+
+
+def _say_logged(console: Console, judged: Fit) -> None:
+    """The room for KV as vLLM logs it."""
+    limits = judged.question.limits
+    say(console, "In the words of vLLM's log:")
     say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
     say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
     low, high = judged.kv_tokens_range
     spread = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
     most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
-    say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}")
+    say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}{_ranks_words(judged)}")
     per_token = format_bytes(judged.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {judged.kv_blocks} of {judged.block_size} tokens; {per_token} of KV per token and rank")
+    say(console, f"# GPU blocks: {judged.kv_blocks}, {judged.block_size} tokens each; {per_token} of KV per token per rank")
     if judged.state_bytes_per_sequence:
         _show_states(console, judged)
-    return (*_warnings(judged), _limits(judged))
+
+
+def _ranks_words(judged: Fit) -> str:
+    """That every data-parallel rank has such a cache of its own, and what all of them hold."""
+    ranks = int(judged.question.plan.dp)
+    return f"; per data-parallel rank, all {ranks} hold {ranks * judged.kv_tokens:,.0f} tokens" if ranks > 1 else ""
 
 
 def _show_states(console: Console, judged: Fit) -> None:
@@ -113,22 +161,22 @@ def _show_states(console: Console, judged: Fit) -> None:
     else:
         place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
     longest = f"the longest request has {judged.longest_request:,} tokens"
-    say(console, f"States: {states} per sequence and rank, whatever its length; {place}; {longest}")
+    say(console, f"States: {states} per sequence per rank, whatever its length; {place}; {longest}")
 
 
 def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
     for line in judged.weights:
         copied = float(line.replicated_bytes)
         yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
-    yield "activations (peak)", judged.activation_bytes, "of the profile run"
+    yield "activations (peak)", judged.activation_bytes, "in the profiling run"
     yield "communicators and workspaces", judged.other_bytes, ""
     given = judged.question.limits.kv_cache_memory_bytes
     shared = "KV cache and states" if judged.state_bytes_per_sequence and not judged.state_pool_bytes else "KV cache"
-    yield shared, max(0.0, judged.kv_bytes), "as given" if given else "what the budget leaves"
+    yield shared, max(0.0, judged.kv_bytes), "as given" if given else "what is left of the budget"
     if judged.state_pool_bytes:
         yield "states", max(0.0, judged.state_pool_bytes), f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
-        yield "CUDA graphs", judged.graph_bytes, "on top of the budget"
+        yield "CUDA graphs", judged.graph_bytes, "outside the budget"
 
 
 def _warnings(judged: Fit) -> Iterator[str]:
@@ -136,7 +184,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
     chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
-        yield f"{graphs} come on top of the budget and do not fit: lower the utilisation"
+        yield f"{graphs} are not part of the budget and do not fit: lower the utilisation"
     if longest > model.max_len:
         yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
     raised = judged.question.limits.block_size * int(judged.question.plan.dcp)
@@ -150,7 +198,7 @@ def _limits(judged: Fit) -> str:
     s, engine = judged.question.limits, judged.question.engine
     limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
     used = f"utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory"
-    return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV exact, the rest calibrated"
+    return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
 
 
 def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
@@ -159,18 +207,23 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     length = f"{q.context:,.0f} tokens"
-    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}")
+    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}", "dim")
+    held = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
+    _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, held)
+    return ()
+
+
+def _trained_parts(judged: TrainFit) -> Iterator[tuple[str, float, str]]:
+    """What a rank of the first stage holds to train."""
+    q = judged.question
     remarks = {
         "parameters": "bf16",
-        "gradients": plan.grads_dtype,
+        "gradients": q.plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
         "activations": f"of the microbatches in flight; {q.engine.trains.attention} attention",
         "logits": "bf16 and fp32",
-        "total": "",
     }
-    held = [(name, float(getattr(judged.memory, name)), note) for name, note in remarks.items()]
-    _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, held)
-    return ()
+    return ((name, float(getattr(judged.memory, name)), note) for name, note in remarks.items())
 
 
 def fit_document(judged: Fit | TrainFit) -> Record:

@@ -7,14 +7,15 @@ from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.planner.choosing import margin
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
-from commtax.planner.fleet_trials import COUNTED, EACH, Trial
+from commtax.planner.fleet_trials import COUNTED, EACH, Trial, longest_step
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
-from commtax.report.planning import limit_words, ranks, shorten_rejected, spread_notes
-from commtax.report.tables import name_and_gpus, notes, range_80, say, show_columns, show_rejected
+from commtax.report.plan_tables import places, show_ranked
+from commtax.report.planning import limit_words, shorten_rejected, spread_notes
+from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
@@ -27,56 +28,90 @@ TOLD: list[str] = table("report/words.toml")["fleets"]
 
 def show_fleets(console: Console, a: FleetPlans) -> None:
     """The sentence first: what to run, how sure it is, what it costs."""
-    q = a.question
-    where = " or ".join(name_and_gpus(other.cluster) for other in a.questions)
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "bold")
     if not a.complete:
         say(console, "Interrupted: this is the best so far; better plans may be missing.", "bold red")
     if a.plans:
-        if not q.goal.slo:
-            say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan holds until it is overloaded.")
-        say(console, _sentence(a), "bold yellow")
-        for line in (*_beaten(a), *_dollars(a)):
+        say(console, fleet_sentence(a), ANSWER)
+        for line in fleet_reasons(a):
             say(console, f"  {line}")
-        _show_ranking(console, a, a.plans)
     else:
-        _show_nothing(console, a)
+        say(console, _nothing_words(a), "bold red")
+    _say_asked(console, a)
+    if a.plans or a.near:
+        _show_ranking(console, a, a.plans or a.near)
     show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
-    notes(console, _notes(a))
+    notes(console, *_notes(a))
+
+
+def _say_asked(console: Console, a: FleetPlans) -> None:
+    q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
+    if a.plans and not q.goal.slo:
+        say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
 
 
 def _question_words(a: FleetPlans) -> str:
     q = a.question
-    lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
     limits = limit_words(q, limit_name)
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
-    return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *on, *limits, *spare, WANTED[a.objective]])
+    asked = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
+    return f"{', '.join(asked)}; goal: {WANTED[a.objective]}"
 
 
-def _sentence(a: FleetPlans) -> str:
+def fleet_sentence(a: FleetPlans) -> str:
+    best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
+    place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
+    return f"{'Recommended' if a.recommended else 'Recommended and best'}: {gpu_words(best)}{place}."
+
+
+def fleet_reasons(a: FleetPlans) -> Iterator[str]:
+    """Why it is recommended: what it delivers, whether another is better, and what it costs."""
+    yield from _figures(a)
+    yield from _beaten_by(a)
+    yield from _dollars(a)
+
+
+def _figures(a: FleetPlans) -> Iterator[str]:
+    """What the fleet delivers, how sure its limits are, and how far it is from overload."""
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
-    used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it can answer"
-    grows = f"the rate may grow by {best.growth:.0%} before {'a limit breaks' if q.goal.slo else 'it may be overloaded'}"
-    place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
-    sure = [f"limits are {percent(best.kept)} likely to hold"] if best.kept is not None else []
-    known = sure + [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
-    role = "Recommended" if a.recommended else "Recommended and best"
-    return f"{role}: {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}."
+    sure = (
+        f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
+    )
+    yield ", ".join(times) + sure
+    used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of its capacity"
+    grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
+    known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
+    if known:
+        yield "; ".join(known)
+    if best.sigma and best.growth >= 0 and not best.clear:
+        edge = "its limits" if q.goal.slo else "overload"
+        yield f"warning: close to {edge}: {_edge_words(best)}, and no larger fleet on this cluster is safer"
 
 
-def _beaten(a: FleetPlans) -> Iterator[str]:
+def _edge_words(trial: Trial) -> str:
+    """What happens to a fleet that is not clear of its limits."""
+    longer = longest_step(trial)
+    overloaded = trial.capacity <= trial.layout.question.offered.request_rate * longer
+    return f"steps {longer - 1:.0%} longer, within the 80% range, would {'overload it' if overloaded else 'miss a limit'}"
+
+
+def _beaten_by(a: FleetPlans) -> Iterator[str]:
     """By how much the best beats the recommended fleet, where they are not one."""
     if not a.recommended:
         return
     best, own = a.plans[0], a.plans[a.recommended]
+    if own.clear and not best.clear:
+        used = "" if best.money.used is None else f", at {best.money.used:.0%} of capacity"
+        yield f"{gpu_words(best)} would do{used}; but {_edge_words(best)}"
+        return
     more = burden(own) / burden(best) - 1
-    gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "as good by the objective"
+    gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "equally good"
     grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
-    within = f"within the margin of {percent(margin(a.question))} (--margin), measure both"
-    yield f"best: {gpu_words(best)}, {gain}{grows}: {within}"
+    within = f"within the margin of {percent(margin(a.question, best.layout.apart != own.layout.apart))} (--margin); measure both"
+    yield f"the best is {gpu_words(best)}: {gain}{grows}, {within}"
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
@@ -84,13 +119,13 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
-    used = f", {m.used:.0%} of capacity used" if m.used is not None else ""
     tokens = COUNTS[best.layout.question.goal.cost_of]
-    asked = f"at the requested rate{used}: ${million(m.usd_per_million_tokens)} per million {tokens}"
-    full = f"; full, at {best.full_rate:.3g} requests/s: ${million(m.full_usd_per_million_tokens)}"
-    yield f"{plural(m.gpus, 'GPU')} paid for, {fleet_cost_words(m)}; {asked}{full if m.full_usd_per_million_tokens else ''}"
+    asked = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
+    full = f", ${million(m.full_usd_per_million_tokens)} at {best.full_rate:.3g} requests/s, the highest rate within the limits"
+    cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
+    yield f"{cost}: {asked}{full if m.full_usd_per_million_tokens else ''}"
     other = min(a.plans, key=_full_load_usd)
-    if _full_load_usd(other) < _full_load_usd(best):
+    if _full_load_usd(other) * (1 + margin(a.question)) < _full_load_usd(best):  # less than that is not known
         place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
         rate = f"{other.full_rate:.3g} requests/s"
         yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full_load_usd(other))} per million at {rate}"
@@ -113,15 +148,14 @@ def _range(trial: Trial, name: str) -> str:
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
     several, costs = len(a.questions) > 1, [t.money for t in rows]
     limits = dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
-    ranged = len(limits) == len(SHOWN)  # ranges of more would leave no room for the plans' names
     columns = {
-        "": ranks(range(len(rows)), a.recommended if rows is a.plans else None),
-        "plan": [gpu_words(t) for t in rows],
+        "": places(range(len(rows)), a.recommended if rows is a.plans else None),
+        "plan": [fleet_words(t) for t in rows],
         **({"cluster": [t.layout.question.cluster.key for t in rows]} if several else {}),
     }
     for name in limits:
-        times = [f"{format_seconds(t.figures[name])}{_range(t, name) * ranged}" if t.figures else "–" for t in rows]
-        columns[f">{limit_name(name)}"] = times
+        columns[f">{limit_name(name)}"] = [format_seconds(t.figures[name]) if t.figures else "–" for t in rows]
+        columns[f">{limit_name(name)} range"] = [_range(t, name).strip(" ()") for t in rows]
     if a.question.goal.slo:
         columns[">likely"] = ["" if t.kept is None else percent(t.kept) for t in rows]
     columns |= {
@@ -129,46 +163,56 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
         ">tokens/s/GPU": [f"{sustained_tokens_per_s(t) / t.gpus:,.0f}" if t.growth >= 0 else "" for t in rows],
         ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs],
-        ">$/M asked": [million(m.usd_per_million_tokens) for m in costs],
+        ">$/M at rate": [million(m.usd_per_million_tokens) for m in costs],
         ">$/M full": [million(m.full_usd_per_million_tokens) for m in costs],
     }
-    show_columns(console, columns)
+    ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
+    show_ranked(console, columns, [t.gpus for t in rows], [*EXPENDABLE[:2], *ranges, *EXPENDABLE[2:]])
 
 
-def _show_nothing(console: Console, a: FleetPlans) -> None:
+EXPENDABLE = ("tokens/s/GPU", "$/M full", "used", "$/M at rate", "likely", "headroom")
+"""Columns that a narrow screen can do without, the least important first."""
+
+
+def _nothing_words(a: FleetPlans) -> str:
     wanted = ", or ".join(a.would_take)
     takes = f" It would take {wanted}." if wanted else ""
     if not a.near:
         slow = any(lost.slow for lost in a.rejected)
-        why = "holds: the limits are below what a request takes with no load" if slow else "fits in memory"
-        say(console, f"No plan {why}.{takes}", "bold red")
-        return
-    say(console, f"No plan holds. The nearest, {gpu_words(a.near[0])}, {obstacle(a.near[0])}.{takes}", "bold red")
-    _show_ranking(console, a, a.near)
+        why = "meets the limits: they are below what a request takes with no load" if slow else "fits in memory"
+        return f"No plan {why}.{takes}"
+    return f"No plan meets the limits. The nearest, {gpu_words(a.near[0])}, {obstacle(a.near[0])}.{takes}"
 
 
-def _notes(a: FleetPlans) -> list[str]:
+def _notes(a: FleetPlans) -> Remarks:
+    """What prices and figures are of, and what is a matter of definition."""
     q = a.question
     given = not isinf(q.requests.num_prompts)
-    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} per replica, after a warm-up"
-    counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}"
-    said = [f"{counted}; the same requests for all (--seed)", *price_notes(a.questions)]
+    each = (
+        f"{int(q.requests.num_prompts):,} requests"
+        if given
+        else f"{COUNTED:,} requests ({EACH} per replica where that is more) after a warm-up"
+    )
+    counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} were simulated with {each}"
+    said, details = price_notes(a.questions), [f"{counted}; all got the same requests (--seed)"]
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
     chips = " and ".join(a.unpriced)
     without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
     behind = f"fleets of {chips} rank behind those with a price, fewest GPUs first"
     said += [behind if a.objective == "cost" else without] * bool(chips)
-    full = "asked: at the requested rate, per answered token; full: at the highest rate within the limits"
-    said += [f"{counted_note(q)}; {full}"] * known
-    grows = "headroom: how much the rate may grow before a limit breaks; tokens/s/GPU: output tokens at that rate"
+    full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
+    details += [f"{counted_note(q)}; {full}"] * known
+    grows = (
+        "headroom: how much the rate may grow before a limit is exceeded; tokens/s/GPU: output tokens/s per GPU at that higher rate"
+    )
     told = [str(note) for note in q.notes if note.code in TOLD]
-    return list(dict.fromkeys([*said, grows, *spread_notes(q), *told]))
+    return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
 
 
 def fleets_document(a: FleetPlans) -> Record:
     """``plan --request-rate --json``."""
     q, (counted, warmup) = a.question, a.requests_per_run
-    sentences = [_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in (*_beaten(a), *_dollars(a)))] if a.plans else []
+    sentences = [fleet_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in fleet_reasons(a))] if a.plans else []
     return document(
         "plan-fleet",
         q,
@@ -183,9 +227,14 @@ def fleets_document(a: FleetPlans) -> Record:
         ranking=[_row(trial) for trial in a.plans],
         near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
         rejected=[record("plan-rejected", lost=lost) for lost in a.rejected],
-        verdict=" ".join(sentences) or "no plan holds",
-        notes=_notes(a),
+        verdict=" ".join(sentences) or "no plan meets the limits",
+        notes=[note for some in _notes(a) for note in some],
     )
+
+
+def fleet_rows(a: FleetPlans) -> list[Record]:
+    """Every fleet that holds, best first."""
+    return [_row(trial) for trial in a.plans]
 
 
 def _key(name: str) -> str:
@@ -212,6 +261,7 @@ def _row(trial: Trial) -> Record:
         "capacity_requests_per_s": trial.capacity,
         "utilisation": trial.money.used,
         "full_requests_per_s": trial.full_rate,
+        "clear_of_limits": trial.clear,
         "headroom": trial.growth if trial.growth >= 0 else None,
         "sustained_tokens_per_s_per_gpu": sustained_tokens_per_s(trial) / trial.gpus if trial.growth >= 0 else None,
         **spent_record(trial.money),

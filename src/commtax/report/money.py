@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from commtax.planner.money import COUNTED, MONTH_H, YEAR_H, Money, plan_money
 from commtax.question import Question
 from commtax.report.documents import Record, facts
-from commtax.units import plural
+from commtax.units import format_money, plural
 
 COUNTS = dict(zip(COUNTED, ("output tokens", "tokens, input and output"), strict=True))
 OTHER = dict(zip(COUNTED, ("--cost-of total counts input too", "--cost-of output counts output alone"), strict=True))
@@ -23,7 +23,7 @@ def _price_note(q: Question, missing: str) -> str:
     if not price:
         return f"no price is known for {chip.key}: --price {missing}"
     known = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
-    source = f"the catalogue's, {known.date}; --price" if known else "as given; --price"
+    source = f"catalogue price of {known.date}; --price changes it" if known else "as given"
     cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
     return f"{chip.key}: ${cents} per GPU-hour ({source})"
 
@@ -43,7 +43,8 @@ def fleet_cost_words(m: Money) -> str:
     """Of the fleet by the hour, the month and the year; nothing where no price is known."""
     if not (m.usd_per_hour and m.usd_per_month and m.usd_per_year):
         return ""
-    return f"${m.usd_per_hour:,.2f} per hour, ${m.usd_per_month:,.0f} per month, ${m.usd_per_year:,.0f} per year"
+    each = (format_money(usd) for usd in (m.usd_per_hour, m.usd_per_month, m.usd_per_year))
+    return "{} per hour, {} per month, {} per year".format(*each)
 
 
 def _pools(q: Question) -> list[Question]:

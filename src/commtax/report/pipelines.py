@@ -6,8 +6,8 @@ from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
 from commtax.files import table
 from commtax.report.documents import Record, record
-from commtax.report.drawing import Console, Text
-from commtax.report.tables import notes, say, show_table
+from commtax.report.drawing import Console, Sketch, telling
+from commtax.report.tables import ANSWER, notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
 from commtax.statement import Refusal
 from commtax.timeline import Timeline
@@ -15,32 +15,46 @@ from commtax.units import plural
 from commtax.verbs.billing import StepBill
 
 KINDS = table("report/words.toml")["pipeline"]
+NAMES, MOST_ROWS = 9, 64
+"""Signs of a rank's name, and lines of a grid: one too long for the screen goes on below, while there are fewer."""
 MAX_SVG_BOXES = 40_000
 MOST_BOXES = 8_000
 """Of a picture in a file, and on the page."""
 
 
 def show_pipeline(console: Console, ran: PipelineRun) -> None:
-    """The grid, then the bubble twice, then what each rank keeps."""
+    """The bubble and what each rank keeps, then the grid; that algebra counts as many is a detail."""
     kind, t = ran.kind, ran.timeline
     batches = "1 microbatch" if ran.m == 1 else f"{ran.m} microbatches"
-    say(console, f"{kind.name}: {plural(ran.p, 'stage')}, {batches}, {t.span_s:g} time units", "bold")
-    _grid(console, t)
-    closed = ran.idle_closed_form_s
-    rows = [("counted", f"{ran.idle_counted_s:g}", f"{ran.over_total:.2%}", f"{ran.over_ideal:.2%}")]
-    if closed is not None:
-        ideal = float(np.mean(t.busy_s()))
-        rows.append(("closed form", f"{closed:g}", f"{closed / (closed + ideal):.2%}", f"{closed / ideal:.2%}"))
-    show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
+    whole = f"{kind.name}: {plural(ran.p, 'stage')}, {batches}, {t.span_s:g} time units"
+    say(console, f"{whole}; bubble {ran.over_total:.2%}: each rank is idle for {ran.idle_counted_s:g} of them on average", ANSWER)
     keeps = ran.peaks
     unit = "chunks of microbatches" if (kind.chunks or ran.v) > 1 else "microbatches"
     shown = ", ".join(map(str, keeps[:16])) + (" …" if len(keeps) > 16 else "")
     say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are stored")
-    remarks = [] if closed is not None else ["no closed form for these times: counted only"]
+    console.print()
+    _grid(console, t)
+    remarks = []
     for rank, factor in ran.times.rank_factors.items():
         waits = ", and the others wait for it" if factor > 1 else ""
         remarks.append(f"straggler: rank {rank} takes {factor:g} times as long{waits}")
-    notes(console, remarks)
+    derived = telling(console).details
+    if derived:
+        _show_bubble(console, ran)
+    notes(console, remarks, () if derived else [BY_ALGEBRA])
+
+
+BY_ALGEBRA = "the bubble by its closed form"
+
+
+def _show_bubble(console: Console, ran: PipelineRun) -> None:
+    """Counted, and by its closed form where it has one."""
+    closed, ideal = ran.idle_closed_form_s, float(np.mean(ran.timeline.busy_s()))
+    idle = {"counted": ran.idle_counted_s, **({} if closed is None else {"closed form": closed})}
+    rows = [(how, f"{s:g}", f"{s / (s + ideal):.2%}", f"{s / ideal:.2%}") for how, s in idle.items()]
+    show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
+    if closed is None:
+        notes(console, ["no closed form for these times: counted only"])
 
 
 def _grid(console: Console, t: Timeline) -> None:
@@ -49,28 +63,39 @@ def _grid(console: Console, t: Timeline) -> None:
     if np.any(np.abs(t.start_s / unit - np.round(t.start_s / unit)) > 1e-6):
         unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
     columns = max(1, round(t.span_s / unit))
-    room = console.width - 12
-    shown, numbers = min(columns, room), np.asarray(t.number).tolist()
-    for rank, name in enumerate(t.lanes[:64]):
-        cells: list[tuple[str, str]] = [("·", "dim")] * shown
-        for i in np.flatnonzero(t.lane == rank).tolist():
-            first, last = round(float(t.start_s[i]) / unit), round(float(t.end_s[i]) / unit)
-            kind = t.kinds[int(t.kind[i])]
-            digit = numbers[i] % 10
-            sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
-            for column in range(first, min(max(last, first + 1), shown)):
-                cells[column] = (sign, KINDS[kind][1])
-        row = Text(f"{name:<9}", style="dim")
-        for character, style in cells:
-            row.append(character, style=style)
-        if columns > shown:
-            row.append("…", style="dim")
-        console.print(row, soft_wrap=True)
-    legend = Text("by the last digit of the microbatch: ", style="dim")
+    room, names = console.width - NAMES - 1, t.lanes[:MOST_ROWS]
+    bands = min(-(-columns // room), max(1, MOST_ROWS // len(names)))
+    shown = min(columns, bands * room)
+    rows = [_cells(t, rank, unit, shown) for rank in range(len(names))]
+    for start in range(0, shown, room):
+        if start:
+            console.print(Sketch(f"from time {start * unit:g} on", style="dim"))
+        for name, cells in zip(names, rows, strict=True):
+            row = Sketch(f"{name:<{NAMES}}", style="dim")
+            for character, style in cells[start : start + room]:
+                row.append(character, style=style)
+            if columns > shown and start + room >= shown:
+                row.append("…", style="dim")
+            console.print(row)
+    legend = Sketch("by the last digit of the microbatch: ", style="dim")
     for index in sorted(set(t.kind.tolist())):
         signs, style, _ = KINDS[t.kinds[index]]
         legend.append(f"{signs}, ", style=style)
-    console.print(legend.append("· idle", style="dim"), soft_wrap=True)
+    console.print(legend.append("· idle", style="dim"))
+
+
+def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, str]]:
+    """The signs of one rank, a time unit each, and their styles."""
+    numbers = np.asarray(t.number)
+    cells: list[tuple[str, str]] = [("·", "dim")] * shown
+    for i in np.flatnonzero(t.lane == rank).tolist():
+        first, last = round(float(t.start_s[i]) / unit), round(float(t.end_s[i]) / unit)
+        kind = t.kinds[int(t.kind[i])]
+        digit = int(numbers[i]) % 10
+        sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
+        for column in range(first, min(max(last, first + 1), shown)):
+            cells[column] = (sign, KINDS[kind][1])
+    return cells
 
 
 def pipeline_document(ran: PipelineRun) -> Record:
@@ -86,17 +111,30 @@ def pipeline_document(ran: PipelineRun) -> Record:
     )
 
 
-def to_svg(t: Timeline) -> str:
-    """The timeline as boxes to scale; kinds differ in hue and in the letter that each box shows."""
+def pipeline_rows(ran: PipelineRun) -> list[Record]:
+    """One row for each pass of a microbatch on a rank, in words."""
+    t, words = ran.timeline, {kind: said.split(" ", 1)[1] for kind, (said, *_) in KINDS.items()}
+    columns = zip(t.lane, t.kind, np.asarray(t.number), t.start_s, t.end_s, strict=True)
+    return [
+        {"rank": t.lanes[lane], "pass": words[t.kinds[kind]], "microbatch": number, "start": start, "end": end}
+        for lane, kind, number, start, end in columns
+    ]
+
+
+def to_svg(t: Timeline, ground: str = "white") -> str:
+    """The timeline as boxes to scale; kinds differ in hue and in the letter that each box shows.
+
+    On no ground text has the colour of what is around it.
+    """
     if len(t.lane) > MAX_SVG_BOXES:
         raise Refusal(f"svg: {len(t.lane):,} boxes are more than the {MAX_SVG_BOXES:,} that are drawn; use --chrome-trace")
     wide, high, left = 1200.0, 26, 70
     scale = wide / t.span_s
     height = len(t.lanes) * high + 40
-    style = "font-family:sans-serif;font-size:11px"
+    ink, style = "black" if ground == "white" else "currentColor", "font-family:sans-serif;font-size:11px"
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 10:.0f} {height}" style="{style}">']
-    parts.append(f'<rect width="100%" height="{height}" fill="white"/>')
-    parts += [f'<text x="4" y="{i * high + 18}">{name}</text>' for i, name in enumerate(t.lanes)]
+    parts.append(f'<rect width="100%" height="{height}" fill="{ground}"/>')
+    parts += [f'<text x="4" y="{i * high + 18}" fill="{ink}">{name}</text>' for i, name in enumerate(t.lanes)]
     for i in range(len(t.lane)):
         x, width = left + float(t.start_s[i] - t.begin_s) * scale, float(t.end_s[i] - t.start_s[i]) * scale
         y, name = int(t.lane[i]) * high + 2, t.name[i].replace("&", "&amp;")
@@ -104,8 +142,8 @@ def to_svg(t: Timeline) -> str:
         parts.append(f'<rect {box} fill="{KINDS[t.kinds[int(t.kind[i])]][2]}" stroke="white" stroke-width="0.5"/>')
         if width > 7 * len(t.name[i]):
             parts.append(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{name}</text>')
-    legend = f"0 to {t.span_s:g} time units; F forward, B input gradient, W weight gradient; white: idle"
-    parts.append(f'<text x="{left}" y="{height - 14}">{legend}</text>')
+    legend = f"0 to {t.span_s:g} time units; F forward, B input gradient, W weight gradient; empty: idle"
+    parts.append(f'<text x="{left}" y="{height - 14}" fill="{ink}">{legend}</text>')
     return "".join([*parts, "</svg>"])
 
 

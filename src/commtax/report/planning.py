@@ -1,7 +1,6 @@
 """Plans for a terminal: the winner and why, the ranking, the Pareto front, what was rejected; and as a document."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -9,29 +8,33 @@ from typing import TypeVar
 import numpy as np
 
 from commtax.planner import StandingPlan, choosing
-from commtax.planner import columns as planned
 from commtax.planner.choosing import margin
-from commtax.planner.columns import (
-    SIZED,
-    ColumnTable,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    TrainColumns,
-    TrainPlans,
-)
-from commtax.planner.money import plan_money, training_money
-from commtax.planner.reasons import SAID, dtype_words, missed_times, odds
-from commtax.planner.training_search import BUDGET
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
+from commtax.planner.compared_types import best_of_types
+from commtax.planner.money import asks_for_dollars, plan_money
+from commtax.planner.reasons import SAID, missed_times, odds
 from commtax.question import EVEN, Question
 from commtax.report import plots
 from commtax.report.closed_loop import basis_words
-from commtax.report.documents import Record, document, facts, record
-from commtax.report.drawing import Console, Text
-from commtax.report.money import million, plan_notes, price_notes, spent_record
+from commtax.report.documents import Record, document, record
+from commtax.report.drawing import Console
+from commtax.report.front import drawn_front
+from commtax.report.money import counted_note, plan_notes, spent_record
+from commtax.report.operating_points import answered, show_points
+from commtax.report.plan_tables import (
+    EXPENDABLE,
+    NEAREST,
+    facts_at,
+    gpus_of,
+    places,
+    rows_to_show,
+    served_columns,
+    show_ranked,
+)
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import notes, say, show_columns, show_rejected, sized_places
-from commtax.spec import KINDS, SERVING_AXES
+from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, sized_places
+from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
+from commtax.spec import SERVING_AXES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
@@ -40,31 +43,44 @@ Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-TRAINED = (*SIZED, "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
-"""Sizes of a plan, and its figures."""
-WIDTH, HEIGHT = 60, 10
+LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None = None) -> None:
-    """The sentence first: what to run, and why."""
-    q, remarks = a.question, tuple[str, ...]()
-    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_question_words(a)}", "bold")
+    """The answer first: what to run, and why; then the plans, what was rejected, notes."""
+    open_ended = not a.trains and len(a.plans) and bool(a.places)
     if not len(a.plans):
-        _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
+        for line, style in zip(nothing_words(a), ("bold red", ""), strict=False):
+            say(console, line, style)
+    elif not a.trains and a.places:
+        show_points(console, a)
     else:
-        if not a.trains and a.places:
-            _show_places(console, a)
-        head, *why = a.why
-        clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
-        say(console, f"{recommended_words(a)}: {head}{clients}.", "bold yellow")
-        for reason in why:
-            say(console, f"  {reason}")
+        _say_recommended(console, a, ANSWER)
+    for line in () if a.trains else best_of_types(a):
+        say(console, f"  {line}")
     _show_own_plan(console, a, pasted)
-    if len(a.plans):
-        remarks = _show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
+    _say_asked(console, a)
+    if open_ended:
+        console.print()
+        _say_recommended(console, a)
+    remarks, details = show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
     show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shorten_rejected(a.rejected))))
-    notes(console, remarks)
+    notes(console, remarks, details)
+
+
+def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
+    """The recommended plan, and why."""
+    head, *why = a.why
+    clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
+    say(console, f"{recommended_words(a)}: {head}{clients}.", style)
+    for reason in why:
+        say(console, f"  {reason}")
+
+
+def _say_asked(console: Console, a: Plans) -> None:
+    q = a.question
+    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_question_words(a)}", "dim")
 
 
 def recommended_words(a: Plans) -> str:
@@ -73,53 +89,23 @@ def recommended_words(a: Plans) -> str:
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
-def place_words(a: ServingPlans, place: planned.OperatingPoint) -> str:
-    """A place to run at, in a line."""
-    rows, i = place.plans, place.recommended
-    times = f"TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}"
-    figures = f"{plural(int(rows.concurrency[i]), 'client')}, {times}, {rows.tokens_per_s[i]:,.0f} tokens/s"
-    return f"{place.name}, when {place.when}: {a.gpu_words(rows, i)}; {figures}"
-
-
-SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
-    "plan": lambda a, rows, i: a.gpu_words(rows, i) + dtype_words(a.question, int(rows.dtype[i])),
-    ">clients": lambda _, rows, i: f"{int(rows.concurrency[i]):,}",
-    ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
-    ">TPOT": lambda a, rows, i: _tpot(a, rows, i),
-    ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
-    ">request": lambda a, rows, i: format_seconds(planned.request_s(a.question, rows)[i]),
-    ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
-    ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
-    ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
-    ">KV free": lambda _, rows, i: f"{rows.kv_headroom[i]:.0%}",
-}
-"""Cells of a serving plan, by the names of their columns."""
-
-
-def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *names: str) -> dict[str, list[str]]:
-    """Some columns of some plans; how likely limits hold only where there are any."""
-    limited = any(a.question.goal.times for a, _, _ in listed)
-    return {name: [SERVED[name](*one) for one in listed] for name in names if limited or name != ">likely"}
-
-
-def _show_places(console: Console, a: ServingPlans) -> None:
-    """Where to run when nothing is limited: a row a place, each the simplest plan within the margin of the best there."""
-    say(console, "No limit on request times is set (--ttft, --tpot). Operating points, each with its recommended plan:")
-    listed = [(a, place.plans, place.recommended) for place in a.places]
-    columns = {"point": [f"{place.name} tokens/s" if place.name == "most" else place.name for place in a.places]}
-    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">tokens/s", ">/GPU", ">/user")
-    show_columns(console, columns | {"choose it when": [place.when for place in a.places]})
-
-
-def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
-    """The ranking and the front; what is left to remark."""
+def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
+    """The ranking and the front, or the nearest plans; what is left to remark."""
+    if not len(a.plans):
+        if len(a.near):
+            _show_ranking(console, a, a.near, NEAREST)
+        return (), ()
     _show_ranking(console, a, a.plans, top)
-    for line in _scatter(a):
-        console.print(line, soft_wrap=True)
-    rows, own = a.plans, a.recommended
+    console.print()
+    for line in drawn_front(a, console.width):
+        console.print(line)
+    rows, own = answered(a)
     usd = plan_notes(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(rows, own))}"
-    return DEFINITION, lengths_note(a.question.requests.spread), *usd, *spread_notes(a.question), ranges
+    served, q = a.simulation(rows, own), a.question
+    ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
+    details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
+    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    return tuple(note for note in said if note not in details), tuple(details)
 
 
 def spread_notes(q: Question) -> list[str]:
@@ -127,13 +113,6 @@ def spread_notes(q: Question) -> list[str]:
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
     said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
-
-
-def _show_training_plans(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
-    splits = a.splits()
-    _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
-    best = f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit"
-    return best, *run_notes(a)
 
 
 def _show_own_plan(console: Console, a: Plans, pasted: StandingPlan | None) -> None:
@@ -146,101 +125,101 @@ def _show_own_plan(console: Console, a: Plans, pasted: StandingPlan | None) -> N
     if isinstance(r := pasted.rows, TrainColumns):
         gain = "its speed"
         figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} per rank"
-    else:
-        figures, gain = _served_figures(a, r), GAIN[a.question.goal.objective]
-    place = _place(pasted, len(a.plans), gain)
-    say(console, f"Pasted: {pasted.plan}{figures}; {place}.", "bold" if pasted.rank else "bold red")
+    elif not a.trains:
+        figures, gain = _served_figures(a.question, r), GAIN[a.question.goal.objective]
+    whole = a.trains or a.question.goal.objective == "throughput"  # which more GPUs have more of
+    more = float(a.plans.gpus[0] / r.gpus[0]) if whole and len(a.plans) else 1.0
+    place, beside = _place(pasted, len(a.plans), gain, more), beside_recommended(a, pasted)
+    say(console, f"Pasted: {pasted.plan}{figures}; {place}{beside}.", "bold" if pasted.rank else "bold red")
+    better = pasted.tuned
+    if better and better.rank and pasted.gain > 1.005 * better.gain:
+        say(console, f"  run as {better.plan}, it would have {pasted.gain / better.gain:.2f} x {gain}")
 
 
-def _served_figures(a: Plans, r: ServingColumns) -> str:
+def beside_recommended(a: Plans, pasted: StandingPlan) -> str:
+    """The pasted plan against the recommended one: who runs a good plan need not change it for a simpler or an equal one."""
+    r = pasted.rows
+    if a.trains or not isinstance(r, ServingColumns) or not pasted.rank or a.question.goal.objective not in LEAD:
+        return ""
+    q, theirs = a.question, a.plans.take(slice(a.recommended, a.recommended + 1))
+    if a.gpu_words(theirs, 0) == pasted.plan:
+        clients = int(theirs.concurrency[0])
+        return "; it is the recommended plan" + (f", which has {plural(clients, 'client')}" if clients != r.concurrency[0] else "")
+    if q.goal.objective == "throughput" and r.gpus[0] != theirs.gpus[0]:  # which more GPUs have more of
+        return ""
+    lead = float(objective_value(q, r)[0] / objective_value(q, theirs)[0]) - 1
+    if round(100 * lead) > 0:
+        own, simple = (float(choosing.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
+        why = ", which is simpler" if simple < own else ""
+        return f"; yours {LEAD[q.goal.objective].format(lead)} than the recommended plan{why}: if it runs, keep it"
+    if 1 / (1 + lead) - 1 > margin(q):
+        return ""
+    return f"; yours is as good as the recommended plan within the margin of {percent(margin(q))} (--margin)"
+
+
+def _served_figures(q: Question, r: ServingColumns) -> str:
     tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
-    tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
+    tpot = f", TPOT {format_seconds(r.tpot_s[0])}" if q.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
-def _place(pasted: StandingPlan, count: int, unit: str) -> str:
-    """Its place among the good plans, or why it has none."""
+def _place(pasted: StandingPlan, count: int, unit: str, more: float) -> str:
+    """Its place among the good plans, or why it has none; the best has ``more`` times its GPUs."""
     if not pasted.rank:
         return pasted.reason
     ahead = f"place {pasted.rank:,} among {count:,} good plans" if pasted.rank > 1 else "no plan is better"
-    return ahead + (f", the best has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
+    if pasted.rank > count > 0:  # as it runs it is none of them
+        ahead = "the only good plan is better" if count == 1 else f"all {count:,} good plans are better"
+    each = f" with {more:.3g} x its GPUs, {pasted.gain / more:.2f} x per GPU" if more != 1 else ""
+    return ahead + (f", the best has {pasted.gain:.2f} x {unit}{each}" if pasted.gain > 1.005 else "")
 
 
 def _question_words(a: Plans) -> str:
     if a.trains:
         return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
-    g, r = a.question.goal, a.question.requests
-    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limit_words(a.question), WANTED[g.objective]])
+    return f"{', '.join([length_words(a.question), *limit_words(a.question)])}; goal: {WANTED[a.question.goal.objective]}"
 
 
 def limit_words(q: Question, names: Callable[[str], str] = SAID.__getitem__) -> list[str]:
-    """Each limit, and how likely it has to hold."""
+    """Each limit, and how likely it has to be met."""
     limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
-    return [*limits, f"at least {percent(q.goal.confidence)} likely to hold"] if limits else []
+    each = "each " * (len(limits) > 1)
+    return [*limits, f"{each}at least {percent(q.goal.confidence)} likely to be met"] if limits else []
 
 
-DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
+DEFINITION = (
+    "TTFT and TPOT are means over the requests of a closed loop: "
+    "each client sends its next request when its previous one is answered"
+)
 
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     own = a.recommended if rows is a.plans else None
-    first, q = _rows_to_show(rows, top, own), a.question
-    shown, usd = rows.take(np.array(first, dtype=int)), a.usd_per_million_tokens(rows)
+    first, q = rows_to_show(rows, top, own), a.question
+    shown = rows.take(np.array(first, dtype=int))
     listed, timed = [(a, rows, i) for i in first], [">request"] if q.goal.objective == "latency" else []
-    columns = {"": ranks(first, own)}
+    aim, columns = WANTED[q.goal.objective] if a.places else "", {"": places(first, own)}
     columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">likely", *timed, ">tokens/s")
     columns[">range"] = [f"{low:,.0f}-{high:,.0f}" for low, high in a.ranges(shown, "tokens_per_s")]
-    columns |= served_columns(listed, ">/GPU", ">/user")
-    columns[">$/M"] = [million(usd[i]) if q.goal.usd_per_gpu_hour else "" for i in first]
+    columns |= served_columns(listed, ">/GPU", ">/user", ">$/M")
     columns[">comm"] = [f"{share:.0%}" for share in a.comm_fractions(shown)]
-    show_columns(console, columns | served_columns(listed, ">KV free"))
+    expendable = [name for name in EXPENDABLE if name != "$/M" or not asks_for_dollars(q)]
+    show_ranked(console, columns | served_columns(listed, ">KV free"), gpus_of(listed), expendable, q.gpus_there, aim)
 
 
-def _rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
-    """The first of a ranking, and the recommended plan where it lies behind them."""
-    return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
-
-
-def ranks(listed: Sequence[int], recommended: int | None) -> list[str]:
-    """Places in a ranking, and which is the best and which the recommended plan."""
-    if recommended is None:
-        return [str(i + 1) for i in listed]
-    named = {0: "best", recommended: "recommended"} if recommended else {0: "recommended, best"}
-    return [f"{i + 1} {named.get(i, '')}".rstrip() for i in listed]
-
-
-def _tpot(a: Plans, rows: ServingColumns, i: int) -> str:
-    """Without a second token there is no time between tokens."""
-    return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
-
-
-def _nothing_serves(console: Console, a: ServingPlans) -> None:
-    """Nothing is good: the nearest plans, and what would have to change."""
-    wanted = ", or ".join(a.would_take)
+def nothing_words(a: Plans) -> list[str]:
+    """Nothing is good: the nearest plan, and what would have to change."""
+    if a.trains:
+        return untrained_words(a)
+    takes = [f"It would take {', or '.join(a.would_take)}."] if a.would_take else []
     if not len(a.near):
-        say(console, f"No plan fits in memory.{f' It would take {wanted}.' if wanted else ''}", "bold red")
-        return
+        return ["No plan fits in memory.", *takes]
     near, wish = a.near, percent(a.question.goal.confidence)
     broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(SAID, 0))]
     by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
     head = f"No plan is {wish} likely to meet the limits{by_half}"
-    say(console, f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", "bold red")
-    say(console, f"  It would take {wanted}.")
-    _show_ranking(console, a, near, 5)
-
-
-def _nothing_trains(console: Console, a: TrainPlans) -> None:
-    """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
-    if not len(a.near):
-        say(console, "No plan is legal.", "bold red")
-        return
-    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
-    gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
-    short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
-    say(console, f"No plan fits in memory: {short}. It would take about {gpus:,} GPUs.", "bold red")
-    _show_ranked_training(console, a, a.near, 5)
-    notes(console, run_notes(a))
+    return [f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", *takes]
 
 
 def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
@@ -256,33 +235,6 @@ def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
         else:
             degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
             lines.append(Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", degrees)))
-    return lines
-
-
-def _scatter(a: ServingPlans) -> list[Text]:
-    """The Pareto front: what a user gets (across) against what a GPU gives (up)."""
-    front = a.front
-    if len(front) < 3 or a.question.requests.output_len == 1:
-        return []
-    x, y = front.tokens_per_s_per_user, front.tokens_per_s_per_gpu
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-
-    def place(u: float, g: float) -> tuple[int, int]:
-        across, up = (u - x.min()) / max(1e-9, np.ptp(x)), (g - y.min()) / max(1e-9, np.ptp(y))
-        return round(across * (WIDTH - 1)), HEIGHT - 1 - round(up * (HEIGHT - 1))
-
-    for column, row in map(place, x, y):
-        grid[row][column] = "•"
-    column, row = place(a.plans.tokens_per_s_per_user[a.recommended], a.plans.tokens_per_s_per_gpu[a.recommended])
-    if 0 <= row < HEIGHT and 0 <= column < WIDTH:
-        grid[row][column] = "◆"
-    head = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right); ◆ is the recommended plan"
-    lines = [Text(head, style="dim")]
-    for i, cells in enumerate(grid):
-        edge = f"{y.max() - (y.max() - y.min()) * i / (HEIGHT - 1):8,.0f} │"
-        lines.append(Text(edge + "".join(cells)))
-    lines.append(Text(" " * 9 + "└" + "─" * WIDTH))
-    lines.append(Text(f"{x.min():14,.1f}{x.max():{WIDTH - 4},.1f}", style="dim"))
     return lines
 
 
@@ -353,7 +305,7 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     }
 
 
-def plot_front(a: ServingPlans, path: Path) -> None:
+def plot_front(a: ServingPlans, path: Path | None) -> "plots.Figure":
     """The Pareto front as a picture."""
 
     def draw(figure: "plots.Figure") -> None:
@@ -369,71 +321,4 @@ def plot_front(a: ServingPlans, path: Path) -> None:
         axes.grid(True, alpha=0.3)
         axes.legend()
 
-    picture(path, draw)
-
-
-def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
-    first = _rows_to_show(rows, top, recommended)
-    show_columns(console, {"": ranks(first, recommended), **ranked_columns(a, rows, first)})
-
-
-def tokens_per_s(a: TrainPlans, rows: TrainColumns, i: int) -> float:
-    return a.question.goal.global_batch * float(a.question.context) / float(rows.step_s[i])
-
-
-def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
-    """Columns of a table of some plans."""
-    steps = [a.step_of(rows, i) for i in first]
-    rates = [tokens_per_s(a, rows, i) for i in first]
-    runs = [training_money(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
-    return {
-        "plan": [a.gpu_words(rows, i) for i in first],
-        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
-        "kind": [a.kind_words(rows, i) for i in first],
-        ">step": [format_seconds(rows.step_s[i]) for i in first],
-        ">80 % range": [f"{format_seconds(b.low_s)}-{format_seconds(b.high_s)}" for b in steps],
-        ">tokens/s": [f"{rate:,.0f}" for rate in rates],
-        ">days": [f"{run.days:,.1f}" for run in runs],
-        ">$": ["" if run.usd is None else f"{run.usd:,.0f}" for run in runs],
-        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
-        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
-        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
-        ">memory": [format_bytes(rows.memory_bytes[i]) for i in first],
-    }
-
-
-def run_words(a: TrainPlans) -> str:
-    """The run's tokens: ``15T``.
-
-    >>> from types import SimpleNamespace as Any
-    >>> run_words(Any(question=Any(goal=Any(train_tokens=1.5e12))))
-    '1.5T'
-    """
-    tokens = a.question.goal.train_tokens
-    size, unit = next(((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1, ""))
-    return f"{tokens / size:,g}{unit}"
-
-
-def run_notes(a: TrainPlans) -> list[str]:
-    """What days and dollars are of."""
-    run = f"days and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
-    return [f"{run}; {'; '.join(price_notes([a.question]))}"]
-
-
-def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
-    b, rate = a.step_of(rows, i), tokens_per_s(a, rows, i)
-    run = training_money(a.question, int(rows.gpus[i]), rate)
-    figures = trained_figures(rows, i)
-    figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
-    figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}
-    return figures | facts(a.kinds[int(rows.kind[i])].plan, *KINDS) | {"verdict": a.gpu_words(rows, i)}
-
-
-def trained_figures(rows: TrainColumns, i: int) -> Record:
-    """The sizes and figures of one plan."""
-    return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}
-
-
-def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
-    """Some columns of one row under their own names."""
-    return {name: getattr(rows, name)[i] for name in names}
+    return picture(path, draw)

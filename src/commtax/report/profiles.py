@@ -31,17 +31,17 @@ def show_profile(console: Console, own: Profile) -> None:
     _show_runs(console, own)
     paths = [_path_row(name, path) for name, some in own.libraries.items() for path in some]
     if paths:
-        show_table(console, *drop_empty_columns(PATH_COLUMNS, paths))
+        show_table(console, *drop_empty_columns(PATH_COLUMNS, paths), ("collectives", "ranks", "80% range", "launch", "per hop"))
     plain = {name: x for name, x in constants_of(own).items() if name.startswith(("chip ", "network ")) or name in own.host}
     if plain:
         show_table(console, ("constant", ">measured"), [(name, _value(name, x)) for name, x in plain.items()])
     if own.tables:
         rows = [(name, "  ".join(f"{key} {x:.3g}" for key, x in table.items())) for name, table in own.tables.items()]
         show_table(console, ("kernels", "constants"), rows)
-    notes(console, [f"{part}: {source}" for part, source in own.sources.items()])
+    notes(console, (), [f"{part}: {source}" for part, source in own.sources.items()])
 
 
-PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", ">per hop", ">bandwidth", ">80 % range")
+PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", ">per hop", ">bandwidth", ">80% range")
 
 
 def _path_row(library: str, path: Path) -> tuple[str, ...]:
@@ -63,19 +63,21 @@ def _show_runs(console: Console, own: Profile) -> None:
     moves = dict(moves_of(own))
     by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
-        say(console, deployment_words(deployment), "bold")
-        held = list(runs)
+        name, held = deployment_words(deployment), list(runs)
         if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]))
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
+            name = ""
         if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
             cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
-            show_table(console, PART_COLUMNS, cells)
+            show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
+            name = ""
         if taught := moves.get(deployment):
-            show_table(console, MOVE_COLUMNS, [(name, *move_words(change)) for name, change in taught.items()])
+            moved = [(constant, *move_words(change)) for constant, change in taught.items()]
+            show_table(console, MOVE_COLUMNS, moved, title=name)
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
-MOVE_COLUMNS = ("its runs moved", ">by", ">80 % range", ">before any run")
+MOVE_COLUMNS = ("its runs moved", ">by", ">80% range", ">before any run")
 RUN_COLUMNS = (
     *("run", ">repeats", ">clients", ">prompt", ">answer"),
     *(column for metric in LATENCIES for column in (f">{metric.upper()}", ">catalogue", ">off")),
@@ -155,8 +157,8 @@ def show_difference(console: Console, found: ProfileDifference) -> None:
     if found.constants:
         show_table(console, ("constant", *columns), map(_constant_row, found.constants))
     for deployment, rows in groupby(found.latencies, key=lambda x: x.lesson.deployment):
-        say(console, deployment_words(deployment), "bold")
-        show_table(console, ("latency", ">clients", ">prompt", ">answer", *columns), map(_latency_row, rows))
+        heads = ("latency", ">clients", ">prompt", ">answer", *columns)
+        show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
 
 
 def _counted(found: ProfileDifference) -> str:

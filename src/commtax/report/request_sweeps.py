@@ -9,21 +9,23 @@ from commtax.report import plots
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
-from commtax.report.tables import headline, notes, say, show_table
+from commtax.report.tables import ANSWER, notes, say, say_asked, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
 from commtax.verbs.loads import LOADS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.sweeping import RequestSweep, Slo
 
+EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")
+
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     """One line a point, the knee and the capacity said."""
-    headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
-    say(console, sweep_words(s, slo), "bold yellow")
-    times = (">TTFT mean", ">p99", ">TPOT mean", ">p99", ">ITL p99", ">E2E mean")
+    say(console, sweep_words(s, slo), ANSWER)
+    say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
+    times = (">TTFT mean", ">TTFT p99", ">TPOT mean", ">TPOT p99", ">ITL p99", ">E2E mean")
     columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
-    show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))))
+    show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
     notes(console, remarks(s.outcomes[0]))
 
 
@@ -48,7 +50,7 @@ def _cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
     return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
 
 
-def plot_sweep(s: RequestSweep, path: Path) -> None:
+def plot_sweep(s: RequestSweep, path: Path | None) -> "plots.Figure":
     """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
 
     def draw(figure: "plots.Figure") -> None:
@@ -60,7 +62,7 @@ def plot_sweep(s: RequestSweep, path: Path) -> None:
                 _line(axes, s, name, index)
             _frame(axes, s, title)
 
-    picture(path, draw, size=(11, 4.8))
+    return picture(path, draw, size=(11, 4.8))
 
 
 def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
@@ -79,7 +81,7 @@ def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
-    _format_time_axis(axes, "y")
+    format_time_axis(axes, "y")
     axes.grid(alpha=0.25)
     if s.knee is not None:
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
@@ -88,7 +90,7 @@ def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _format_time_axis(axes: "plots.Axes", which: str) -> None:
+def format_time_axis(axes: "plots.Axes", which: str) -> None:
     """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -99,7 +101,7 @@ def _format_time_axis(axes: "plots.Axes", which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plot_outcome(o: RequestsInTime, path: Path) -> None:
+def plot_outcome(o: RequestsInTime, path: Path | None) -> "plots.Figure":
     """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
 
     def draw(figure: "plots.Figure") -> None:
@@ -109,7 +111,7 @@ def plot_outcome(o: RequestsInTime, path: Path) -> None:
         _histogram(left, o)
         _distribution(right, o)
 
-    picture(path, draw, size=(11, 4.8))
+    return picture(path, draw, size=(11, 4.8))
 
 
 def _histogram(axes: "plots.Axes", o: RequestsInTime) -> None:
@@ -137,7 +139,7 @@ def _distribution(axes: "plots.Axes", o: RequestsInTime) -> None:
         value = o.statistic(f"ttft_{which}")
         axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
         axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
-    _format_time_axis(axes, "x")
+    format_time_axis(axes, "x")
     low, high = axes.get_xlim()
     axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
     axes.grid(alpha=0.25)

@@ -8,15 +8,15 @@ from math import isfinite, isinf
 import numpy as np
 
 from commtax.files import table
-from commtax.report.closed_loop import host_times
+from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
-from commtax.report.tables import headline, notes, say, show_table
+from commtax.report.tables import ANSWER, longest_words, notes, say, say_asked, show_table
 from commtax.spec.stream import Lengths
 from commtax.units import format_seconds, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.settling import describe_gpus, describe_layout
+from commtax.verbs.settling import describe_gpus
 from commtax.verbs.sweeping import NEEDED, UPPER, RequestSweep, Slo
 from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
 from commtax.verbs.usage import EngineUsage, usage_of
@@ -27,7 +27,6 @@ BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
 """Our times, and what vLLM calls them."""
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-LITTLE = 0.15  # of the difference: what is less is not worth a word
 LONGER = 1.2  # prompts of the slowest over those of the middle
 SAME = 1.1  # a tail that is no longer than this many medians is none
 
@@ -35,18 +34,21 @@ SAME = 1.1  # a tail that is no longer than this many medians is none
 def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """Saturation and missed limits first, then the times, then why."""
     _verdicts(console, o, slo)
-    headline(console, o.question, fleet_words(o))
-    say(console, _question_words(o), "dim")
-    used = usage_of(o)
-    say(console, _load(o), "bold yellow")
-    columns = ("", ">mean", ">80 % range", ">p50", ">p90", ">p95", ">p99", ">80 % range")
-    show_table(console, columns, [_cells(o, m) for m in METRICS])
+    say(console, _load(o), ANSWER)
     say(console, _throughput(o))
+    if saved := _saved(o):
+        say(console, saved)
     if slo.limits and slo.kept(o):
         say(console, f"{_slo_words(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}", "green")
     for sentence in tail_words(o):
         say(console, sentence)
-    notes(console, (_engine(o, used), *remarks(o), host_times(o.alike)))
+    say_asked(console, o.question, _question_words(o), gpus=fleet_words(o))
+    columns = ("", ">mean", ">80% range", ">p50", ">p90", ">p95", ">p99", ">80% range")
+    show_table(console, columns, [_cells(o, m) for m in METRICS], ("p90", "p95", "80% range"))
+    sure, hosts = o.alike.basis == "calibrated", host_times(o.alike)
+    fixed, details = fixed_time_notes(o.alike), (_engine(o, usage_of(o)), *([hosts] if sure else []))
+    large = o.question.engine.host.request_s > LITTLE * o.statistic("ttft_mean")
+    notes(console, (*remarks(o), *(fixed if large else ()), *(() if sure else (hosts,))), (*details, *(() if large else fixed)))
 
 
 def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
@@ -63,7 +65,7 @@ def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
 
 
 def _confidence_words(o: RequestsInTime, slo: Slo) -> str:
-    """How surely enough requests keep to the limits; beyond the 80 % range of the steps nobody looks."""
+    """How surely enough requests keep to the limits; beyond the 80% range of the steps nobody looks."""
     probability = slo.probability(o)
     bound = {UPPER: "at least ", 1 - UPPER: "at most "}.get(probability, "")
     return f"the probability that {NEEDED:.0%} do is {bound}{probability:.0%}"
@@ -79,9 +81,8 @@ def fleet_words(o: RequestsInTime) -> str:
     plan, wanted = o.question.plan, o.question.requests
     if o.fleet.prompts is None:
         return describe_gpus(plan)
-    prompts = f"{wanted.prefill_workers or 1} x {describe_layout(prompter(o.question).plan)}"
-    decode = f"{wanted.decode_workers or 1} x {describe_layout(plan)}"
-    return f"{o.num_gpus} GPUs = {describe_pools(o.question, prompts, decode)}"
+    prompts = (wanted.prefill_workers or 1, prompter(o.question).plan)
+    return f"{o.num_gpus} GPUs = {describe_pools(o.question.places, prompts, (wanted.decode_workers or 1, plan))}"
 
 
 def _question_words(o: RequestsInTime) -> str:
@@ -108,7 +109,8 @@ def _lengths(o: RequestsInTime) -> str:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     means = ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
     prompt, answer = (_length(own, int(mean), float(q.requests.spread)) for own, mean in means)
-    return f"{prompt} tokens in and {answer} out"
+    hits = f", {hit:.0%} of each prompt found in the cache" if (hit := q.offered.prefix_hit_rate) else ""
+    return f"{prompt} tokens in and {answer} out{longest_words(q)}{hits}"
 
 
 def _length(own: Lengths | None, mean: int, spread: float) -> str:
@@ -158,6 +160,15 @@ def _throughput(o: RequestsInTime) -> str:
     return f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}"
 
 
+def _saved(o: RequestsInTime) -> str:
+    """What prefixes in the cache save, where there are some."""
+    if o.without_prefixes is None:
+        return ""
+    own, plain = o.without_prefixes
+    times = {f"mean {METRICS[m]}": (own.statistic(f"{m}_mean"), plain.statistic(f"{m}_mean")) for m in ("ttft", "tpot")}
+    return saved_words(times, "requests/s of capacity", (o.capacity, plain.capacity))
+
+
 def tail_words(o: RequestsInTime) -> list[str]:
     """Why the tails are what they are, one sentence each."""
     return [text for text in (first_words(first_tokens(o)), gap_words(gaps(o))) if text]
@@ -171,14 +182,14 @@ def first_words(tail: FirstTokens) -> str:
     ranked = sorted(tail.more_s.items(), key=lambda pair: -pair[1])
     parts = [f"{format_seconds(seconds)} {_cause(name, tail.longer)}" for name, seconds in ranked if seconds > LITTLE * whole]
     times = f"{tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
-    return f"p99 TTFT {format_seconds(tail.p99_s)} is {times}: the slowest 1 % spend {', and '.join(parts)}."
+    return f"p99 TTFT {format_seconds(tail.p99_s)} is {times}: the slowest 1% spend {', and '.join(parts)}."
 
 
 def _cause(name: str, longer: float) -> str:
     text = str(WORDS["causes"][name])
     if name != "own":
         return text
-    return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which hold others' too"
+    return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which also compute other prompts"
 
 
 def gap_words(tail: Gaps) -> str:
@@ -191,16 +202,16 @@ def gap_words(tail: Gaps) -> str:
     if tail.p99_s <= SAME * tail.median_s:
         return f"{p99} is close to {median}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
     if tail.thrown > 0.5:
-        why = f"{tail.thrown:.0%} of the slowest are the next tokens of preempted requests"
+        why = f"{tail.thrown:.0%} of the slowest gaps precede the next token of a preempted request"
     elif tail.stalled > max(0.5, tail.with_prompts):
-        why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
+        why = f"{tail.stalled:.0%} of the slowest tokens waited before their step, for prompts that go first or for stages"
     elif tail.behind > max(0.5, tail.with_prompts):
-        why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
+        why = f"{tail.behind:.0%} of the slowest tokens waited for prompts on other stages or ranks of their engine"
     elif tail.with_prompts > 0.5:
-        beside = f"others' prompts, {tail.tokens:,.0f} tokens on average"
-        why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
+        beside = f"other prompts, {tail.tokens:,.0f} tokens on average"
+        why = f"{tail.with_prompts:.0%} of the slowest gaps are steps that also compute {beside}"
     else:
-        why = "the slowest are steps of larger batches and longer contexts"
+        why = "the slowest gaps are steps with larger batches and longer contexts"
     return f"{p99} is {tail.p99_s / tail.median_s:.1f} x {median}: {why}{thrown}."
 
 
@@ -237,7 +248,7 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
         slo=_slo(o, slo) if slo.limits else None,
         usage=usage_of(o),
         tail=_tail(o),
-        notes=remarks(o),
+        notes=[*filter(None, [_saved(o)]), *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
 
@@ -257,7 +268,7 @@ def _offered_record(o: RequestsInTime) -> Record:
 
 
 def _times(o: RequestsInTime, metric: str) -> Record:
-    """All statistics of one time with their 80 % ranges, in seconds."""
+    """All statistics of one time with their 80% ranges, in seconds."""
     row: Record = {"metric": metric}
     for which in STATISTICS:
         low, high = o.range_of(f"{metric}_{which}")

@@ -2,64 +2,163 @@
 
 from collections.abc import Iterator
 
+from commtax.planner.choosing import margin
+from commtax.planner.columns import ServingPlans
 from commtax.planner.reasons import dtype_words
-from commtax.planner.several_clusters import RankedPlan, SeveralPlans
+from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes
-from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_columns, served_row
-from commtax.report.tables import name_and_gpus, notes, say, show_columns
-from commtax.units import plural
+from commtax.report.operating_points import usual_point
+from commtax.report.plan_rows import served_rows
+from commtax.report.plan_tables import gpus_of, places, served_columns, show_ranked
+from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
+from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
+from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.confidence import percent
 
+EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
+UNITS = {
+    "cost": "per million tokens",
+    "throughput": "tokens/s",
+    "latency": "per request",
+    "gpus": "in use",
+    "tokens": "tokens/s per GPU",
+}
+"""What the figures that rank plans are of."""
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     """The sentence first: what to run, where, and what it costs."""
     q = a.answers[0].question
-    where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "bold")
     if a.best and a.recommended:
-        same = a.best.answer is a.recommended.answer and a.best.row == a.recommended.row
-        alone = "Recommended and best" if same else "Recommended"
-        say(console, f"{alone}: {_sentence(a.recommended)}", "bold yellow")
-        _show_ranking(console, a, top)
-    for line in _clusters_without_plans(a):
+        alone = "Recommended and best" if same_plan(a.best, a.recommended) else "Recommended"
+        say(console, f"{alone}: {several_sentence(a.recommended)}", ANSWER)
+    for line in reasons_between(a):
+        say(console, f"  {line}")
+    for line in clusters_without_plans(a):
         say(console, line, "bold red")
-    notes(console, _notes(a))
+    where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
+    if a.best:
+        _show_ranking(console, a, top)
+    counted = counted_note(q)
+    notes(console, [note for note in _notes(a) if note != counted], [note for note in _notes(a) if note == counted])
 
 
 def _question_words(a: SeveralPlans) -> str:
     q = a.answers[0].question
-    lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
-    return ", ".join([lengths, *limit_words(q), RANKED[a.objective]])
+    return f"{', '.join([length_words(q), *limit_words(q)])}; goal: {RANKED[a.objective]}"
 
 
-def _sentence(one: RankedPlan) -> str:
+def several_sentence(one: RankedPlan) -> str:
     rows, i, m = one.answer.plans, one.row, one.money
     q = one.answer.question
     load = f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
-    usd = (
-        f"; {fleet_cost_words(m)}, ${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]}"
-        if m.usd_per_hour
-        else ""
-    )
+    usd = ""
+    if m.usd_per_hour:
+        each = _figure_words(one, "cost")
+        usd = f"; {fleet_cost_words(m)}, {each} per million {COUNTS[q.goal.cost_of]}"
     words = one.answer.gpu_words(rows, i) + dtype_words(q, int(rows.dtype[i]))
     return f"{words} on {q.cluster.key}; {load}{usd}."
 
 
+def reasons_between(a: SeveralPlans) -> Iterator[str]:
+    """The recommended plan beside the best, and beside what is recommended on the other clusters: how far ahead it is, and why."""
+    best, own = a.best, a.recommended
+    if best is None or own is None:
+        return
+    if own.answer.places:
+        balanced = ", or ".join(_balanced_words(answer) for answer in a.answers if answer.places)
+        yield f"no limit is given (--ttft, --tpot): that is for work that nobody waits for; when users wait, {balanced}"
+    if not same_plan(best, own):
+        first = f"the best is {_placed_words(best)}: {_figure_words(best, a.objective)} {UNITS[a.objective]}"
+        pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
+        yield f"{first}, within the margin of {percent(margin(own.answer.question, pools))} (--margin); measure both"
+    for other in a.beside:
+        told = "" if a.objective == "cost" else f"{_figure_words(own, a.objective)} {UNITS[a.objective]} "  # the answer has dollars
+        there = f"{_placed_words(other, 'recommended')}{_best_there(a, other)}"
+        close = "; the ranges overlap: too close to call, measure both" if _overlap(own, other, a.objective) else ""
+        head = f"{told}against {_figure_words(other, a.objective)} with {there}"
+        yield f"{head}{_why_words(own, other, a.objective)}{close}"
+
+
+def _best_there(a: SeveralPlans, other: RankedPlan) -> str:
+    """The best plan of a cluster, where another one is recommended there; the best of all has a line of its own."""
+    first = next(one for one in a.plans if one.answer is other.answer)
+    if same_plan(first, other) or (a.best and same_plan(first, a.best)):
+        return ""
+    figure, words = _figure_words(first, a.objective).partition(" (")[0], first.answer.workers(first.answer.plans, first.row)
+    return f" (the best there: {figure} with {words})"
+
+
+def _balanced_words(answer: ServingPlans) -> str:
+    """The point to start from on a cluster, and what its tokens cost."""
+    point, q = usual_point(answer), answer.question
+    rows, i = point.plans, point.recommended
+    usd = f", ${million(float(answer.usd_per_million_tokens(rows)[i]))} per million" if q.goal.usd_per_gpu_hour else ""
+    load = f"{plural(int(rows.concurrency[i]), 'client')} (TPOT {format_seconds(rows.tpot_s[i])}{usd})"
+    return f"{answer.layout(rows, i)} on {q.cluster.key} with {load}"
+
+
+def _placed_words(one: RankedPlan, chosen: str = "") -> str:
+    rows, q = one.answer.plans, one.answer.question
+    where = f", {chosen} on {q.cluster.key}" if chosen else f" on {q.cluster.key}"
+    return f"{one.answer.workers(rows, one.row)}{dtype_words(q, int(rows.dtype[one.row]))}{where}"
+
+
+def _figure_words(one: RankedPlan, objective: str) -> str:
+    """What an objective ranks by, with its range: ``$0.30 (0.24 to 0.38)``."""
+    figure, *ends = one.deciding(objective)
+    if objective == "gpus":
+        return plural(int(figure), "GPU")
+    if objective == "latency":
+        return "{} ({} to {})".format(*(format_seconds(seconds) for seconds in (figure, *ends)))
+    if objective == "cost" and one.money.usd_per_million_tokens is None:
+        return "no known price"
+    if objective == "cost":
+        return "${} ({} to {})".format(*(million(usd) for usd in (figure, *ends)))
+    return "{:,.0f} ({:,.0f} to {:,.0f})".format(figure, *ends)
+
+
+def _overlap(own: RankedPlan, other: RankedPlan, objective: str) -> bool:
+    """Whether the ranges of both figures do; GPUs are counted, and dollars that nobody knows are not compared."""
+    if objective == "gpus" or (objective == "cost" and other.money.usd_per_million_tokens is None):
+        return False
+    (_, low, high), (_, least, most) = own.deciding(objective), other.deciding(objective)
+    return low <= most and least <= high
+
+
+def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:
+    """What makes the difference: a GPU's price and its tokens, how many GPUs there are, or the two times of a request."""
+    pairs = [(one, one.answer.plans, one.row) for one in (own, other)]
+    each = [f"{float(rows.tokens_per_s_per_gpu[i]):,.0f}" for _, rows, i in pairs]
+    if objective == "cost" and other.money.usd_per_hour:
+        usd = [f"${one.money.usd_per_gpu_hour:,.2f}" for one, _, _ in pairs]
+        return f": a GPU gives {each[0]} tokens/s for {usd[0]} per hour, there {each[1]} for {usd[1]}"
+    if objective == "throughput":
+        gpus = [int(rows.gpus[i]) for _, rows, i in pairs]
+        return f": {plural(gpus[0], 'GPU')} with {each[0]} tokens/s each, there {gpus[1]} with {each[1]}"
+    if objective == "latency":
+        first, there = (f"TTFT {format_seconds(rows.ttft_s[i])} and TPOT {format_seconds(rows.tpot_s[i])}" for _, rows, i in pairs)
+        return f": {first}, there {there}"
+    return f": {each[0]} tokens/s per GPU, there {each[1]}" if objective == "gpus" else ""
+
+
 def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
-    shown, place = a.listed(top), {id(one): at + 1 for at, one in enumerate(a.plans)}
+    shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans)}
     listed, costs = [(one.answer, one.answer.plans, one.row) for one in shown], [one.money for one in shown]
-    columns = {"": [str(place[id(one)]) for one in shown], **served_columns(listed, "plan")}
+    own, *others = (at for plan in (a.recommended, *a.beside) for at, one in enumerate(a.plans) if plan and same_plan(one, plan))
+    columns = {"": places([place[id(one)] for one in shown], own, others), **served_columns(listed, "plan")}
     columns["cluster"] = [one.answer.question.cluster.key for one in shown]
     columns |= served_columns(listed, ">clients", ">TTFT", ">TPOT", ">likely", ">tokens/s", ">/GPU")
     columns[">$/hour"] = [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs]
-    show_columns(console, columns | {">$/M": [million(m.usd_per_million_tokens) for m in costs]})
+    show_ranked(console, columns | {">$/M": [million(m.usd_per_million_tokens) for m in costs]}, gpus_of(listed), EXPENDABLE)
 
 
-def _clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
+def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
     """Clusters on which nothing is good, and what would have to change; the same of several is said once."""
     said: dict[str, list[str]] = {}
     for answer in a.answers:
@@ -67,8 +166,8 @@ def _clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
             why = "no plan meets the limits" if len(answer.near) else "no plan fits in memory"
             takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
             said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
-    for sentence, places in said.items():
-        yield f"{' and '.join(places)}: {sentence}"
+    for sentence, named in said.items():
+        yield f"{' and '.join(named)}: {sentence}"
 
 
 def _notes(a: SeveralPlans) -> list[str]:
@@ -79,7 +178,7 @@ def _notes(a: SeveralPlans) -> list[str]:
         said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
         said.append(f"without a price for {' and '.join(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
-    return [*said, *([counted_note(q)] if known else []), "why the others lost: use one --cluster, or --json"]
+    return [*said, *([counted_note(q)] if known else []), "why plans of one cluster lost: name that cluster alone, or use --json"]
 
 
 def several_document(a: SeveralPlans, top: int) -> Record:
@@ -91,10 +190,17 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         clusters=[answer.question.cluster.key for answer in a.answers],
         recommended=_row(a.recommended) if a.recommended else None,
         best=_row(a.best) if a.best else None,
+        why=list(reasons_between(a)),
         ranking=[_row(one) for one in a.listed(top)],
         answers=[plans_document(answer, top) for answer in a.answers],
         notes=_notes(a),
     )
+
+
+def several_rows(a: SeveralPlans) -> list[Record]:
+    """Every plan of all clusters, best first."""
+    listed = {id(answer): served_rows(answer) for answer in a.answers}
+    return [{"cluster": one.answer.question.cluster.key, **listed[id(one.answer)][one.row]} for one in a.plans]
 
 
 def _row(one: RankedPlan) -> Record:

@@ -2,39 +2,65 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from commtax.catalog.hardware import is_catalogued
 from commtax.question import Question
-from commtax.report.drawing import Console, DrawnTable, Text
+from commtax.report.drawing import Console, DrawnTable, Text, telling
 from commtax.spec import Cluster, Number
 from commtax.units import format_seconds, plural
 from commtax.verbs.settling import describe_gpus
 
 TableCells = tuple[list[str], list[list[str | Text]]]
 """Names of columns, and rows of cells."""
+Remarks = tuple[tuple[str, ...], tuple[str, ...]]
+"""Notes, and those that are details."""
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
 MOST_REJECTED = 16
 BETWEEN = 2  # spaces between columns
+ANSWER = "bold"
+"""The style of an answer's first sentence: no colour, which some grounds would swallow."""
+SENT = "magenta"
+"""Of names of what is sent: dark enough on white, light enough on black."""
 NOTHING_SENT = "Nothing is sent: there is only one rank."
-CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
+CONTEXT = {
+    "decode": "cached tokens per request",
+    "prefill": "prompt tokens per request",
+    "mixed": "cached tokens per request, and one prompt as long",
+}
 """What the context of a served step is."""
 
 
-def show_table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "") -> None:
-    """Columns that start with '>' are right-aligned."""
-    console.print(DrawnTable(columns, [list(row) for row in rows], title))
+def show_table(
+    console: Console,
+    columns: Sequence[str],
+    rows: Iterable[Iterable[str | Text]],
+    expendable: Sequence[str] = (),
+    title: str = "",
+    apart: bool = True,
+) -> None:
+    """Columns that start with '>' are right-aligned; a narrow screen does without ``expendable`` ones, the first of them first.
+
+    It stands ``apart`` from what is above it.
+    """
+    if apart:
+        console.print()
+    console.print(DrawnTable(columns, [list(row) for row in rows], title, expendable, telling(console).wider))
 
 
 def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> None:
     """Two columns whose second is to be copied: never folded or cut."""
     cells = [columns, *rows]
     width = max(len(first) for first, _ in cells) + BETWEEN
+    console.print()
     for first, second in cells:
-        say(console, f"{first:{width}}{second}", style="dim" if (first, second) == columns else "")
+        say_whole(console, f"{first:{width}}{second}", style="dim" if (first, second) == columns else "")
 
 
-def show_columns(console: Console, columns: Mapping[str, Iterable[str | Text]]) -> None:
+def show_columns(
+    console: Console, columns: Mapping[str, Iterable[str | Text]], expendable: Sequence[str] = (), title: str = ""
+) -> None:
     """A table given by its columns."""
-    show_table(console, list(columns), zip(*columns.values(), strict=True))
+    show_table(console, list(columns), zip(*columns.values(), strict=True), expendable, title)
 
 
 def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
@@ -59,14 +85,31 @@ def show_shares(console: Console, title: str, parts: Iterable[tuple[str, float]]
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """A sentence is never folded: the terminal wraps it, a pipe keeps it whole."""
+    """A sentence, folded at spaces where it is longer than the screen is wide; a pipe keeps it whole."""
+    console.print(Text(text, style=style))
+
+
+def say_whole(console: Console, text: str, style: str = "") -> None:
+    """A line to be copied: never folded."""
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def notes(console: Console, remarks: Iterable[str]) -> None:
-    """Remarks below a table, in small print."""
-    for note in remarks:
+def notes(console: Console, remarks: Iterable[str], details: Iterable[str] = ()) -> None:
+    """Remarks below a table, in small print; ``details`` only for those who ask for them, and how many there are for the others."""
+    held, wish = list(details), telling(console)
+    told = [*remarks, *(held if wish.details else ())]
+    if told or (held and wish.further):
+        console.print()
+    for note in told:
         say(console, f"· {note}", style="dim")
+    say_held(console, len(held))
+
+
+def say_held(console: Console, count: int) -> None:
+    """How many notes were held back, where there is a way to see them."""
+    wish = telling(console)
+    if count and wish.further and not wish.details:
+        say(console, f"· {plural(count, 'more note')} with {wish.further}", style="dim")
 
 
 def cluster_words(asked: Question) -> str:
@@ -74,32 +117,43 @@ def cluster_words(asked: Question) -> str:
     if len(asked.places) > 1:
         ahead, own = (cluster_words(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
         slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
-        return f"{ahead} for prompts and {own} to decode, {slower.key} between them"
+        return f"{ahead} for prompts and {own} for decoding, {slower.key} between them"
     c = asked.cluster
     pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
-    each = f" each {c.domain}" if c.domain > c.gpus_per_host and not c.is_one_domain else ""
-    inside = f", {c.intra.key} inside{each}{pairs}" if c.domain > 1 else ""
+    each = f", {c.intra.key} within each {c.domain if c.domain > c.gpus_per_host else 'host'}"
+    inside = (f" on {c.intra.key}" if c.is_one_domain else each) + pairs if c.domain > 1 else ""
     between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} per host"
     own = f", profile {asked.profile.name}" if asked.profile else ""
-    return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}){own}"
+    return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}{_described(c)}){own}"
 
 
 def name_and_gpus(place: Cluster) -> str:
     """A cluster's name and its number of GPUs, which many names do not tell."""
-    return f"{place.key} ({plural(place.num_gpus, 'GPU')})"
+    return f"{place.key} ({plural(place.num_gpus, 'GPU')}{_described(place)})"
+
+
+def _described(place: Cluster) -> str:
+    """That nobody measured a chip which a file describes."""
+    return "" if is_catalogued(place.chip) else f"; {place.chip.name} is described there, its times are assumed"
 
 
 def sized_places(q: Question) -> str:
     """Where a question runs: its cluster, or that of prompts and that of decoding."""
     if len(q.places) == 1:
         return name_and_gpus(q.cluster)
-    return "{} for prompts and {} to decode".format(*map(name_and_gpus, q.places))
+    return "{} for prompts and {} for decoding".format(*map(name_and_gpus, q.places))
 
 
-def headline(console: Console, asked: Question, gpus: str = "") -> None:
-    """What is asked about, in one bold line; ``gpus`` in other words than the plan's."""
+def say_asked(console: Console, asked: Question, *more: str, gpus: str = "") -> None:
+    """What was asked about, in small print below the answer; ``gpus`` in other words than the plan's."""
     engine = f"{asked.engine.key}@{asked.engine.version}"
-    say(console, f"{asked.model.key} on {cluster_words(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "bold")
+    say(console, f"{asked.model.key} on {cluster_words(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "dim")
+    if more:
+        say(console, ", ".join(more), "dim")
+
+
+STEP_WITHOUT = {"decode": "without the prompts that join it", "prefill": "without the tokens that are decoded"}
+"""What a step leaves out of what a server does."""
 
 
 def served_step(asked: Question) -> str:
@@ -107,8 +161,19 @@ def served_step(asked: Question) -> str:
     return f"{asked.phase}: batch {asked.batch:,.0f} per replica, {asked.context:,.0f} {CONTEXT[asked.phase]}"
 
 
+def length_words(q: Question) -> str:
+    """Mean lengths of prompts and outputs, what of a prompt is found in the cache, and the longest request where that is said."""
+    cached = f" ({hit:.0%} of them cached)" if (hit := q.offered.prefix_hit_rate) else ""
+    return f"{q.requests.input_len:,} tokens in{cached}, {q.requests.output_len:,} out{longest_words(q)}"
+
+
+def longest_words(q: Question) -> str:
+    """The longest request that servers take, where that was said."""
+    return f", up to {most:,} per request" if (most := q.limits.max_model_len) else ""
+
+
 def range_80(low_s: Number, high_s: Number) -> str:
-    """The 80 % range of a time, where there is one."""
+    """The 80% range of a time, where there is one."""
     low, high = format_seconds(low_s), format_seconds(high_s)
     return f" ({low} to {high})" if low != high else ""
 

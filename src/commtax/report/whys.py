@@ -4,18 +4,17 @@ from collections.abc import Iterator
 
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
-from commtax.report.tables import headline, notes, range_80, say, show_table
+from commtax.report.tables import ANSWER, notes, range_80, say, say_asked, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
-from commtax.verbs.billing import StepBill
 from commtax.verbs.why import Why
 from commtax.verbs.why_parts import CollectiveWay, Effect, Explanation, Floor, PricedBy, TimePart
 
 
-def why_document(b: StepBill, w: Why) -> Record:
+def why_document(w: Why) -> Record:
     """``bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
     ``exposed_s``."""
     e = w.explanation
-    return document("why", b.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
+    return document("why", w.bill.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
 
 
 def why_view(w: Why) -> Record:
@@ -23,17 +22,18 @@ def why_view(w: Why) -> Record:
     return record("page-why", why=w, heading=_heading(w), told=list(_explanation_lines(w)), range=_range_words(w))
 
 
-def show_why(console: Console, b: StepBill, w: Why) -> None:
-    """What it is and how long it takes, why, by which parts and effects, and how sure that is."""
-    headline(console, b.question)
-    say(console, f"line {w.number}, {_heading(w)}", "bold yellow")
-    for text in _explanation_lines(w):
+def show_why(console: Console, w: Why) -> None:
+    """What it is, how long it takes and how sure that is, why, and by which parts and effects."""
+    say(console, f"line {w.number}, {_heading(w)}", ANSWER)
+    say(console, f"80% range{range_80(w.range.low_s, w.range.high_s)}")
+    for text in _reason_lines(w):
         say(console, text)
+    say_asked(console, w.bill.question)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
-    show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts])
+    show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
     _show_effects(console, w.explanation.effects)
-    say(console, _range_words(w), "bold")
-    notes(console, w.range.reasons)
+    cited = [f"[{number}] {source}" for number, source in enumerate(_cited(w.explanation.effects), start=1)]
+    notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
 
 
 def _heading(w: Why) -> str:
@@ -44,19 +44,32 @@ def _heading(w: Why) -> str:
 
 
 def _range_words(w: Why) -> str:
-    return f"80 % range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
+    return f"80% range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
 
 
 def _explanation_lines(w: Why) -> Iterator[str]:
+    yield from _reason_lines(w)
+    yield from _derived_lines(w)
+
+
+def _reason_lines(w: Why) -> Iterator[str]:
+    """What is moved, by which path, and how far that is from what the hardware could do."""
     e = w.explanation
-    if e.shape:
-        yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
     if e.nbytes or e.flops:
         yield f"per launch: {_moved_words(e, 1)}; in total: {_moved_words(e, w.times)}"
     if e.way:
-        yield from _path_lines(e.way)
+        yield _path_words(e.way)
     if e.floor:
         yield _floor_words(e.floor, w.each_s)
+
+
+def _derived_lines(w: Why) -> Iterator[str]:
+    """What the price is computed from, and by which formula."""
+    e = w.explanation
+    if e.shape:
+        yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
+    if e.way:
+        yield _wire_words(e.way)
     if e.priced_by:
         yield from _constants_lines(e.priced_by)
     elif e.source:
@@ -72,11 +85,14 @@ def _moved_words(e: Explanation, times: float) -> str:
     return f"{format_bytes(e.nbytes * times)}{computed}"
 
 
-def _path_lines(way: CollectiveWay) -> Iterator[str]:
+def _path_words(way: CollectiveWay) -> str:
     over = f" on {plural(int(way.domains), 'domain')}" if way.domains > 1 else ""
-    yield f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
+    return f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
+
+
+def _wire_words(way: CollectiveWay) -> str:
     window = f"{format_seconds(way.window_s)} ({way.window})" if way.window_s else "none"
-    yield f"on the wire: each rank sends at least {format_bytes(way.sent_bytes)} each time; window: {window}"
+    return f"on the wire: each rank sends at least {format_bytes(way.sent_bytes)} each time; window: {window}"
 
 
 def _floor_words(floor: Floor, each_s: float) -> str:
@@ -90,8 +106,8 @@ def _constants_lines(p: PricedBy) -> Iterator[str]:
     home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
     yield f"priced by: {p.table} ({p.source}{home})"
     if p.equation:
-        yield f"  {p.equation}"
-    yield "  " + ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
+        yield p.equation
+    yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
 
 
 def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
@@ -100,12 +116,14 @@ def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
 
 
 def _show_effects(console: Console, effects: tuple[Effect, ...]) -> None:
-    """Each with its mechanism; the sources stand once, below."""
-    cited = list(dict.fromkeys(e.source for e in effects if e.source))
+    """Each with its mechanism; the sources stand once, among the details."""
+    cited = _cited(effects)
     marks = [f"[{cited.index(e.source) + 1}]" if e.source else "" for e in effects]
     values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
     rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
     if rows:
-        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows)
-    for number, source in enumerate(cited, start=1):
-        say(console, f"  [{number}] {source}", "dim")
+        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
+
+
+def _cited(effects: tuple[Effect, ...]) -> list[str]:
+    return list(dict.fromkeys(e.source for e in effects if e.source))

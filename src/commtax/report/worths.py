@@ -1,44 +1,68 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isnan
 
+from commtax.catalog.programs import program
+from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.report.documents import Record, document, record
-from commtax.report.drawing import Console, Text
-from commtax.report.tables import drop_empty_columns, headline, notes, say, served_step, show_table, show_unfolded
+from commtax.report.drawing import Console, Text, telling
+from commtax.report.tables import (
+    ANSWER,
+    STEP_WITHOUT,
+    drop_empty_columns,
+    notes,
+    say,
+    say_asked,
+    served_step,
+    show_table,
+    show_unfolded,
+)
+from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
-from commtax.verbs.worth import PayRange, TechniqueWorth, Worth
+from commtax.verbs.worth import LEAST_TOLD, PayRange, TechniqueWorth, Worth
 
-STYLES = {"gains": "green", "loses": "red", "undecided": "yellow"}
+STYLES = {"gains": "green", "loses": "red", "undecided": ""}
 AXES = {"prompt": "prompt length"}
 """What axes are called, where not by their name."""
 COLUMNS = ("technique", "verdict", ">gain", ">range", ">step", ">TTFT", ">TPOT", ">tokens/s", ">KV tokens", ">when full")
+EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step", "TTFT", "TPOT", "range")
 
 
 def show_worth(console: Console, w: Worth) -> None:
     """What to set, what there is now, then each technique, best first, its flag, and what cannot be had here."""
-    headline(console, w.question)
-    say(console, _verdict(w), "bold yellow")
     if not w.fits:
-        say(console, "Does not fit in memory: nobody can run this plan as it is (commtax fit says what would).", "bold red")
-    say(console, _now(w), "dim")
+        say(console, f"Does not fit in memory as it is: {_cure(w)}.", "bold red")
+    say(console, _verdict(w), ANSWER)
+    if not w.requests:
+        say(
+            console,
+            f"One {w.question.phase} step is weighed, {STEP_WITHOUT[w.question.phase]}; --concurrency N weighs whole requests.",
+        )
+    say(console, _now(w))
+    say_asked(console, w.question)
     if w.here:
-        show_table(console, *drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]))
+        show_table(console, *drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]), EXPENDABLE)
         told = [(row.asked, row.technique.title, pays_text(row, bool(w.swept))) for row in w.here]
-        show_table(console, *drop_empty_columns(("technique", "what it is", "pays"), told))
+        show_table(console, *drop_empty_columns(("technique", "what it is", "pays off"), told))
         show_unfolded(console, ("technique", "set"), [(row.asked, row.flag) for row in w.here])
     if w.idle:
-        say(console, f"change nothing here: {', '.join(row.asked for row in w.idle)}", "dim")
-    if w.refused:
-        show_table(console, ("not here", "why"), _refused(w))
-    notes(console, _remarks(w))
+        say(console, f"No difference here: {', '.join(row.asked for row in w.idle)}", "dim")
+    _show_left_out(console, w)
+    notes(console, _remarks(w), _details(w))
+
+
+def _cure(w: Worth) -> str:
+    """What makes a plan fit that does not: techniques that do, else where to ask."""
+    able = [row.asked for row in w.here if row.verdict == "gains"]
+    return f"{' or '.join(able)} makes room" if able else "nobody can run this plan (commtax fit says what would)"
 
 
 def _now(w: Worth) -> str:
     """What there is without the techniques."""
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
-    now = f"now, with {on}" if on else "without techniques"
+    now = f"now, with {on}" if on else "without the techniques below"
     if w.requests:
         return f"{now}: {_requests_text(w)}; {room}"
     step = f"step {format_seconds(w.bill.step_s)}, {_rate(float(w.bill.tokens_per_s), w)}"
@@ -52,12 +76,42 @@ def _rate(tokens_per_s: float, w: Worth) -> str:
     return f"{tokens_per_s * float(w.question.context):,.0f} prompt tokens/s"
 
 
-def _refused(w: Worth) -> list[tuple[str, str]]:
-    """Techniques that cannot be had, those of one reason together."""
-    why: dict[str, list[str]] = {}
-    for row in w.refused:
-        why.setdefault(row.refused, []).append(row.technique.key)
-    return [(", ".join(keys), reason) for reason, keys in why.items()]
+def _show_left_out(console: Console, w: Worth) -> None:
+    """Techniques that cannot be had: by the kind of reason, or each reason itself for those who ask."""
+    if not w.refused:
+        return
+    if telling(console).details:
+        why: dict[str, list[str]] = {}
+        for row in w.refused:
+            why.setdefault(row.refused, []).append(row.technique.key)
+        show_table(console, ("left out", "why"), [(", ".join(keys), reason) for reason, keys in why.items()])
+        return
+    console.print()
+    for line in _left_out(w):
+        say(console, line, "dim")
+
+
+def _left_out(w: Worth) -> Iterator[str]:
+    """One line for each kind of reason."""
+    q = w.question
+    kinds = {
+        ALREADY_ON: "already on",
+        OTHER_ENGINES: f"not in {q.engine.name}",
+        OTHER_CHIPS: f"not for {q.cluster.chip.key}",
+        OTHER_MODELS: f"not for {q.model.key}",
+        "": "not for this plan",
+        UNSAID: "needs a figure from you (--details says which)",
+    }
+    for kind, title in kinds.items():
+        rows = [row for row in w.refused if row.kind == kind]
+        if rows:
+            yield f"{title}: {', '.join(map(_left_out_name, rows))}"
+
+
+def _left_out_name(row: TechniqueWorth) -> str:
+    """A technique, and which other engines have it."""
+    others = [program(name).title for name in row.technique.flags] if row.kind == OTHER_ENGINES else []
+    return f"{row.technique.key} ({', '.join(others)})" if others else row.technique.key
 
 
 def _requests_text(w: Worth) -> str:
@@ -75,18 +129,80 @@ TOLD = 3
 
 
 def _verdict(w: Worth) -> str:
-    """A few sentences: what to set, what to measure first, and what to leave."""
+    """A few sentences: what techniques that are set are worth, what to set, what to measure first, and what to leave."""
     kinds = {kind: [row for row in w.here if row.verdict == kind and row.fits] for kind in STYLES}
-    gained, lost, open_ = (_named(rows) for rows in kinds.values())
-    first = f"Worth setting here: {gained}." if gained else f"No technique of {w.question.engine.name} is sure to gain here."
-    rest = (f"Undecided, to be measured: {open_}.", open_), (f"Would lose: {lost}.", lost)
-    return " ".join([first, *(text for text, rows in rest if rows)])
+    gains, losses, open_ = kinds.values()
+    roomy = [row for row in open_ if row.gain <= 1 < row.full_gain]  # nobody measures a loss: what it makes room for is the gain
+    where, other = (f"on top of {_on(w)}", "other technique") if _on(w) else ("here", "technique")
+    none = f"No {other} of {w.question.engine.name} is sure to help {where}."
+    rest = {
+        "Undecided, measure first": [row for row in open_ if row.gain > 1],
+        "Worth it only once the KV cache is full": roomy,
+        "Undecided, no gain expected": [row for row in open_ if row.gain <= 1 and row not in roomy],
+        "Not worth it": losses,
+    }
+    told = _sentences({f"Worth setting {where}": gains, **rest}, {_doubt([row]) for row in w.on})
+    return " ".join([*map(_set_words, w.on), *([] if gains else [none]), *told, *_lost_when_full(w)])
+
+
+def _sentences(titled: dict[str, list[TechniqueWorth]], doubts: set[str]) -> Iterator[str]:
+    """A sentence for each kind that there is; whose acceptance gains rest on is said once, if it was not yet."""
+    for title, rows in titled.items():
+        if rows:
+            doubt = _doubt(rows)
+            yield f"{title}: {_named(rows)}{'' if doubt in doubts else doubt}."
+            doubts.add(doubt)
+
+
+def _lost_when_full(w: Worth) -> Iterator[str]:
+    """Techniques that gain here, or may, and take room: they lose where there is none to spare."""
+    rows = [row for row in w.here if row.fits and row.gain > 1 and row.full_gain < 1 - LEAST_TOLD]
+    if rows:
+        yield f"A loss once the KV cache is full: {', '.join(f'{row.asked} ({_percent(row.full_gain)})' for row in rows[:TOLD])}."
+
+
+def _doubt(rows: list[TechniqueWorth]) -> str:
+    """Whose acceptance of drafts gains rest on, where nobody said one."""
+    taken = dict.fromkeys(row.accepted for row in rows[:TOLD] if row.accepted)
+    return f", if drafts are accepted as often as {' or '.join(taken)}" if taken else ""
+
+
+WEIGHED = {"gains": "gains", "loses": "loses", "undecided": "is undecided"}
+
+
+def _set_words(row: TechniqueWorth) -> str:
+    """What a technique that is set is worth, against the same without it."""
+    if row.refused:
+        return f"{row.asked} is already on: {row.refused}; what it brings cannot be priced apart."
+    spread = f"{_percent(row.gain)} ({_percent(row.low)} to {_percent(row.high)})"
+    if row.since:
+        worth = f"is worth {spread} here, against the same engine without it"
+        brings = worth if row.verdict in WEIGHED else "changes nothing here"
+        return f"{row.asked} is on by default {row.since}, and {brings}."
+    if row.verdict not in WEIGHED:
+        return f"{row.asked}, which is set, {row.verdict}."
+    return f"{row.asked}, which is set, {WEIGHED[row.verdict]}: {spread} compared with leaving it out{_doubt([row])}."
+
+
+def _on(w: Worth) -> str:
+    """What is set beside what is on anyway."""
+    return " and ".join(row.asked for row in w.on if not row.since)
 
 
 def _named(rows: list[TechniqueWorth]) -> str:
-    shown = [f"{row.asked} ({_percent(row.gain)})" for row in rows[:TOLD]]
+    shown = [f"{row.asked} ({_percent(row.gain)}{_own_part(row)}{_when_full(row)})" for row in rows[:TOLD]]
     more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
     return ", ".join([*shown, *more])
+
+
+def _own_part(row: TechniqueWorth) -> str:
+    """What a technique brings beside one that it needs."""
+    return "" if isnan(row.own_gain) else f", of which {row.technique.key} is {_percent(row.own_gain)}"
+
+
+def _when_full(row: TechniqueWorth) -> str:
+    """What an undecided technique's room is worth."""
+    return f" here, {_percent(row.full_gain)} then" if row.verdict == "undecided" and row.gain <= 1 < row.full_gain else ""
 
 
 def _percent(gain: float) -> str:
@@ -118,12 +234,14 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
 
 
 def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
-    """Where it gains, in words: ``batch 158 and above; context up to 10,030``; "" where only one load was looked at."""
+    """Where it gains, in words: ``batch 158 and above, or context up to 10,030``; "" where only one load was looked at."""
     if not swept or row.refused:
         return ""
     if not row.pays and len(row.never) > 1:
         return "nowhere tried"
-    return "; ".join([*map(_pay_text, row.pays), *(f"at no {_axis(name)} tried" for name in row.never)]) or "everywhere tried"
+    pays = ", or ".join(map(_pay_text, row.pays))
+    never = (f"at no {_axis(name)} tried" for name in row.never)
+    return "; ".join(filter(None, [pays, *never])) or "at every batch and context tried"
 
 
 def _pay_text(pays: PayRange) -> str:
@@ -142,30 +260,39 @@ def _axis(name: str) -> str:
 def _remarks(w: Worth) -> Iterator[str]:
     timed = w.question.offered.request_rate and not (w.requests and w.requests.overloaded)
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
-    yield f"gain: {what}, with this technique alone, at the best of its usual values; --technique prices several together"
-    yield "range: 80 %, by how far constants of both steps err and published gains lie from predicted ones (docs/techniques.md)"
-    yield "undecided: the range holds both a gain and a loss"
+    replaced = [f" (another drafter replaces {row.asked})" for row in w.on if row.technique.group == DRAFTS]
+    alone = f"on top of {_on(w)}{''.join(replaced)}" if _on(w) else "with this technique alone"
+    yield f"gain: {what}, {alone}, at the best of its usual values; --technique evaluates several together"
+    yield "undecided: the range includes both a gain and a loss"
     if w.swept:
         tried = " and ".join(f"{_axis(name)} from {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
-        yield f"pays: by the central prediction; tried were {tried}, one at a time"
+        yield f"pays off: where the central prediction is a gain; tried: {tried}, one at a time"
     if any(not isnan(row.full_gain) for row in w.here):
-        each = f"{w.question.context:,.0f} tokens each"
-        yield f"when full: gain at the largest batch of {each} that fits, where the room for KV changes"
+        each = f"{w.question.context:,.0f} tokens per request"
+        yield f"when full: gain at the largest batch that fits ({each}), for techniques that change the room for KV"
     if w.requests and w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
-    for row in w.here:
+    for row in (*w.on, *w.here):
         if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
             yield f"{row.asked}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
         yield from (f"{row.asked}: {note}" for note in row.notes)
         if "," in row.asked:
-            yield f"{row.asked}: both are needed, and priced together"
+            yield f"{row.asked}: both are needed, and priced together{_own_part(row)}"
+
+
+def _details(w: Worth) -> Iterator[str]:
+    yield "range: 80% of true gains should fall within it, by published gains and errors of constants (docs/techniques.md)"
     for source in dict.fromkeys(row.technique.source for row in w.here if row.technique.source):
         yield f"{', '.join(row.asked for row in w.here if row.technique.source == source)}: {source}"
 
 
 def worth_document(w: Worth) -> Record:
     """``worth --json``."""
-    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), rows=[worth_row(row) for row in w.rows])
+    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), rows=_rows(w.rows), own=_rows(w.on))
+
+
+def _rows(rows: Iterable[TechniqueWorth]) -> list[Record]:
+    return [worth_row(row) for row in rows]
 
 
 def worth_row(row: TechniqueWorth) -> Record:

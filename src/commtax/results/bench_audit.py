@@ -15,7 +15,7 @@ from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, BenchmarkRun
-from commtax.results.expected_figures import BenchmarkLoad, ExpectedFigures, lengths_of, load_of, predict_figures
+from commtax.results.expected_figures import SERVER, BenchmarkLoad, ExpectedFigures, lengths_of, load_of, load_words, predict_run
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.fitting import holds
@@ -64,7 +64,7 @@ def _audit_alone(result: BenchmarkRun) -> Said:
 def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Said:
     load = load_of(result, claim)
     try:
-        predicted = load if isinstance(load, str) else predict_figures(load, claim)
+        predicted = load if isinstance(load, str) else predict_run(result, load, claim)
     except ValueError as error:
         predicted = str(error)
     checks = (*_impossible_findings(result, claim), *_claim_findings(result, claim, baseline))
@@ -72,19 +72,28 @@ def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | No
         left = [f.undecided(predicted) for f in (*_times(result), *_rates(result))]
         return (*left, *_too_large(load, claim), *checks), terms.plain_causes(result), tuple(_remarks(result, claim))
     judged = partial(_judge_figure, result, predicted, claim)
-    found = (*_by_means([*_times(result, judged)]), *_rates(result, judged))
+    rates = _rates(result, None if result.tool == SERVER else judged)  # of a server they are the load that is predicted for
+    found = (*_by_means([*_times(result, judged)]), *rates)
     other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
     blamed = () if other or (claim.distrust and not claim.strict) else terms.causes(result, predicted, claim, baseline)
-    remarks = (Note("load", f"predicted for {predicted.load}{_overload_words(predicted)}"), *_remarks(result, claim))
+    remarks = (
+        Note("load", f"predicted for {_load_words(result, predicted)}{_overload_words(predicted)}"),
+        *_remarks(result, claim),
+    )
     more = terms.overload(result) if blamed else terms.plain_causes(result)
     return (*found, *checks), (*more, *blamed), remarks
+
+
+def _load_words(result: BenchmarkRun, predicted: ExpectedFigures) -> str:
+    """The load; a server's own metrics have no beginning."""
+    return str(predicted.load) if result.tool == SERVER else load_words(predicted)
 
 
 def _overload_words(predicted: ExpectedFigures) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
     over = rate and kept and kept.value < terms.LEVEL.kept_up * rate
-    return f": overloaded, {kept.value:.3g} of them answered a second" if kept and over else ""
+    return f": overloaded, {kept.value:.3g} of them answered per second" if kept and over else ""
 
 
 def _too_large(load: BenchmarkLoad | str, claim: Claim) -> Iterator[Finding]:
@@ -125,8 +134,8 @@ def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Findin
         if rate and not (name == "total_tokens_per_s" and result.output_tokens_per_s):
             item = Note(name, title)
             yield (judged(name, "", item, rate, "") if judged else None) or Finding(item, None, rate)
-    if result.duration_s:
-        yield Finding(Note("duration", "time of all requests"), None, result.duration_s, "s")
+    if result.duration_s and result.tool != SERVER:
+        yield Finding(Note("duration", "total time"), None, result.duration_s, "s")
     for fact, title in BESIDE.items():
         if told := result.facts.get(fact):
             yield Finding(Note(fact, title), None, float(told))
@@ -148,7 +157,7 @@ def _judge_figure(
         return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
     ends = (None, None) if claim.strict else (figure.low, figure.high)
     finding = Finding(item, figure.value, measured, unit, claim.tolerance, "", None, UNKNOWN, metric not in TERMS, *ends)
-    ranged = f"80 % range {_figure_text(figure.low, unit)} to {_figure_text(figure.high, unit)}"
+    ranged = f"80% range {_figure_text(figure.low, unit)} to {_figure_text(figure.high, unit)}"
     if why := _reason_incomparable(result, predicted, metric, statistic):
         return finding.undecided(f"{ranged}; {why}")
     if claim.distrust and not claim.strict:
@@ -166,7 +175,7 @@ def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
         ranged = (
             ""
             if f.low is None or f.high is None
-            else f"80 % range {_figure_text(f.low, f.unit)} to {_figure_text(f.high, f.unit)}; "
+            else f"80% range {_figure_text(f.low, f.unit)} to {_figure_text(f.high, f.unit)}; "
         )
         yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
 
@@ -178,7 +187,7 @@ def _reason_incomparable(result: BenchmarkRun, predicted: ExpectedFigures, metri
     if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
         return "at equal lengths, and the file does not say how they vary"
     if statistic != "mean" and metric in predicted.unsure:
-        return "it hangs on the order in which requests meet: only the mean is judged"
+        return "it depends on the order in which requests meet: only the mean is judged"
     return ""
 
 
@@ -238,7 +247,7 @@ def _identities(result: BenchmarkRun) -> Iterator[Finding]:
     """What must hold inside one result, on any machine: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
     ttft, tpot, whole = (result.stats.get(m, {}).get("mean") for m in ("ttft", "tpot", "e2el"))
     output = result.output_len
-    if ttft and tpot and whole and output and result.tool != "prometheus":  # whose histograms have requests of their own each
+    if ttft and tpot and whole and output and result.tool != SERVER:  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
         slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _product_tolerance(result)
         found = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
@@ -246,9 +255,9 @@ def _identities(result: BenchmarkRun) -> Iterator[Finding]:
         asked = result.tool == "printed" and not result.output_tokens and result.spread is None
         near = asked and abs(found.difference or 0.0) <= LEVEL.other_length
         yield found.undecided(WHY["not_counted"]) if near and found.verdict == DISAGREE else found
-    if result.output_tokens and result.duration_s and result.output_tokens_per_s:
+    if result.output_tokens and result.duration_s and result.output_tokens_per_s and result.tool != SERVER:
         said = result.output_tokens_per_s * result.duration_s
-        why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
+        why = "the rate is not of the whole cluster and run (a rate per GPU or per user?)"
         yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", LEVEL.same_books, why).judged()
 
 
@@ -277,8 +286,8 @@ def _floor(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
         return
     measured, least = each * result.accepted, floor_s(claim)
     possible = measured >= least * LEVEL.floor_slack
-    reason = "" if possible else f"{BEATS}: faster than the weights can be read: other hardware, weights, or several tokens a step"
-    item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE
+    reason = "" if possible else f"{BEATS}: faster than the weights can be read: other hardware weights, or several tokens per step"
+    item, verdict = "time per token (floor: reading the weights)", AGREE if possible else DISAGREE
     yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
 
 
@@ -346,7 +355,7 @@ def _offer(results: Sequence[BenchmarkRun], claim: Claim, name: str) -> Iterator
         if isinstance(load, BenchmarkLoad):
             sizes = {"--batch": load.batch, "--input-len": load.prompt, "--output-len": load.answer}
             words += [word for option, size in sizes.items() for word in (option, str(size))]
-    yield Note("calibrate", f"constants from this result, for --profile my-box.toml: {shlex.join(words)}")
+    yield Note("calibrate", f"to calibrate commtax with this result: {shlex.join(words)}")
 
 
 def _fits(result: BenchmarkRun, claim: Claim) -> bool:
@@ -355,7 +364,14 @@ def _fits(result: BenchmarkRun, claim: Claim) -> bool:
     timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
     paced = result.request_rate and math.isfinite(result.request_rate)
     clients = result.kind == "latency" or bool(result.concurrency and not paced)
-    return timed and clients and not result.failed and result.accepted <= 1 and isinstance(load_of(result, claim), BenchmarkLoad)
+    return (
+        timed
+        and clients
+        and result.tool != SERVER
+        and not result.failed
+        and result.accepted <= 1
+        and isinstance(load_of(result, claim), BenchmarkLoad)
+    )
 
 
 def _facts(results: Sequence[BenchmarkRun]) -> Mapping[str, str]:
@@ -366,7 +382,7 @@ def _facts(results: Sequence[BenchmarkRun]) -> Mapping[str, str]:
         load = {"requests": r.requests, "concurrency": r.concurrency, "request rate": r.request_rate, "batch": r.batch}
         lengths = {"input length": r.input_len, "output length": r.output_len}
         lengths |= {} if any(lengths.values()) else {"input tokens": r.input_tokens, "output tokens": r.output_tokens}
-        lengths |= {"tokens a step": r.accepted} if r.accepted > 1 else {}
+        lengths |= {"tokens per step": r.accepted} if r.accepted > 1 else {}
         for fact, value in {**named, **load, **lengths, **r.facts}.items():
             if value:
                 held.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None

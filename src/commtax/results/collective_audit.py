@@ -23,7 +23,7 @@ AVERAGE = "average bus bandwidth, GB/s"
 
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
-    place, assumed = (claim.question.cluster, False) if claim else (_place(tests), True)
+    place, assumed = (claim.question.cluster, False) if claim else (named_place(tests), True)
     findings: list[Finding] = [*_incomplete_tests(tests), *_shared_gpu_findings(tests)]
     causes: list[Cause] = [*_shared_gpu_causes(tests)]
     for number, run in enumerate(tests.runs, 1):
@@ -42,7 +42,18 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
     if place and assumed and tests.runs:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
+    if place and tests.runs:
+        notes += _headline(findings, place, assumed)
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
+
+
+def _headline(findings: list[Finding], place: Cluster, assumed: bool) -> Iterator[Note]:
+    """The largest size that is too slow, or the largest of all on a cluster that is a guess: names do not tell links."""
+    sizes = [f for f in findings if f.code == "size" and f.predicted and f.measured and (assumed or f.verdict == DISAGREE)]
+    for f in sizes[-1:]:
+        said = f"{f.item} took {(f.measured or 0.0) / (f.predicted or 1.0):.2f} x the time that it should"
+        guess = f" on {place.key}, as the devices are called; give --cluster {place.key} to judge it" if assumed else ""
+        yield Note("headline", said + guess)
 
 
 def _incomplete_tests(tests: CollectiveTests) -> Iterator[Finding]:
@@ -71,7 +82,7 @@ def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
         yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
 
 
-def _place(tests: CollectiveTests) -> Cluster | None:
+def named_place(tests: CollectiveTests) -> Cluster | None:
     """Hosts of the chip that all devices are."""
     chips = {find_device_chip(device) for device in tests.devices}
     if len(chips) != 1 or "" in chips or not tests.ranks or tests.shared:
@@ -206,7 +217,7 @@ def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | 
 
 
 def _average(tests: CollectiveTests) -> Iterator[Finding]:
-    """Each printed average against that of its rows; they differ where rows are missing."""
+    """Each printed average, and whether its rows make it: a check of the text, and no verdict on the network."""
     if len(tests.averages_Bps) != len(tests.runs):
         for number, printed in enumerate(tests.averages_Bps, 1):
             yield Finding(Note(AVERAGE, f"test {number}: {AVERAGE}"), None, printed / 1e9)
@@ -216,8 +227,9 @@ def _average(tests: CollectiveTests) -> Iterator[Finding]:
         ours = mean(b for r in run.rows for b in (r.busbw_Bps, *([_in_place_Bps(r)] if r.in_place_s else [])))
         ours *= len(run.rows) / (len(run.rows) + run.empty)
         item = Note(AVERAGE, f"{label}{AVERAGE}")
-        finding = Finding(item, ours / 1e9, printed / 1e9, "", LEVEL.rounded).judged()
-        yield finding.undecided("rows are missing in this text") if finding.verdict == DISAGREE else finding
+        whole = abs(printed - ours) <= LEVEL.rounded * ours
+        why = "as printed: the mean of these rows" if whole else "as printed; rows are missing in this text"
+        yield Finding(item, None, printed / 1e9, reason=why, told=True)
 
 
 def _in_place_Bps(row: NcclTestsRow) -> float:

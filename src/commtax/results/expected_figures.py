@@ -6,21 +6,26 @@ drawn from published runs; tails, rates and all other loads are simulated step b
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from commtax.arrays import cache_answers
 from commtax.evidence.finding import Claim
 from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Z80
-from commtax.question import AS_IT_IS
+from commtax.question import AS_IT_IS, SPREAD
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
+from commtax.units import format_seconds
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 
 COUNT, LEVEL = thresholds(__name__)
+SERVER = "prometheus"
+"""The tool of a server's own metrics: of no one load, and without a beginning at which all requests come at once."""
+BY_ARRIVAL = ("ttft", "queue")
+"""Times that hang on how requests come, not only on how many are there."""
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
 """Of a result, as the simulation calls them."""
 LIKE = {"prefill": "ttft", "decode": "tpot"}
@@ -53,9 +58,17 @@ class Figure:
         """A sum of what errs together."""
         return Figure(*(a + times * b for a, b in zip(self.ends, other.ends, strict=True)))
 
+    def scaled(self, by: float) -> "Figure":
+        """The same figure, so many times as large."""
+        return Figure(*(end * by for end in self.ends))
+
     @property
     def ends(self) -> tuple[float, float, float]:
         return self.value, self.low, self.high
+
+
+Figures = Mapping[tuple[str, str], Figure]
+"""By metric and statistic; rates by their field's name and ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +95,8 @@ class BenchmarkLoad:
         if self.batch:
             return f"a batch of {self.batch:,}, {lengths}"
         if self.rate is None:
-            return f"{self.clients:,} at once, {lengths}"
-        return f"{self.rate:g} requests/s{f' and {self.clients:,} at once at most' if self.clients else ''}, {lengths}"
+            return f"{self.clients:,} clients that start at once, {self.count:,} requests, {lengths}"
+        return f"{self.rate:g} requests/s{f' and at most {self.clients:,} concurrent requests' if self.clients else ''}, {lengths}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +104,11 @@ class ExpectedFigures:
     """The predicted figures of one load, and of which terms a mean request's time is made."""
 
     load: BenchmarkLoad
-    figures: Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by their field's name and ""
+    figures: Figures
     terms: Mapping[str, float]  # seconds of a request: queue, prefill, decode
     running: float  # sequences of a mean decode step
     unsure: frozenset[str] = frozenset()  # metrics whose mean two predictors put far apart: their tails hang on the order
+    steady_s: Mapping[float, float] = field(default_factory=dict)  # first tokens without a beginning, by the spread of lengths
 
     def of(self, metric: str, statistic: str = "mean") -> Figure | None:
         """A figure; of the terms of a request that only a server tells, their mean, as sure as what they are the larger part of."""
@@ -102,7 +116,7 @@ class ExpectedFigures:
         if like is None or metric not in self.terms or statistic != "mean":
             return self.figures.get((metric, statistic))
         scale = self.terms[metric] / like.value
-        return Figure(*(end * scale for end in like.ends))
+        return like.scaled(scale)
 
 
 def come_at_once(result: BenchmarkRun) -> bool:
@@ -130,6 +144,8 @@ def load_of(result: BenchmarkRun, claim: Claim) -> BenchmarkLoad | str:
     most = max(1, int(clients)) if clients else None
     usual = COUNT.rounds * most if most else requests.PROMPTS
     usual = max(requests.PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s))) if rate else usual
+    if result.tool == SERVER and most:
+        asked = min(COUNT.most_simulated, max(requests.PROMPTS, COUNT.lasting * most))
     count = asked or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return BenchmarkLoad(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
@@ -149,6 +165,27 @@ def lengths_of(result: BenchmarkRun, claim: Claim) -> tuple[int | None, int | No
 def _tokens(length: float | None) -> int | None:
     """A length that a request can have; None for any other."""
     return max(1, round(length)) if length and 0 < length < LEVEL.most_tokens else None
+
+
+def predict_run(result: BenchmarkRun, load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
+    """The figures of a result's load.
+
+    A server does not tell whether its clients wait for their answers before they ask again. Ranges of first tokens and of tails
+    hang on that, and hold both a closed loop of as many as were there and arrivals at random, where it would keep up with those.
+    """
+    closed, whole = predict_figures(load, claim), result.seconds("e2el", "mean")
+    rate = result.requests_per_s or (result.concurrency / whole if result.concurrency and whole else None)
+    if result.tool != SERVER or load.batch is not None or not rate or rate <= LEVEL.least_rate:
+        return closed
+    try:
+        at_random = predict_figures(replace(load, clients=None, rate=rate, count=requests.PROMPTS), claim)
+    except ValueError:
+        return closed
+    kept = at_random.of("requests_per_s", "")
+    if kept is None or kept.value < LEVEL.keeps * rate:
+        return closed
+    other = {key: figure for key, figure in at_random.figures.items() if key[0] in BY_ARRIVAL or key[1] not in ("mean", "")}
+    return replace(closed, figures={key: figure.widened(other.get(key, figure)) for key, figure in closed.figures.items()})
 
 
 @cache_answers
@@ -175,7 +212,37 @@ def predict_figures(load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
         key: figure for key, figure in _closed_form_figures(closed).items() if key in figures
     }  # one token has no time between tokens
     unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > LEVEL.apart)
-    return ExpectedFigures(load, figures | means, _closed_terms(closed), max(1.0, float(closed.running)), unsure)
+    figures = {key: _around_mean(figures, means, *key) for key in figures}
+    steady = {} if load.alone else _steady_first_s(closed)
+    return ExpectedFigures(load, figures, _closed_terms(closed), max(1.0, float(closed.running)), unsure, steady)
+
+
+def _around_mean(simulated: Figures, means: Figures, metric: str, statistic: str) -> Figure:
+    """A simulated figure around the closed form's mean of its metric: a mean and the median beside it are of one prediction."""
+    figure, mean = simulated[metric, statistic], means.get((metric, "mean"))
+    if mean is None or statistic == "mean":
+        return mean or figure
+    return figure.scaled(mean.value / simulated[metric, "mean"].value)
+
+
+def _steady_first_s(closed: ClosedLoop) -> dict[float, float]:
+    """First tokens of the same clients without a beginning at which all of them ask: at their lengths, and at usual ones."""
+    spreads = dict.fromkeys((float(closed.requests.spread), SPREAD))
+    return {spread: float(closed_loop.serve(closed.question.but(num_prompts=math.inf, spread=spread)).ttft_s) for spread in spreads}
+
+
+def load_words(predicted: ExpectedFigures) -> str:
+    """How a benchmark's load was taken; of clients that start at once, what that beginning adds to a mean first token."""
+    load, first = predicted.load, predicted.of("ttft")
+    steady = predicted.steady_s.get(load.spread or 0.0)
+    if first is None or steady is None or first.value - steady < LEVEL.begins * first.value:
+        return str(load)
+    waits = f"of TTFT {format_seconds(first.value)}, {format_seconds(first.value - steady)} is waiting in that first burst"
+    usual = next((f", or {format_seconds(s)} with lengths ±{by:.0%}" for by, s in predicted.steady_s.items() if s < steady), "")
+    shown = f"the steady state that simulate shows has {format_seconds(steady)}{usual}"
+    return (
+        f"{load}: {waits} (a mean over all requests); {shown}; --num-prompts {load.count} --spread {load.spread or 0:g} is this run"
+    )
 
 
 def _most_simulated(load: BenchmarkLoad) -> int:

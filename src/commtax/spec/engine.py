@@ -247,6 +247,7 @@ class TrainingHabits:
     gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
     remakes_activation: bool = False  # backward of the gated activation makes its output again, which is not kept
     regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
+    has_stages: bool = True  # a model can be cut into pipeline stages
     context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
     repeats_keys: bool = False  # … once for every query head that shares them
     attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
@@ -353,11 +354,13 @@ class Engine:
 
     def but(self, **changes: Any) -> Engine:
         """The same engine with some of its facts changed, whichever part they belong to."""
-        for part, kind in ENGINE_PARTS.items():
-            own = {f.name: changes.pop(f.name) for f in fields(kind) if f.name in changes}
-            if own:
-                changes[part] = replace(getattr(self, part), **own)
-        return replace(self, **changes)
+        parts: dict[str, dict[str, Any]] = {}
+        for name in changes:
+            if name in PART_OF_FACT:
+                parts.setdefault(PART_OF_FACT[name], {})[name] = changes[name]
+        whole = {name: value for name, value in changes.items() if name not in PART_OF_FACT}
+        return replace(self, **whole, **{part: replace(getattr(self, part), **own) for part, own in parts.items()})
 
 
 ENGINE_PARTS: Mapping[str, type] = {f.name: type(f.default) for f in fields(Engine) if is_dataclass(f.default)}
+PART_OF_FACT: Mapping[str, str] = {f.name: part for part, kind in ENGINE_PARTS.items() for f in fields(kind)}

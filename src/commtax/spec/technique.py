@@ -68,6 +68,7 @@ class Technique:
     along: Mapping[str, str] = field(default_factory=dict)  # by engine: what of the plan's own flags changes with it
     needs: tuple[str, ...] = ()  # techniques, one of which has to be on beside it
     always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on without being asked for
+    dropped: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which there is no such technique
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
     lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself
     source: str = ""  # where it is described

@@ -42,7 +42,7 @@ def cause(code: str, said: str, cost_s: float, step_s: float, span: str = "a ste
     """A cause with its share of the step, which is all of it at most, and the step without it in words."""
     cost_s = min(cost_s, step_s)
     left = format_seconds(step_s - cost_s) if step_s - cost_s > ROUNDING * step_s else "nothing"
-    gain = f"without it {span} takes {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
+    gain = f"without this, {span} would take {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
     return Cause(code, said, cost_s, cost_s / step_s, change or CHANGES[code], gain)
 
 
@@ -58,9 +58,20 @@ def _culprit_causes(job: TracedJob, culprit: Culprit | None, cost_s: float) -> I
     accounts = job.accounts
     struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
     step_s = (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
+    if struck.all() and job.typical.usual_s > 0:  # all steps are like that: it is told of those that all else is told of
+        cost_s, step_s = _typical_cost_s(job, culprit, cost_s / accounts.step_s), job.typical.usual_s
     where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
     said = f"{culprit.kind}{where}: {culprit.said}"
     yield cause(culprit.kind, said, min(cost_s, 0.99 * step_s), step_s)
+
+
+def _typical_cost_s(job: TracedJob, culprit: Culprit, share: float) -> float:
+    """Of a usual step: what the others wait for a rank, or as large a share as of all steps."""
+    places = [place for place, trace in enumerate(job.traces) if trace.rank == culprit.rank]
+    if culprit.kind not in ("slow rank", "late rank") or len(places) != 1 or is_pipeline(job):
+        return share * job.typical.usual_s
+    waited = job.typical.usual("wait_s")
+    return float(np.median(np.delete(waited, places)) - waited[places[0]])
 
 
 def _waiting_causes(job: TracedJob, culprit: Culprit | None) -> Iterator[Cause]:
@@ -157,7 +168,7 @@ def _bubble(job: TracedJob) -> Iterator[Cause]:
     if share < LEVEL.small or job.traces[0].steps[0].name == WHOLE:
         return
     told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
-    said = f"stages do not compute {share:.0%} of a step; {told} explain up to {least:.0%} (filling and draining)"
+    said = f"stages do not compute for {share:.0%} of each step; {told} explain up to {least:.0%} (filling and draining)"
     yield cause("bubble", said, share * step_s, step_s)
 
 
@@ -189,5 +200,5 @@ def _late_gathers(job: TracedJob) -> Iterator[Cause]:
     cost = float(shown[late].sum()) / len(trace.steps)
     if cost >= LEVEL.small * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
-        said = f"{number} all-gathers of a step begin only when compute waits for them"
+        said = f"{number} all-gathers per step begin only when compute waits for them"
         yield cause("prefetch", said, cost, job.typical.usual_s)

@@ -22,7 +22,7 @@ from commtax.verbs.settling import settle
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 COUNT, LEVEL = thresholds(__name__)
 TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
-NO_DEVICE = "the trace has no device: times are the host's, profiler included"
+NO_DEVICE = "timed on the host; includes profiler overhead"
 GUESSED = "steps were found by repetition, and what repeats may be a layer"
 OWN_STAGE = "a rank of a pipeline holds its own stage's only"
 
@@ -100,7 +100,7 @@ def compare_with_claim(given: TracedJob, claim: Claim) -> Told:
 def _training_findings(job: _Steps) -> Iterator[Finding]:
     """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
     yield Finding("training step", None, job.step_s, "s", reason=TRAINING)
-    yield Finding("exposed communication a step", None, job.exposed_s, "s", reason=TRAINING)
+    yield Finding("exposed communication per step", None, job.exposed_s, "s", reason=TRAINING)
     yield from (f.undecided(f.reason) for f in waiting_findings(job.job, job.chosen, 1))
 
 
@@ -154,13 +154,14 @@ def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trac
         reason = "the host called some, and none ran on the device"
     elif most == 0:
         reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
-    finding = Finding(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason, of=op).judged()
+    item = Note("count", f"{op.removesuffix('s')}s per {phase} step")
+    finding = Finding(item, predicted, median(counts), reason=reason, of=op).judged()
     return finding if least == most else replace(finding, verdict=DISAGREE, reason=reason)
 
 
 def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     sizes = [[c.nbytes for c in step] for step in steps]
-    item = Note("bytes", f"{op} bytes a step")
+    item = Note("bytes", f"{op} bytes per step")
     if any(n is None for step in sizes for n in step):
         graph = any(c.graph for step in steps for c in step)
         why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
@@ -189,7 +190,7 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
 
 def both_means(op: str, met: bool, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
     """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
-    how = "least over ranks" if met else "one rank, waiting included"
+    how = "shortest over ranks" if met else "one rank, waiting included"
     mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
     if max(mean, usual) <= LEVEL.uneven * min(mean, usual):
         return Note("collective", f"one {op} ({how})"), None
@@ -230,12 +231,13 @@ def waiting_findings(job: TracedJob, chosen: Sequence[Sequence[TraceStep]], tp: 
     each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in shown)
     matched = f"{plural(len(met.first), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
     lost = f", {met.unmatched} not" if met.unmatched else ""
-    reason = f"rank {met.ranks[waited.index(min(waited))]} comes last; waited a step: {each}; {matched}{lost}"
+    reason = f"rank {met.ranks[waited.index(min(waited))]} arrives last; waits per step: {each}; {matched}{lost}"
     verdict = AGREE if worst <= LEVEL.waiting_share else DISAGREE if job.traces[0].on_device else UNKNOWN
     group = _group(job.traces[0].collectives, tp)
     if verdict == AGREE and group > len(job.traces):
-        verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may come later still; {reason}"
-    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", LEVEL.waiting_share, reason, verdict=verdict)
+        verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may arrive later still; {reason}"
+    item = "waiting for the slowest rank, share of the step"
+    yield Finding(item, 0.0, worst, "share", LEVEL.waiting_share, reason, verdict=verdict)
 
 
 def _waited_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> float:

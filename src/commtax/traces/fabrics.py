@@ -51,7 +51,7 @@ def crossing_causes(job: TracedJob) -> Iterator[Cause]:
         if crosses and len(rows) / steps >= COUNT.many:
             cost = float(wire[rows].sum()) / steps
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
-            number = f"{len(rows) / steps:.0f} collectives a step"
+            number = f"{len(rows) / steps:.0f} collectives per step"
             said = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
             yield Cause("crosses hosts", said, cost, cost / step_s, CHANGES[_change_to_stay_inside(job)])
 

@@ -30,13 +30,13 @@ def layer_notes(job: TracedJob) -> Iterator[Note]:
         of = f"{layers} layers{' and the embedding' if scatters > layers else ''}"
         of = of if layers and scatters in (layers, layers + 1) else f"{scatters} shards"
         whose = f"weights of {of} gathered for both passes, and their gradients scattered"
-        yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters a step = {whose}")
+        yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters per step = {whose}")
     elif reduces and trace.gradients:
         yield Note(
             "gradients", _gradient_words(reduces, round(trace.gradients / len(trace.steps)), has_unbucketed_gradients(trace))
         )
     elif reduces > 2 or (reduces and trace.training):
-        yield Note("layers", f"{plural(reduces, 'all-reduce')} a step{_layer_words(reduces, layers, trace.training)}")
+        yield Note("layers", f"{plural(reduces, 'all-reduce')} per step{_layer_words(reduces, layers, trace.training)}")
 
 
 def has_sharded_weights(counts: Mapping[str, int]) -> bool:
@@ -55,8 +55,8 @@ def has_unbucketed_gradients(trace: Trace) -> bool:
 def _gradient_words(reduces: int, gradients: int, each: bool) -> str:
     """All-reduces of a step beside the gradients that it accumulates."""
     if each:
-        return f"{reduces} all-reduces a step, one for each of {gradients} gradients (AccumulateGrad): they are not put in buckets"
-    said = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) a step"
+        return f"{reduces} all-reduces per step, one for each of {gradients} gradients (AccumulateGrad): they are not bucketed"
+    said = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) per step"
     if reduces > gradients:
         return f"{said}: not all of them are of gradients"
     return f"{said}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
@@ -65,13 +65,13 @@ def _gradient_words(reduces: int, gradients: int, each: bool) -> str:
 def _layer_words(count: int, layers: int, training: bool) -> str:
     """Whether two a layer make a count, by another count that tells of layers."""
     if not layers and training:
-        return ": buckets of gradients, or two a layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
+        return ": gradient buckets, or two per layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
     rest = count - 2 * layers if layers else count % 2
     if layers and rest not in (0, 1):
         return f": not two for each of the {layers} attention kernels"
-    embedding = " + 1 of the vocabulary-parallel embedding" if rest else ""
+    embedding = " + 1 for the vocabulary-parallel embedding" if rest else ""
     if layers:
-        return f" = 2 x {layers} layers (attention kernels: as many){embedding}"
+        return f" = 2 x {layers} layers (one attention kernel each){embedding}"
     return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
 
 

@@ -65,7 +65,9 @@ def _slower_than_before(wire: LikeCollectives, step_s: float) -> tuple[float, in
 
 
 def _times(now: float, usual: float) -> str:
-    return f"{format_seconds(now)} of a step on the wire instead of {format_seconds(usual)} ({now / max(usual, 1e-12):.1f} times)"
+    return (
+        f"{format_seconds(now)} of each step on the wire instead of {format_seconds(usual)} ({now / max(usual, 1e-12):.1f} times)"
+    )
 
 
 def _slower_than_others(wire: LikeCollectives, wires: list[LikeCollectives], step_s: float) -> tuple[float, int, str] | None:

@@ -120,9 +120,10 @@ def _late_feeders(job: TracedJob, idle: Column, changed: bool) -> Iterator[Suspe
     rank, last = job.traces[place].rank, len(job.traces) - 1
     partner = _partner_behind_pauses(job, place)
     starving = place + 1 if partner > place and place < last else place
-    said = f"rank {rank} idles {level:.0%} of a step before it takes what it is sent"
+    said = f"rank {rank} is idle for {level:.0%} of each step before it takes what it is sent"
     if starving != place:
-        said = f"rank {job.traces[starving].rank} waits for rank {rank}, which idles {level:.0%} of a step before it hands over"
+        behind = f"rank {job.traces[starving].rank} waits for rank {rank}"
+        said = f"{behind}, which is idle for {level:.0%} of each step before it hands over"
     yield Suspect("starved stage", starving, level, worst[1].since, said)
 
 
@@ -149,7 +150,7 @@ def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, ch
     found = [(place, r) for place, x in enumerate(starving - ahead) if (r := rise(x, changed=changed)) is not None]
     most = max((r.grown for _, r in found), default=0.0)
     for place, r in [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]:
-        said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of a step for input that was sent long before"
+        said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of each step for input that was sent long before"
         yield Suspect("starved stage", place, r.grown, r.since, said)
 
 

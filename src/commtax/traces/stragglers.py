@@ -35,17 +35,20 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     exposed = level - np.median(computed) - np.median(idle)
     place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
     since_then = step_s / max(1e-12, float(np.median(accounts.total_s[chosen, since:])))  # a step is longer by then
-    waits = f"the others wait {level * since_then:.0%} of a step for rank {ranks[place]}"
+    waits, theirs = f"the others wait for rank {ranks[place]}", "they do"
+    if len(chosen) == 2:
+        other = ranks[chosen[1 - at]]
+        waits, theirs = f"rank {other} waits for rank {ranks[place]}", f"rank {other}"
     if most == exposed:  # as much wire as theirs, and more of it exposed
         wire = (accounts.wire_s + accounts.hidden_s)[chosen]
         if np.median(_excess(wire, at, since, relative=True)) <= LEVEL.same_wire:
-            said = f"{waits}, whose communication does not hide under its compute as theirs does"
+            said = f"{waits}, whose communication hides less under its compute"
             yield Suspect("lost overlap", place, level, since, said)
     elif most == np.median(computed) and _is_steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
-        yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than they do")
+        yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than {theirs}")
     elif most == np.median(idle) and _is_steady(idle[1:-1]):  # a pause between steps may be in the one or the other
-        said = f"{waits}, which computes as fast as they do and idles {np.median(idle) * since_then:.0%} of a step longer"
+        said = f"{waits}, which computes as fast and is idle for {np.median(idle) * since_then:.0%} more of each step"
         yield Suspect("late rank", place, level, since, said)
 
 
@@ -91,5 +94,7 @@ def unhidden_gathers(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
         return
     exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
     if hidden <= LEVEL.never * (exposed + hidden) and exposed >= LEVEL.much * accounts.step_s:
-        said = f"gathers and scatters of weights take {exposed / accounts.step_s:.0%} of a step, and none of it hides under compute"
+        said = (
+            f"gathers and scatters of weights take {exposed / accounts.step_s:.0%} of each step, and none of it hides under compute"
+        )
         yield Suspect("lost overlap", None, exposed / accounts.step_s, 0, said)

@@ -66,9 +66,9 @@ def _step_findings(
     named = WHOLE if head.steps[0].name == WHOLE else f"{phase} step".strip()
     yield Finding(Note("step", named), None, float(np.mean([used.total_s for _, used in usage])), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
-        yield Finding(Note("count", f"{op} a step"), None, count, of=op)
+        yield Finding(Note("count", f"{op}s per step"), None, count, of=op)
         if (size := _bytes(sent, op)) is not None:
-            yield Finding(Note("bytes", f"{op} bytes a step"), None, size, "bytes", of=op)
+            yield Finding(Note("bytes", f"{op} bytes per step"), None, size, "bytes", of=op)
         item, mean = both_means(op, job.meetings is not None, wires := _wires(job, op))
         yield Finding(item, None, float(median(wires)), "s", reason=why, of=op)
         yield from [mean] if mean else []

@@ -11,13 +11,14 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax import catalog
+from commtax.answer import Answer
 from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import Placing, busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
 from commtax.cost.traffic import inference, padded_rows
-from commtax.ledger import Bill, Item, Line
+from commtax.ledger import Z80, Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
 from commtax.records import dataclass, replace
@@ -32,8 +33,14 @@ USABLE = 0.95
 
 
 @dataclass(frozen=True)  # without slots: sums are asked for often and kept
-class StepBill(Bill):
-    """A priced step with the question it answers."""
+class StepBill(Bill, Answer):
+    """A priced step with the question it answers: lines that add up to it.
+
+    >>> import commtax
+    >>> step = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
+    >>> bool(sum(line.exposed_s for line in step.items) == step.step_s)
+    True
+    """
 
     question: Settled
     rows: Number  # of the activation matrix, padding included
@@ -42,6 +49,12 @@ class StepBill(Bill):
     @property
     def legal(self) -> Condition:
         return self.question.legal
+
+    @property
+    def low_s(self) -> Number:
+        """The lower end of its 80 % range, which the chip's bandwidth and peak cut off."""
+        least = np.minimum(self.step_s, self.least_s(self.question.cluster.chip.memory_Bps))
+        return np.maximum(self.step_s * np.exp(-Z80 * self.sigma), least)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -69,7 +82,7 @@ class StepBill(Bill):
 
     @property
     def binding(self) -> Any:
-        """The axis with the largest tax; ``compute`` where none takes 1 % of the step. An array of names for arrays."""
+        """The axis with the largest tax; ``compute`` where none takes 1% of the step. An array of names for arrays."""
         names = np.array([*TAXES, "compute"])
         step = self.step_s
         stack = np.stack([np.asarray(t / step, dtype=float) for t in self.taxes.values()])
@@ -140,7 +153,7 @@ class StepBill(Bill):
         if self.question.what_if.flops == "causal":
             return f"causal pairs only, nothing recomputed, {peak}"
         if np.any(self._causal):
-            return f"causal pairs only, because all pairs would be above 100 % of what the chip can do, {peak}"
+            return f"causal pairs only, because all pairs would be above 100% of what the chip can do, {peak}"
         return f"all query-key pairs (as PaLM and Megatron count), nothing recomputed, {peak}"
 
     @cached_property
@@ -163,11 +176,17 @@ def by_cost(b: StepBill) -> list[Line]:
 
 
 def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:
-    """Price one prefill, decode or mixed step. Sizes, batch and context may be arrays, and then every figure is one.
+    """Price one prefill, decode or mixed step, line by line.
 
-    With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
-    microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
-    constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
+    >>> import commtax
+    >>> step = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=64)
+    >>> f"{step.step_s * 1e3:.1f} ms, {step.comm_fraction:.0%} of it exposed communication"
+    '4.9 ms, 18% of it exposed communication'
+
+    Sizes, batch and context may be arrays, and then every figure is one. With ``pp`` stages the batch is split into ``pp``
+    microbatches that are in flight together: ``step_s`` is one microbatch through all stages, and tokens of all of them come
+    out in that time. ``profile`` is a machine's own constants (a file of ``commtax calibrate``): its engine and type are used
+    unless others are given. ``commtax.keywords("bill")`` says what each keyword means.
     """
     asked = resolve_question(model, cluster, check_taken("bill", options))
     if asked.trains:
@@ -176,10 +195,15 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
 
 
 def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[TrainBillOptions]) -> StepBill:
-    """Price one optimiser step. ``batch`` sequences a replica in microbatches of ``micro_batch``, ``context`` tokens each.
+    """Price one optimiser step: ``batch`` sequences per replica in microbatches of ``micro_batch``, ``context`` tokens each.
 
-    Sizes may be arrays, and then every figure is one. ``hsdp`` shards over groups of that many ranks; ``async_axes`` are
-    the axes whose collectives run beside compute (the engine's own unless given); ``flops`` says what MFU counts.
+    >>> import commtax
+    >>> step = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", dp=8, batch=8, engine="fsdp")
+    >>> f"MFU {step.mfu:.0%}; the largest tax is that of {step.binding}; 1T tokens take {step.days(1e12):.0f} days"
+    'MFU 45%; the largest tax is that of dp; 1T tokens take 169 days'
+
+    Sizes may be arrays, and then every figure is one. ``hsdp`` shards over groups of that many ranks; ``async_axes`` are the axes
+    whose collectives run beside compute (the engine's own unless given); ``flops`` says what MFU counts.
     """
     if "microbatches" in options:
         raise Refusal.about(microbatches="follow from batch and micro_batch")
@@ -316,8 +340,13 @@ class SentLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Everything one step sends."""
+class Traffic(Answer):
+    """Everything one step sends.
+
+    >>> import commtax
+    >>> commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=1).lines
+    []
+    """
 
     question: Settled
     rows: Number
@@ -346,7 +375,12 @@ class Traffic:
 
 
 def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[TrafficOptions]) -> Traffic:
-    """The exact collectives of one step.
+    """What one step sends, exactly: every collective with its bytes and how often it runs, and no seconds.
+
+    >>> import commtax
+    >>> sent = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3)
+    >>> [(x.item.what, int(x.item.nbytes), x.item.count) for x in sent.lines[:2]]
+    [('embedding', 32768, 1), ('attention output', 32768, 32)]
 
     ``batch`` counts sequences per replica; ``context`` is cached tokens per sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.

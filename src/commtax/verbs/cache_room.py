@@ -1,5 +1,6 @@
 """Room for a cache: what limits, weights and activations leave of a chip, as engines count it, of one plan or arrays of them."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import reduce
 
@@ -37,11 +38,27 @@ def cache_tokens(asked: Question) -> Number:
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
-    return _cache_tokens(replace(asked.normal(), limits=asked.limits, codes=asked.codes))
+    return _cache_tokens(replace(asked.normal(), limits=replace(asked.limits, max_model_len=0), codes=asked.codes))
 
 
 @cache_answers
 def _cache_tokens(asked: Question) -> Number:
+    return _of_plans(asked, _stage_tokens)
+
+
+def full_length_requests(asked: Question) -> Number:
+    """Requests of ``max_model_len`` tokens, the model's own where nobody says, that one replica has room for at once; of arrays
+    of plans. Engines start where it is at least 1."""
+    return _full_length_requests(replace(asked.normal(), limits=asked.limits, codes=asked.codes))
+
+
+@cache_answers
+def _full_length_requests(asked: Question) -> Number:
+    return _of_plans(asked, _stage_requests)
+
+
+def _of_plans(asked: Question, figure: Callable[[Question, int, int], Number]) -> Number:
+    """A figure of a stage, by its number and how many there are: of the stage where it is least, of each plan."""
     plan = asked.plan
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
@@ -54,7 +71,7 @@ def _cache_tokens(asked: Question) -> Number:
         tp, _, dp, ep, _ = table[alike].T
         one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
         one = replace(one, limits=limits_of(one))
-        held[alike] = reduce(np.minimum, (_stage_tokens(one, stage, pp) for stage in different_stages(asked, pp)))
+        held[alike] = reduce(np.minimum, (figure(one, stage, pp) for stage in different_stages(asked, pp)))
     spread = held[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
 
@@ -62,6 +79,13 @@ def _cache_tokens(asked: Question) -> Number:
 def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
     lines, peak, pool = stage_contents(asked, stage, pp)
     return pool.tokens(cache_blocks(asked, sum(w.nbytes for w in lines), peak, pool)[-1])
+
+
+def _stage_requests(asked: Question, stage: int, pp: int) -> Number:
+    lines, peak, pool = stage_contents(asked, stage, pp)
+    blocks = cache_blocks(asked, sum(w.nbytes for w in lines), peak, pool)[-1]
+    wanted = pool.blocks_per_request(asked.limits.max_model_len, asked.limits.max_num_batched_tokens)
+    return np.minimum(blocks / wanted, pool.places(pool.tokens(blocks)))
 
 
 def stage_contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:

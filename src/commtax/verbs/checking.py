@@ -11,7 +11,7 @@ from commtax.cost.tensors import ROWWISE
 from commtax.options import Option
 from commtax.question import Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, NO_TECHNIQUES, TAXES, Chip, Engine, Number, Plan
-from commtax.statement import Note, Refusal
+from commtax.statement import OTHER_ENGINES, OTHER_MODELS, Note, Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
@@ -307,13 +307,11 @@ def check_backend(q: Question) -> None:
     """An expert backend belongs to a mixture, and to an engine that has it."""
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
     if backend and q.model.experts is None:
-        raise Refusal(
-            f"all2all backend '{backend}': {q.model.key} is dense: it has no experts to exchange tokens with", "ep_backend"
-        )
+        rule = f"{q.model.key} is dense: it has no experts to exchange tokens with"
+        raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", kind=OTHER_MODELS)
     if backend and backend not in able:
-        raise Refusal(
-            f"all2all backend '{backend}': {q.engine.name} does not have it; it has {', '.join(able) or 'none'}", "ep_backend", able
-        )
+        rule = f"{q.engine.name} does not have it; it has {', '.join(able) or 'none'}"
+        raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", able, OTHER_ENGINES)
     if backend:
         from commtax.verbs.expert_checks import check_exchange  # not for those who leave it to the engine
 
@@ -413,7 +411,7 @@ def _check_chunks(layers: int, plan: Plan) -> None:
         empty = "every virtual stage has a layer, but for the embedding's and the head's"
         raise Refusal.of(f"{layers} layers on pp={stages} {limit} ({empty})", (most,) if most > 1 else (), chunks=chunks)
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
-        rule = f"{layers} layers do not divide by pp x {chunks} chunks; interleaved takes any"
+        rule = f"{layers} layers are not divisible by pp x {chunks} chunks; interleaved takes any"
         raise Refusal.of(rule, ("interleaved",), schedule=plan.schedule)
 
 

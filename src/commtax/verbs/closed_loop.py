@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from commtax.answer import Answer
 from commtax.arrays import cache_answers, pick
 from commtax.catalog.transfer import Setting, is_measured
 from commtax.catalog.transfer import sigma as transferred_sigma
@@ -29,6 +30,7 @@ from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
+from commtax.verbs.longest_request import check_lengths, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
@@ -47,8 +49,14 @@ EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed 
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedLoop:
-    """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
+class ClosedLoop(Answer):
+    """Means of a closed loop. TPOT = (E2E - TTFT) / (O - 1); TTFT counts from sending to the first token.
+
+    >>> import commtax
+    >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=[1, 8, 64])
+    >>> [f"{seconds * 1e3:.0f} ms" for seconds in loop.tpot_s]
+    ['7 ms', '9 ms', '24 ms']
+    """
 
     question: Settled
     running: Number  # requests a replica works on at once
@@ -187,20 +195,28 @@ class ClosedLoop:
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
-        """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``."""
-        factor = np.exp(Z80 * self.sigma_of(name))
-        return getattr(self, name) / factor, getattr(self, name) * factor
+        """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is decoded faster than its bytes are read."""
+        factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
+        if name != "tpot_s":
+            return value / factor, value * factor
+        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / self.question.techniques.per_step
+        return np.maximum(value / factor, np.minimum(value, floor)), value * factor
 
 
 def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[SimulateOptions]) -> ClosedLoop:
     """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
-    Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
-    lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own, on those
-    of another cluster where ``prefill_cluster`` names one.
-    ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
+    >>> import commtax
+    >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, input_len=1024, output_len=256)
+    >>> f"TTFT {loop.ttft_s * 1e3:.0f} ms, TPOT {loop.tpot_s * 1e3:.0f} ms, {loop.tokens_per_s:,.0f} tokens/s"
+    'TTFT 62 ms, TPOT 12 ms, 2,559 tokens/s'
+
+    Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark; lengths vary
+    by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own, on another cluster
+    where ``prefill_cluster`` names one. ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
+    For requests at a rate and their percentiles: ``commtax.serve``.
     """
-    return serve(settle(resolve_question(model, cluster, check_taken("simulate", options))))
+    return serve(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
 
 
 @cache_answers
@@ -326,9 +342,9 @@ def _load(asked: Question) -> ClosedLoopLoad:
 def lengths_note(spread: Number) -> Note:
     """What the requests' lengths are, and what would change with others."""
     if spread:
-        text = f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"
+        text = f"lengths vary by ±{spread:.0%} (--spread 0 makes them equal, and clients then move in lockstep)"
     else:
-        text = f"equal lengths: clients move in lockstep; --spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
+        text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
     return Note("spread", text)
 
 
@@ -341,6 +357,8 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from draft_notes(s.question)
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
+    if why := why_it_does_not_start(s.question):
+        yield Note("too-long", why)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
     yield from context_notes(s.question, wanted.tokens)
@@ -377,6 +395,6 @@ def _queue_notes(s: ClosedLoop, apart: Disaggregation) -> Iterator[Note]:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     if net is None or passed is None or not passed.queued:
         return
-    limits = [f"{name} {limit:,.3g}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
+    limits = [f"{name} {format_mean(limit)}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
     where = QUEUES[int(passed.slowest)]
     yield Note("queue", f"{where}: more clients only lengthen it; at most, in requests/s: {', '.join(limits)}")

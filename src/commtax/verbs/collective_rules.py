@@ -4,9 +4,10 @@ import numpy as np
 
 from commtax import catalog
 from commtax.catalog.techniques import technique
+from commtax.catalog.versions import parts
 from commtax.question import Question
-from commtax.spec import Cluster
-from commtax.statement import Refusal
+from commtax.spec import Cluster, Engine
+from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, Refusal
 
 FUSED = "fused-allreduce"
 ALGORITHMS = ("auto", "one-shot", "two-shot")
@@ -20,13 +21,30 @@ def check_collectives(q: Question) -> None:
         _check_kernels(q)
 
 
-def is_on_already(q: Question, key: str) -> bool:
+def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
     """Whether an engine uses a technique by itself on these chips or for this model, so that its times hold it."""
-    for entry in q.engine.sends.on_by_default:
+    for entry in (engine or q.engine).sends.on_by_default:
         name, *where = entry.split()
         if name == key and (not where or q.cluster.chip.family in where or q.model.architecture in where):
             return True
     return False
+
+
+def on_since(q: Question, key: str) -> str:
+    """The oldest version from which on an engine is known to use a technique by itself here; "": all that are known do."""
+    newest = catalog.engine(q.engine.key)
+    since = newest.version
+    for version in sorted((*newest.versions, newest.version), key=parts, reverse=True):
+        if not is_on_already(q, key, catalog.engine(f"{newest.key}@{version}")):
+            return since
+        since = version
+    return ""
+
+
+def already_on(engine: Engine, since: str) -> str:
+    """That an engine does this by itself, since a version or in all that are known."""
+    does = f"{engine.name} has done this by default since {since}" if since else f"{engine.name} does this by default"
+    return f"already on: {does}, and its measured times include it"
 
 
 def _check_fused(q: Question) -> None:
@@ -36,26 +54,28 @@ def _check_fused(q: Question) -> None:
     if q.trains:
         raise Refusal(f"{FUSED}: belongs to serving, and training has none", "technique")
     if catalog.fabric(engine.library, q.cluster).fused is None:
-        raise Refusal(f"{FUSED}: no time of such a kernel was measured on {chip.key} over {q.cluster.intra.key}", "technique")
+        rule = f"no time of such a kernel was measured on {chip.key} over {q.cluster.intra.key}"
+        raise Refusal(f"{FUSED}: {rule}", "technique", kind=OTHER_CHIPS)
     if is_on_already(q, FUSED):
-        raise Refusal(
-            f"already on: {engine.name} {engine.version} does this by default, and its measured times include it", "technique"
-        )
+        raise Refusal(already_on(engine, on_since(q, FUSED)), "technique", kind=ALREADY_ON)
     if engine.key not in technique(FUSED).flags:
-        raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique")
+        raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique", kind=OTHER_ENGINES)
     if np.all(np.asarray(q.plan.tp) == 1):
         raise Refusal(f"{FUSED}: with tp 1 there is nothing to reduce", "technique")
     if q.plan.sequence_parallel:
         raise Refusal(f"{FUSED}: sequence parallelism scatters and gathers; nothing is all-reduced", "technique")
     if q.model.hyper or q.model.lookback or not q.model.residual_stream:
-        raise Refusal(f"{FUSED}: {q.model.key} has no residual and norm right after its all-reduces", "technique")
+        raise Refusal(
+            f"{FUSED}: {q.model.key} has no residual and norm right after its all-reduces", "technique", kind=OTHER_MODELS
+        )
 
 
 def no_kernels(name: str, place: Cluster) -> Refusal:
     """That a library of kernels of one kind has none for a cluster's chips."""
     one = catalog.library(name)
     families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
-    return Refusal(f"{one.key}: has kernels only for {families} chips, none for {place.chip.key} over {place.intra.key}", "library")
+    rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
+    return Refusal(f"{one.key}: {rule}", "library", kind=OTHER_CHIPS)
 
 
 def _check_kernels(q: Question) -> None:
@@ -67,6 +87,4 @@ def _check_kernels(q: Question) -> None:
     if not catalog.fabric(name, q.cluster).kernels:
         raise no_kernels(name, q.cluster)
     if is_on_already(q, one.key):
-        raise Refusal(
-            f"already on: {q.engine.name} {q.engine.version} does this by default, and its measured times include it", "library"
-        )
+        raise Refusal(already_on(q.engine, on_since(q, one.key)), "library", kind=ALREADY_ON)

@@ -6,6 +6,7 @@ with where the order of two plans flips.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,21 +16,25 @@ from typing import Unpack
 import numpy as np
 
 from commtax import catalog
+from commtax.answer import Answer
 from commtax.catalog.techniques import changes_of
 from commtax.options import check_taken
+from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
-from commtax.verbs.checking import share_of
+from commtax.verbs.checking import check_option, share_of
 from commtax.verbs.fitting import fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
-AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique")
-TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens")
+TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
+"""Axes of number formats."""
+AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique", *TYPES)
+TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens", *(t for t in TYPES if not TYPES[t].serving))
 MAX_CELLS = 4096
 MOST_BATCH = 1024
 Sizes = Mapping[str, int]
@@ -46,12 +51,21 @@ class ComparedBill:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """A grid of bills over one or two axes."""
+class Comparison(Answer):
+    """A grid of bills over one or two axes.
+
+    >>> import commtax
+    >>> commtax.compare("llama-3.1-8b", "8xh100-sxm", ["batch=1:8", "link=nvlink4,pcie5"], tp=8).values("batch")
+    [1, 2, 4, 8]
+    """
 
     axes: tuple[str, ...]
     rows: tuple[ComparedBill, ...]
-    training: bool = False
+    question: Question  # of all cells, but for what the axes change
+
+    @property
+    def training(self) -> bool:
+        return self.question.trains
 
     @property
     def swept(self) -> set[str]:
@@ -68,6 +82,8 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
     >>> parse_over("batch=1:8"), parse_over("technique=none,mtp=3:0.8,dbo+dcp=2")
     (('batch', [1, 2, 4, 8]), ('technique', ['none', 'mtp=3:0.8', 'dbo+dcp=2']))
+    >>> parse_over("dtype=auto,fp8")
+    ('dtype', ['auto', 'fp8'])
     """
     axis, equals, values = text.partition("=")
     axis = axis.replace("-", "_")
@@ -77,6 +93,8 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
         return axis, [catalog.link(name).key for name in values.split(",")]
     if axis == "technique":  # several at once are joined by "+"
         return axis, [_check_techniques(name) for name in values.split(",")]
+    if axis in TYPES:
+        return axis, [str(check_option(name, TYPES[axis])) or "auto" for name in values.split(",")]
     if ":" in values:
         low, high = (parse_count(v, axis) for v in values.split(":", 1))
         if not 1 <= low <= high:
@@ -92,9 +110,15 @@ def _check_techniques(text: str) -> str:
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
-    """Price every combination; a combination that is not legal keeps its rule. ``phase="train"`` prices training steps.
+    """The same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
 
-    Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
+    >>> import commtax
+    >>> swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["tp=1,2,8"])
+    >>> [f"TP {row.at[0]}: {row.bill.comm_fraction:.0%}" for row in swept.rows]
+    ['TP 1: 0%', 'TP 2: 6%', 'TP 8: 11%']
+
+    ``over`` has one or two axes: ``"batch=1:256"`` doubles, ``"link=nvlink4,pcie5"`` lists. ``phase="train"`` prices training.
+    Over ``local_tokens`` a GPU's tokens per step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
     """
     check_taken("compare", options)
     fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
@@ -112,7 +136,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
         raise Refusal.about(over=f"{len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
     rows = tuple(_cell(put, dict(zip(names, cell, strict=True)), fixed) for cell in cells)
-    return Comparison(names, rows, put.trains)
+    return Comparison(names, rows, put)
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
@@ -121,6 +145,7 @@ def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | 
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
         on = changes_of(str(at["technique"]).replace("+", ",")) if "technique" in at else {}
+        on |= {TYPES[axis].key: str(name).removesuffix("auto") for axis, name in at.items() if axis in TYPES}
         q = replan(put, **numbers, cluster=with_link(put.cluster, str(at["link"])) if "link" in at else put.cluster).but(**on)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
@@ -183,18 +208,29 @@ class BreakEven:
     earliest: float
     link: str  # "": each plan on its own
     batch: int  # at which context and bandwidth were varied; 0 for batch itself
+    leads: tuple[float, float] = (math.inf, math.inf)  # by how much ``first`` is faster before it, and ``then`` behind, at most
 
 
 @dataclass(frozen=True, slots=True)
-class PlanTable:
-    """Rows of a comparison of plans, and where their order flips."""
+class PlanTable(Answer):
+    """Rows of a comparison of plans, and where their order flips.
+
+    >>> import commtax
+    >>> table = commtax.compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp1", "tp2"], batches=[1, 32])
+    >>> [row.plan for row in table.rows if row.batch == 32]
+    ['tp1', 'tp2']
+    """
 
     rows: tuple[PlanRow, ...]
     break_evens: tuple[BreakEven, ...]
-    phase: str
+    question: Question  # of all plans
     context: int
     links: tuple[str, ...] = ()  # those that were asked for; none: each plan on its own
     notes: tuple[str, ...] = ()
+
+    @property
+    def phase(self) -> str:
+        return self.question.phase
 
     def beside(self, row: PlanRow) -> list[PlanRow]:
         """The rows that a row competes with: the same batch, and the same link where links were asked for."""
@@ -208,19 +244,23 @@ class PlanTable:
 
 
 def parse_plan(text: str) -> dict[str, int]:
-    """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers.
+    """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
 
     >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
     {'tp': 8, 'pp': 2}
     >>> parse_plan("tp4r2")["replicas"], parse_plan("dp2tp4")["dp"], parse_plan("tp8dcp4")["dcp"]
     (2, 2, 4)
+    >>> parse_plan("2xTP4") == parse_plan("tp4r2")
+    True
     """
-    plain = text.lower().replace("-", "")
+    plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
     given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
     twice = len(dict(given)) != len(given)
     bare = any(not size and name != "ep" for name, size in given)
     if not given or "".join(name + size for name, size in given) != plain or twice or bare:
-        raise Refusal.of(f"write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text)
+        raise Refusal.of(
+            f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
+        )
     named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
@@ -238,7 +278,13 @@ def compare_plans(
     where: Where | None = None,
     **options: Unpack[ComparePlansOptions],
 ) -> PlanTable:
-    """Price every plan on every link at every batch, and find the batch, length and bandwidth at which two of them swap.
+    """Plans side by side, and the batch, length and bandwidth at which two of them swap.
+
+    >>> import commtax
+    >>> table = commtax.compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp8", "tp4r2"])
+    >>> swap = table.break_evens[0]
+    >>> f"{swap.first} is faster below {swap.axis} {swap.at:.0f}, {swap.then} from there"
+    'tp8 is faster below batch 40, tp4r2 from there'
 
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
@@ -265,7 +311,7 @@ def compared_plans(
     rows = [row for plan in tried for row in (plan.row(int(b)) for b in batches)]
     legal = [p for p in tried if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
-    return PlanTable(tuple(rows), tuple(flips), put.phase, int(put.context), tuple(keys) if links else ())
+    return PlanTable(tuple(rows), tuple(flips), put, int(put.context), tuple(keys) if links else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,10 +360,11 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
             flip = _flip(grid, steps[a.name] - steps[b.name])
             if flip is not None:
                 earliest, at, ahead = flip
+                leads = _leads(grid < at, steps[a.name] / steps[b.name], ahead)
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
                 known = 0 if axis == "batch" else batch
-                flips.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.link, known))
+                flips.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.link, known, leads))
     return flips
 
 
@@ -328,6 +375,12 @@ def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool]
         return None
     stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
+
+
+def _leads(before: np.ndarray, ratio: np.ndarray, ahead: bool) -> tuple[float, float]:
+    """By how much, at most, the first plan is faster before a point, and the other from it on; of the ratio of their steps."""
+    slower = 1 / ratio if ahead else ratio  # the steps of the plan that comes behind over those of the one that leads first
+    return float(np.max(slower[before])) - 1, float(np.max(1 / slower[~before])) - 1
 
 
 def _rate(a: PlanOnLink, b: PlanOnLink) -> float:

@@ -1,12 +1,12 @@
-"""How sure a limit is kept: a figure with its 80 % range, the probability that it stays below a limit, and the figure that it stays
+"""How sure a limit is kept: a figure with its 80% range, the probability that it stays below a limit, and the figure that it stays
 below with a given probability.
 
 The logarithm of a figure's error is taken to have Student's t distribution with two degrees of freedom, with the range's ends at 10
-and 90 %; each side of the figure has its own width:
+and 90%; each side of the figure has its own width:
 
     F(t) = 1/2 + t / (2 sqrt(2 + t^2))        t(p) = (2 p - 1) / sqrt(2 p (1 - p))
 
-Errors of published serving runs are like that and not normal: of those within the 80 % range, three quarters lie within its inner
+Errors of published serving runs are like that and not normal: of those within the 80% range, three quarters lie within its inner
 half, but one in ten of all lies beyond 1.5 times the range (normal: 1.28 times; ``benchmarks/decisions.py``). They come from
 engines, chips and models that are known well and others that are not, and a mixture of normal errors of many widths is Student's.
 
@@ -24,14 +24,14 @@ from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.units import parse_fraction
 
-RULE = "above 0 and below 100 %, such as 80%, 0.8 or 80; 50% goes by the central prediction"
-END = 0.8 / sqrt(0.18)  # t(0.9): where the upper end of an 80 % range lies
+RULE = "above 0 and below 100%, such as 80%, 0.8 or 80; 50% goes by the central prediction"
+END = 0.8 / sqrt(0.18)  # t(0.9): where the upper end of an 80% range lies
 LEAST, MOST = 0.01, 0.99  # nearest valid confidences, said where one is refused
 WIDEST = 0.5  # margin that may be asked for
 
 
 def deviations(probability: float) -> float:
-    """The error that is not exceeded with a probability, in half-widths of the 80 % range.
+    """The error that is not exceeded with a probability, in half-widths of the 80% range.
 
     >>> deviations(0.5), round(deviations(0.9), 9), round(deviations(0.8), 3)
     (0.0, 1.0, 0.562)
@@ -40,7 +40,7 @@ def deviations(probability: float) -> float:
 
 
 def probability_of(widths: float) -> float:
-    """That an error is at most so many half-widths of the 80 % range.
+    """That an error is at most so many half-widths of the 80% range.
 
     >>> round(probability_of(deviations(0.8)), 9)
     0.8
@@ -51,7 +51,7 @@ def probability_of(widths: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its 80 % range.
+    """A figure and its 80% range.
 
     >>> round(Estimate(30.0, 27.0, 33.0).sure(0.9), 1), round(Estimate(30.0, 27.0, 33.0).kept(33.0), 2)
     (33.0, 0.9)

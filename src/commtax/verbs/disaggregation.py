@@ -1,5 +1,7 @@
 """Prompts on workers of their own, as ``cost.network`` takes them: both kinds of workers, and the wire between them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from commtax.arrays import Array, cache_answers, pick
@@ -12,15 +14,19 @@ from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.kv_motion import carrier_of, outside_Bps
-from commtax.verbs.settling import Settled, replan
+from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
 from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
+
+Pool = tuple[object, Plan]
+"""How many workers there are, in words or a number, and one of them."""
+APART_ALONE = "belongs to disaggregated serving; add --disaggregated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +76,16 @@ def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | No
     names, own = ("prefill_workers", "decode_workers"), asked.cluster
     several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(asked.plan.num_gpus))
     if len(asked.places) > 1:
-        for name, kind, count, size, place in zip(names, ("for prompts", "to decode"), several, each, asked.places, strict=True):
+        for name, kind, count, size, place in zip(names, ("for prompts", "for decoding"), several, each, asked.places, strict=True):
             if count * size > place.num_gpus:
                 needed = f"{count} x {size} GPUs {kind} = {count * size}"
-                raise Refusal(f"{name}={count}: {needed}, and {place.key} has {place.num_gpus}", name)
+                raise Refusal(f"{name}={count}: {needed}, but {place.key} has {place.num_gpus}", name)
         return
     total = several[0] * each[0] + several[1] * each[1]
     if total > own.num_gpus:
         at = 0 if counts[0] else 1
-        needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} to decode = {total}"
-        raise Refusal(f"{names[at]}={several[at]}: {needed}, and {own.key} has {own.num_gpus}", names[at])
+        needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} for decoding = {total}"
+        raise Refusal(f"{names[at]}={several[at]}: {needed}, but {own.key} has {own.num_gpus}", names[at])
 
 
 def check_apart(asked: Question) -> None:
@@ -88,9 +94,9 @@ def check_apart(asked: Question) -> None:
     if not wanted.disaggregated:
         for name in WORKERS:
             if (value := getattr(wanted, name)) is not None:
-                raise Refusal(f"{name}={value}: belongs to disaggregated serving", name)
+                raise Refusal(f"{name}={value}: {APART_ALONE}", name)
         if wanted.prefill_cluster is not None:
-            raise refuse_place(wanted.prefill_cluster, "belongs to disaggregated serving")
+            raise refuse_place(wanted.prefill_cluster, APART_ALONE)
     elif np.any(np.asarray(copies) > 1):
         raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
 
@@ -223,7 +229,15 @@ def check_one_place(put: Question) -> Question:
     return put
 
 
-def describe_pools(q: Question, prompts: str, decode: str) -> str:
-    """Both kinds of workers in words, and where they are where those are two places."""
-    ahead, own = (f" on {place.key}" for place in q.places) if len(q.places) > 1 else ("", "")
-    return f"{prompts}{ahead} for prompts + {decode}{own} to decode"
+def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over: str = "") -> str:
+    """Both kinds of workers in words, and where they are where those are two places; how both reach experts is said once."""
+    (_, ahead), (_, own) = pools = prompts, decode
+    alike = ahead.ep > 1 and own.ep > 1 and ahead.redundant == own.redundant
+    shared = describe_experts([ahead, own], over) if alike else ""
+    where = [f" on {place.key}" for place in places] if len(places) > 1 else ["", ""]
+    said = [
+        f"{count} x {describe_sizes(replace(plan, replicas=1))}{'' if alike else describe_experts([plan], over)}"
+        for count, plan in pools
+    ]
+    kinds = (" for prompts", " for decoding")
+    return " + ".join(f"{words}{at}{kind}" for words, at, kind in zip(said, where, kinds, strict=True)) + shared

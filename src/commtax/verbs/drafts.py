@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from commtax.cost.memory import with_draft_layers
 from commtax.cost.tensors import stage_layers
 from commtax.question import Question
 from commtax.spec import Drafter
-from commtax.statement import Note, Refusal
+from commtax.statement import OTHER_ENGINES, UNSAID, Note, Refusal
 from commtax.units import plural
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def check_drafts(q: Question) -> None:
         return
     if asked.drafter not in (has := q.engine.drafts.drafters):
         others = f"; it has {', '.join(has)}" if has else ""
-        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has)
+        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has, OTHER_ENGINES)
     if asked.drafter == "draft" and not asked.draft_model:
-        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique")
+        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique", kind=UNSAID)
     drafter_of(q)
 
 
@@ -105,8 +106,27 @@ def need_accepted(q: Question) -> None:
     if not is_accepted_known(q):
         asked = q.techniques
         on = f" on {asked.draft_text}" if asked.draft_text else ""
-        rule = f"how many drafts {q.model.key} accepts{on} is not known; say --acceptance 0.7 or --accepted-length 2.4"
-        raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance")
+        rule = (
+            f"how many drafts {q.model.key} accepts{on} is not known; give --acceptance 0.7 or --accepted-length 2.4, for example"
+        )
+        raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance", kind=UNSAID)
+
+
+def accepted_width(q: Question) -> float:
+    """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
+    asked = q.techniques
+    if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
+        return 0.0
+    from commtax.catalog.acceptance import accepted_spread  # not for those who draft nothing
+
+    return math.log1p(accepted_spread(measured_here(q), q.model.key) * (asked.per_step - 1) / asked.per_step)
+
+
+def accepted_as(q: Question) -> str:
+    """Whose acceptance a gain rests on, where nobody says one: ``with llama-3.1-8b on MT-Bench``."""
+    said = q.techniques.acceptance >= 0 or q.techniques.accepted_length
+    known = None if said or not q.speculative else measured_here(q)
+    return known.told_of(q.model.key) if known else ""
 
 
 def draft_notes(q: Question) -> Iterator[Note]:
@@ -114,7 +134,7 @@ def draft_notes(q: Question) -> Iterator[Note]:
     asked, drafts = q.techniques, q.speculative
     if not drafts:
         return
-    told = f"{asked.per_step:.2f} tokens per step and sequence with {plural(drafts, 'draft')}"
+    told = f"{asked.per_step:.2f} tokens per sequence per step with {plural(drafts, 'draft')}"
     if asked.acceptance >= 0 or asked.accepted_length:
         yield Note("drafts", f"{told}, as set")
     elif known := measured_here(q):

@@ -1,10 +1,12 @@
 """What a collective should take on this hardware, and whether a measurement is as it should be."""
 
 from dataclasses import replace
+from typing import Unpack
 
 import numpy as np
 
 from commtax import catalog
+from commtax.answer import Answer
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
 from commtax.catalog.techniques import changes_of
@@ -14,11 +16,13 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds as kernel_seconds
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, source_of, spread_of
+from commtax.options import check_taken
 from commtax.question import PHASES
 from commtax.records import dataclass
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive
+from commtax.verbs.keywords import ExpectOptions
 
 NCCL = "nccl"
 """Whose collectives are measured by nccl-tests, and so what a measurement is judged by."""
@@ -32,8 +36,14 @@ NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes b
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
-    """Seconds with an 80 % range; bandwidths as nccl-tests defines them."""
+class Expectation(Answer):
+    """Seconds with an 80 % range; bandwidths as nccl-tests defines them.
+
+    >>> import commtax
+    >>> one = commtax.expect("all-gather", "8xh100-sxm", nbytes=2**20)
+    >>> bool(one.low_s < one.seconds < one.high_s), one.is_assumed
+    (True, False)
+    """
 
     op: str
     cluster: Cluster
@@ -90,19 +100,28 @@ def expect(
     op: str,
     cluster: str | Cluster,
     *,
-    nbytes: Number,
+    nbytes: Number | None = None,
     ranks: int = 0,
     library: str = "",
     eager: bool = False,
     profile: GivenProfiles | None = None,
     technique: str = "",
+    **others: Unpack[ExpectOptions],
 ) -> Expectation:
-    """Price one collective over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL's paths.
+    """What one collective should take over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL.
+
+    >>> import commtax
+    >>> one = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
+    >>> f"{one.seconds * 1e3:.1f} ms, bus bandwidth {one.busbw_Bps / 1e9:.0f} GB/s; 10 ms would {one.verdict(0.010)}"
+    '4.2 ms, bus bandwidth 446 GB/s; 10 ms would fail'
 
     ``profile`` is a machine's own constants: its first library is used unless another is named. A library of kernels of one kind
     (QuickReduce) is priced for any size, also where an engine would not take it. ``all-reduce-norm`` is an all-reduce, residual and
     norm: one kernel with ``technique="fused-allreduce"`` or a library that has it (``flashinfer``), else two.
     """
+    check_taken("expect", others)
+    if nbytes is None:
+        raise Refusal.about(nbytes="how large is the tensor? Such as 2**30, or an array of sizes")
     op = SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)

@@ -4,7 +4,7 @@ import numpy as np
 
 from commtax.cost.traffic import ONE_DOMAIN
 from commtax.question import Question
-from commtax.statement import Refusal
+from commtax.statement import OTHER_CHIPS, OTHER_MODELS, Refusal
 
 FORMATS = ("fp8", "nvfp4", "bf16")
 """What tokens may travel to their experts in."""
@@ -14,22 +14,24 @@ def check_exchange(q: Question) -> None:
     """MoRI is AMD's; one- and two-sided exchanges write to GPUs of one NVLink domain."""
     backend, place = q.what_if.ep_backend, q.cluster
     if backend.startswith("mori") != (place.chip.vendor == "amd") and backend.startswith(("mori", "flashinfer")):
-        raise Refusal.of(f"runs only on {'AMD' if backend.startswith('mori') else 'NVIDIA'} GPUs", ep_backend=backend)
+        rule = f"for {'AMD' if backend.startswith('mori') else 'NVIDIA'} GPUs only"
+        raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
     widest = int(np.max(q.plan.ep, initial=1))
     if backend in ONE_DOMAIN and (place.intra.kind != "nvlink" or widest > place.domain):
-        rule = f"needs its {widest} ranks in one NVLink domain, and {place.key} has {place.domain} GPUs in each"
-        rule = rule if place.intra.kind == "nvlink" else f"needs NVLink, and {place.key} has {place.intra.key}"
-        raise Refusal.of(rule, ep_backend=backend)
+        rule = f"needs its {widest} ranks in one NVLink domain, but {place.key} has {place.domain} GPUs in each"
+        rule = rule if place.intra.kind == "nvlink" else f"needs NVLink, but {place.key} has {place.intra.key}"
+        raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
 
 
 def check_experts_techniques(q: Question) -> None:
     """A layout by load, and a format for dispatch, belong to experts that are spread over ranks."""
-    on, widest = q.techniques, int(np.max(q.plan.ep, initial=1))
+    on, widest, kind = q.techniques, int(np.max(q.plan.ep, initial=1)), "" if q.model.experts else OTHER_MODELS
     if on.balanced and (q.model.experts is None or widest == 1 or q.trains):
-        raise Refusal("technique 'eplb': needs experts spread over the ranks of a server (ep > 1)", "technique")
+        raise Refusal("technique 'eplb': needs experts spread over the ranks of a server (ep > 1)", "technique", kind=kind)
     if not on.dispatch_dtype:
         return
     if on.dispatch_dtype not in FORMATS:
         raise Refusal(f"dispatch in '{on.dispatch_dtype}': one of {', '.join(FORMATS)}", "technique", FORMATS)
     if q.model.experts is None or np.all(np.asarray(q.plan.ep) <= q.plan.tp) or q.trains:
-        raise Refusal("technique 'dispatch': needs replicas that share experts (dp > 1 and ep = tp x dp)", "technique")
+        rule = "needs replicas that share experts (dp > 1 and ep = tp x dp)"
+        raise Refusal(f"technique 'dispatch': {rule}", "technique", kind=kind)

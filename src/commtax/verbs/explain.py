@@ -53,7 +53,7 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     head = f"{b.question.kind.title} at batch {int(b.question.batch):,}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
-        return f"{head}: nothing is communicated; {_compute_words(b)}."
+        return f"{head}: no communication; {_compute_words(b)}."
     share = float(b.comm_fraction)
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head}: {share:.0%} of the step is communication"
@@ -70,11 +70,11 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     latency, bandwidth = saved["latency"], saved["bandwidth"]
     fused = f" (a fused all-reduce {saved['fused']:.0%})" if saved.get("fused", 0.0) > WORTH_NAMING else ""
     if max(latency, bandwidth) < 0.01:
-        remedy = "neither half the latency nor twice the bandwidth would save 1 %"
+        remedy = "neither half the latency nor twice the bandwidth would save 1%"
     elif bandwidth > latency:
-        remedy = f"a faster link will help: twice the bandwidth saves {bandwidth:.0%}, half the latency {latency:.0%}"
+        remedy = f"more bandwidth will help: twice the bandwidth saves {bandwidth:.0%}, half the latency {latency:.0%}"
     elif bandwidth < 0.02:
-        remedy = f"a faster link will not help, lower latency will: half of it saves {latency:.0%}{fused}"
+        remedy = f"more bandwidth will not help, but lower latency will: halving it saves {latency:.0%}{fused}"
     else:
         remedy = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
     tp = int(b.question.plan.tp)
@@ -83,7 +83,7 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     if better[0] > 0.02:
         remedy += f"; tp {better[1]} would be {better[0]:.0%} faster"
     if str(top.link) == b.question.cluster.inter.key and top.item.axis == "tp":
-        remedy += "; tensor parallelism inside a host and a pipeline across would avoid it"
+        remedy += "; tensor parallelism inside a host and a pipeline across hosts would avoid it"
     return remedy
 
 
@@ -96,10 +96,10 @@ def _compute_words(b: StepBill) -> str:
     read = sum(float(x.item.count) * float(x.item.nbytes) for x in compute) / chip.memory_Bps
     arithmetic = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in compute)
     if fixed > moving:
-        return f"fixed costs of kernels and host bind ({format_seconds(fixed)} of {format_seconds(fixed + moving)})"
+        return f"most of the time is fixed costs of kernels and host ({format_seconds(fixed)} of {format_seconds(fixed + moving)})"
     if read > arithmetic:
-        return f"memory binds: weights and KV cache alone take {format_seconds(read)} to read"
-    return f"arithmetic binds: {format_seconds(arithmetic)} at the chip's peak"
+        return f"memory-bound: reading the weights and the KV cache alone takes {format_seconds(read)}"
+    return f"compute-bound: the arithmetic alone takes {format_seconds(arithmetic)} at the chip's peak"
 
 
 def _training_verdict(b: StepBill) -> str:
@@ -107,15 +107,16 @@ def _training_verdict(b: StepBill) -> str:
     step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
     if axis == "compute":
-        return f"{whole}: communication hides or is small; arithmetic binds ({float(b.compute_s) / step:.0%} of the step)."
+        return f"{whole}: compute-bound ({float(b.compute_s) / step:.0%} of the step); communication is small or hidden."
     share = float(b.taxes[axis]) / step
     if axis == "pp":
         split = f"{int(b.question.plan.microbatches)} microbatches on {int(b.question.plan.pp)} stages"
         bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"
-        return f"{whole}: the pipeline binds, {share:.1%} of the step ({bubble}); more microbatches or chunks would shrink it."
+        tax = f"the largest tax is the pipeline's, {share:.1%} of the step ({bubble})"
+        return f"{whole}: {tax}; more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
     biggest = f"{top.item.what} {top.item.op} over {top.link}; {_exposure_reason(b, top)}"
-    return f"{whole}: the {axis} tax binds, {share:.1%} of the step ({biggest})."
+    return f"{whole}: the largest tax is that of {axis}, {share:.1%} of the step ({biggest})."
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:
@@ -292,7 +293,7 @@ SIZED_RANK = 0.35
 def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
     """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
-        rule = "a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)"
+        rule = "a fraction above 0 and at most 1 is needed (an MFU above 100% is impossible)"
         raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")
     now = float(b.step_s)
     measured = now * float(b.mfu) / measured_mfu
@@ -339,7 +340,7 @@ def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
     now, compute = float(b.step_s), float(b.compute_s)
     rate, step = compute / (compute + gap), now + gap
     yield PossibleSlowdown("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")
-    slow = f"{format_seconds(gap)} a step, {1 / rate:.2f} x its compute"
+    slow = f"{format_seconds(gap)} per step, {1 / rate:.2f} x its compute"
     yield PossibleSlowdown("one rank is slow, or waits for data", step, 1.0, slow)
     for axis in TAXES:
         if comm_of(b, axis):

@@ -151,11 +151,11 @@ class ExplainedStep:
 
 def _binding_text(b: StepBill, axis: str) -> str:
     if axis == "compute":
-        return "compute binds: communication is small or hides"
+        return "compute-bound: communication is small or hidden"
     lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
     top = max(lines, key=lambda x: float(x.exposed_s))
     if top.kind == "bubble":
-        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} a step"
+        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step"
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
     return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
 
@@ -298,7 +298,7 @@ def _trained_lesson(b: StepBill) -> list[LessonRow]:
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
         rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
-    why = "the lesson starts from 50 % and takes 30 % off where DP does not hide; ours prices every kernel and collective"
+    why = "the textbook starts from 50% and takes 30% off where DP does not hide; ours prices every kernel and collective"
     return [*rows, LessonRow("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
 
 
@@ -321,7 +321,7 @@ def _tp_why(b: StepBill, formula: float) -> str:
 def _dp_why(b: StepBill) -> str:
     wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.question.plan.zero, "scattered, then gathered")
     return (
-        f"peak·MFU/BW supposes 40 % MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
+        f"peak·MFU/BW supposes 40% MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
         f"{b.question.plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
     )
 
@@ -335,7 +335,7 @@ def _served_lesson(b: StepBill) -> list[LessonRow]:
     tax = napkin.overlap_calculator(q.model.hidden, q.model.num_layers, int(q.plan.tp), int(q.plan.pp), 1)["tp_tax"]
     ours = float(b.exposed_on("tp")) / float(b.compute_s)
     each = 2 * float(top.item.nbytes) / LESSON_BPS
-    degree = f"the lesson counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
+    degree = f"the textbook counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
     reads = "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
     return [
         LessonRow(

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Unpack
 import numpy as np
 
 from commtax import catalog
+from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
@@ -31,8 +32,11 @@ from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, s
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """Whether a plan fits, and what each rank of the tightest stage holds."""
+class Fit(Answer):
+    """Whether a plan fits, and what each rank of the tightest stage holds.
+    >>> fit("llama-3.1-405b", "8xh100-sxm").advice[0]
+    '--dtype fp8 (smaller weights)'
+    """
 
     trains: ClassVar[Literal[False]] = False
     question: Settled  # with all limits said
@@ -84,7 +88,7 @@ class Fit:
         if not self.fits and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
         lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
-        return bisect_right(lengths, self.kv_blocks, key=lambda length: pool.blocks_per_request(length, step))
+        return bisect_right(lengths, self.kv_blocks, key=lambda length: int(pool.blocks_per_request(length, step)))
 
     def holds(self, seqs: int, tokens: int) -> bool:
         """Whether there is room for so many sequences."""
@@ -116,9 +120,10 @@ class Fit:
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
-    """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens.
-
-    Where none fits, ``advise`` looks for the nearest changes that would.
+    """Does it fit, and how much room is left for KV? Without ``tp``: the smallest TP (x PP) that holds ``max_model_len`` tokens.
+    Where nothing fits, ``advise`` looks for the nearest changes that would (``advice``).
+    >>> fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp
+    4
     """
     if "phase" in options:
         raise Refusal.about(phase="fit is about serving; train_fit is about training")
@@ -168,7 +173,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
     block = room.block_size * int(asked.plan.dcp)
-    wanted = min(CacheGroup(block, window).blocks(room.max_model_len, room.max_num_batched_tokens) for window in windows)
+    wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, room.max_num_batched_tokens)) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache
@@ -278,7 +283,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
     lines, peak, pool = stage_contents(asked, stage, pp)
     kv_bytes, over, blocks = cache_blocks(asked, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = pool.blocks_per_request(room.max_model_len, room.max_num_batched_tokens)
+    wanted = int(pool.blocks_per_request(room.max_model_len, room.max_num_batched_tokens))
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     return Fit(
@@ -352,6 +357,12 @@ def _larger_plans(failed: Fit) -> list[str]:
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
                 return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
     return []
+
+
+def without_adapters(judged: Fit) -> Fit | None:
+    """The same without its LoRA adapters; None where it has none."""
+    asked = judged.question
+    return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
 
 
 def fit_of_step(q: Settled) -> Fit:

@@ -56,11 +56,11 @@ SimulateOptions = TypedDict("SimulateOptions", {
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
     "replicas": Numbers, "images": int, "image_size": str | tuple[int, int], "tower": str, "speculative": int, "technique": str,
     "dcp": Numbers, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
-    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "concurrency": Numbers, "prefix_cache": float,
-    "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers, "num_prompts": Number | None, "spread": Number,
-    "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None, "prefill_dp": int | None,
-    "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None,
+    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
+    "concurrency": Numbers, "prefix_cache": float, "kv_tokens": Number | None, "input_len": Numbers, "output_len": Numbers,
+    "num_prompts": Number | None, "spread": Number, "disaggregated": bool, "prefill_workers": int | None, "prefill_tp": int | None,
+    "prefill_dp": int | None, "decode_workers": int | None, "prefill_cluster": str | Cluster | None, "latency_scale": float,
     "bandwidth_scale": Number}, total=False)
 
 ServeOptions = TypedDict("ServeOptions", {
@@ -82,18 +82,18 @@ PlanOptions = TypedDict("PlanOptions", {
     "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "speculative": int,
     "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool,
     "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
-    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "input_len": int,
-    "output_len": int, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float,
-    "bandwidth_scale": Number}, total=False)
+    "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
+    "gpu_memory_utilization": float | None, "input_len": int, "output_len": int, "spread": float, "disaggregated": bool,
+    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanFleetOptions = TypedDict("PlanFleetOptions", {
     "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "speculative": int,
     "technique": str, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
-    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_num_seqs": int | None,
-    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float, "unique_prompts": int | None,
-    "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str, "output_len": int | str,
-    "num_prompts": int | None, "spread": float, "disaggregated": bool, "prefill_cluster": str | Cluster | None,
-    "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None,
+    "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float,
+    "unique_prompts": int | None, "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str,
+    "output_len": int | str, "num_prompts": int | None, "spread": float, "disaggregated": bool,
+    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanTrainingOptions = TypedDict("PlanTrainingOptions", {
     "engine": str | Engine, "profile": Profiles | None, "dtype": str, "eager": bool, "ep_backend": str, "imbalance": float,
@@ -128,3 +128,17 @@ WorthOptions = TypedDict("WorthOptions", {
     "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None,
     "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None,
     "concurrency": Numbers, "request_rate": float, "output_len": Numbers, "spread": Number}, total=False)
+
+AuditRunOptions = TypedDict("AuditRunOptions", {
+    "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
+    "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "redundant_experts": int, "phase": str, "batch": int,
+    "context": int, "output_len": int, "eager": bool, "library": str, "max_model_len": int | None, "max_num_seqs": int | None,
+    "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "block_size": int | None,
+    "kv_cache_memory_bytes": float, "micro_batch": Numbers, "global_batch": int, "zero": int | None, "recompute": str,
+    "schedule": str, "chunks": int}, total=False)
+
+ExpectOptions = TypedDict("ExpectOptions", {
+    }, total=False)
+
+PipelineOptions = TypedDict("PipelineOptions", {
+    }, total=False)

@@ -7,7 +7,7 @@ from commtax.catalog.programs import program_of
 from commtax.question import Question
 from commtax.spec import Cluster, Number
 from commtax.spec.motion import CacheCarrier
-from commtax.statement import Refusal
+from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
 
 
 def carrier_of(asked: Question) -> CacheCarrier:
@@ -30,15 +30,15 @@ def check_motion(q: Question) -> None:
     name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
     known = carrier_of(q)
     if engine.key not in known.connectors:
-        raise Refusal(f"{name}: {q.engine.name} does not have it", "technique")
+        raise Refusal(f"{name}: {q.engine.name} does not have it", "technique", kind=OTHER_ENGINES)
     if known.vendors and any(place.chip.vendor not in known.vendors for place in q.places):
-        raise Refusal(f"{name}: runs only on chips of {', '.join(known.vendors).upper()}", "technique")
+        raise Refusal(f"{name}: runs only on chips of {', '.join(known.vendors).upper()}", "technique", kind=OTHER_CHIPS)
 
 
 def check_moving(q: Question) -> None:
     """Where nothing moves, nothing carries it."""
     if q.techniques.kv_transfer and not q.requests.disaggregated:
-        rule = "caches move only in disaggregated serving (simulate or plan --disaggregated)"
+        rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
         raise Refusal(f"kv-transfer={q.techniques.kv_transfer}: {rule}", "technique")
 
 

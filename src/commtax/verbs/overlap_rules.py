@@ -12,7 +12,8 @@ from commtax.cost.placement import expert_ranks
 from commtax.cost.traffic import AG_RS, DEEPEP_LL
 from commtax.question import Question
 from commtax.spec import Engine, Techniques
-from commtax.statement import Refusal
+from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID, Refusal
+from commtax.verbs.collective_rules import already_on
 
 BULK = "deepep_high_throughput"
 
@@ -76,11 +77,12 @@ def _check_had(q: Question) -> None:
     """Refuse what the engine has not, whatever the plan."""
     for key, (on, _) in CHECKS.items():
         if on(q) and q.engine.key not in technique(key).flags:
-            raise Refusal(f"technique '{key}': {who_has(technique(key), q.engine)}", "technique", tuple(technique(key).flags))
+            rule, able = who_has(technique(key), q.engine), tuple(technique(key).flags)
+            raise Refusal(f"technique '{key}': {rule}", "technique", able, OTHER_ENGINES)
 
 
-def _refuse(key: str, rule: str) -> Refusal:
-    return Refusal(f"technique '{key}': {rule}", "technique")
+def _refuse(key: str, rule: str, kind: str = "") -> Refusal:
+    return Refusal(f"technique '{key}': {rule}", "technique", kind=kind)
 
 
 def _backend(q: Question) -> str:
@@ -90,7 +92,7 @@ def _backend(q: Question) -> str:
 def _check_exchange(q: Question, key: str) -> None:
     """Something must be sent to experts by kernels of their own."""
     if q.model.experts is None:
-        raise _refuse(key, f"{q.model.key} has no experts whose tokens are exchanged")
+        raise _refuse(key, f"{q.model.key} has no experts whose tokens are exchanged", OTHER_MODELS)
     if not np.any(expert_ranks(q.plan, q.engine).over_replicas):
         raise _refuse(key, "needs experts spread over data-parallel ranks (dp > 1 and ep > tp)")
     if _backend(q) == AG_RS:
@@ -115,12 +117,12 @@ def _check_single(q: Question, key: str) -> None:
     if _backend(q) != DEEPEP_LL:
         raise _refuse(key, f"runs only beside DeepEP's low-latency kernels: add --ep-backend {DEEPEP_LL}")
     if not q.engine.overlaps.combine_sms.get(q.cluster.chip.family):
-        raise _refuse(key, f"{q.engine.name} has no kernels for it on {q.cluster.chip.family} chips")
+        raise _refuse(key, f"{q.engine.name} has no kernels for it on {q.cluster.chip.family} chips", OTHER_CHIPS)
 
 
 def _check_shared(q: Question, key: str) -> None:
     if q.model.experts is None or not q.model.experts.shared_intermediate:
-        raise _refuse(key, f"{q.model.key} has no shared expert")
+        raise _refuse(key, f"{q.model.key} has no shared expert", OTHER_MODELS)
     exchanged = _is_exchanged(q)
     if exchanged and q.engine.overlaps.shared_beside:
         return  # on by default too, but in none of the runs that its times come from
@@ -133,7 +135,7 @@ def _check_unasked(q: Question, key: str) -> None:
     """What a version does by itself was on when its times were measured."""
     since = _since(q.engine, key)
     if since and parts(q.engine.version) >= parts(since):
-        raise _refuse(key, f"already on: {q.engine.name} has done this by default since {since}, and its measured times include it")
+        raise _refuse(key, already_on(q.engine, since), ALREADY_ON)
 
 
 def _check_split(q: Question, key: str) -> None:
@@ -143,12 +145,12 @@ def _check_split(q: Question, key: str) -> None:
     if q.techniques.sequence_tokens > 0:
         return
     if family not in own.sequence_bytes:
-        raise _refuse(key, f"{q.engine.name} leaves it off on {family} chips unless given a token threshold: {key}=TOKENS")
+        raise _refuse(key, f"{q.engine.name} leaves it off on {family} chips unless given a token threshold: {key}=TOKENS", UNSAID)
     if q.model.hidden < own.sequence_hidden:
         width = (
             f"{q.engine.name} leaves it off below a hidden size of {own.sequence_hidden:,} ({q.model.key} has {q.model.hidden:,})"
         )
-        raise _refuse(key, f"{width} unless given a token threshold: {key}=TOKENS")
+        raise _refuse(key, f"{width} unless given a token threshold: {key}=TOKENS", UNSAID)
 
 
 def _check_ranks(q: Question, key: str) -> None:
@@ -159,14 +161,14 @@ def _check_ranks(q: Question, key: str) -> None:
 def _check_tiles(q: Question, key: str) -> None:
     _check_ranks(q, key)
     if q.cluster.chip.family != "blackwell":
-        raise _refuse(key, f"{q.engine.name} has such kernels only on Blackwell")
+        raise _refuse(key, f"{q.engine.name} has such kernels only on Blackwell", OTHER_CHIPS)
 
 
 def _check_latents(q: Question, key: str) -> None:
     if not any(a.latent and not a.indexer for a in q.model.attentions):
-        raise _refuse(key, f"{q.model.key} caches no latents that all of its tokens read")
+        raise _refuse(key, f"{q.model.key} caches no latents that all of its tokens read", OTHER_MODELS)
     if q.cluster.chip.family not in q.engine.kernels.widened_latents:
-        raise _refuse(key, f"{q.engine.name}'s default kernels read latents as they are on {q.cluster.chip.family} chips")
+        raise _refuse(key, f"{q.engine.name}'s default kernels do this already on {q.cluster.chip.family} chips", ALREADY_ON)
 
 
 Check = Callable[[Question, str], None]

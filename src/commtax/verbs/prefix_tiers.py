@@ -12,7 +12,7 @@ from commtax.cost.pricing import inference_bill
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Number, Workload
-from commtax.statement import Note, Refusal
+from commtax.statement import UNSAID, Note, Refusal
 from commtax.units import format_seconds
 from commtax.verbs.kv_motion import check_moving, outside_Bps
 from commtax.verbs.settling import terms_of
@@ -97,4 +97,5 @@ def check_weighed(q: Question) -> None:
     check_moving(q)
     if q.techniques.kv_tier and not q.offered.prefix_hit_rate:
         told = prefix_note(q, float(np.max(q.context)))
-        raise Refusal(f"kv-offload={q.techniques.kv_tier}: {told}; simulate --prefix-cache SHARE prices such requests", "technique")
+        rule = f"{told}; simulate --prefix-cache SHARE prices such requests"
+        raise Refusal(f"kv-offload={q.techniques.kv_tier}: {rule}", "technique", kind=UNSAID)

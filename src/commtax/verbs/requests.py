@@ -4,15 +4,13 @@ The engine's scheduler is simulated step by step, each step as long as the cost 
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
 from math import ceil, inf, isfinite, nan
-from typing import Any
 
 import numpy as np
 
+from commtax.answer import Answer
 from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
@@ -41,12 +39,19 @@ RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
 CUTS = 64  # steps that a mean prompt is cut into; where they are more, ranges and capacity are found with fewer requests
 MOST_STEPS = 300_000  # that prompts are cut into, of engines whose steps are followed one by one
+NANOSECONDS = 9  # decimals of a difference of times that are far from zero
 SURE = 1.02  # times the capacity: a run of some thousand requests tells that to two per cent
 
 
 @dataclass(frozen=True)  # without slots: figures are asked for several times and kept
-class RequestsInTime:
-    """What became of a stream of requests. Figures count all but the first ``warmup`` requests."""
+class RequestsInTime(Answer):
+    """What became of a stream of requests. Figures count all but the first ``warmup`` requests.
+
+    >>> import commtax
+    >>> served = commtax.serve("llama-3.2-1b", "1xh100-sxm", concurrency=4, num_prompts=20, output_len=16)
+    >>> len(served.columns["ttft_s"]), served.statistic("ttft_p50") <= served.statistic("ttft_p99")
+    (20, True)
+    """
 
     question: Settled
     stream: RequestStream
@@ -56,8 +61,10 @@ class RequestsInTime:
 
     @cached_property
     def columns(self) -> dict[str, Array]:
-        """One row a request, in the order of arrival."""
-        return figures.columns(self.ran)
+        """One row a request, in the order of arrival; the server's fixed time per request is no queue."""
+        found = figures.columns(self.ran)
+        waited = np.round(found["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
+        return found | {"queue_s": np.maximum(0.0, waited)}
 
     @property
     def results(self) -> dict[str, Array]:
@@ -195,6 +202,16 @@ class RequestsInTime:
         """Requests/s that the fleet answers when there are always enough."""
         return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate)
 
+    @cached_property
+    def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
+        """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
+        if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
+            return None
+        asked, same = self.question.but(prefix_hit_rate=0.0), self.ends[1]
+        stream = replace(same.stream, prefixes=None)
+        fleet = fleet_of(asked, longest_of(stream))
+        return same, RequestsInTime(asked, stream, fleet, run(stream, fleet))
+
     @property
     def overloaded(self) -> bool:
         """Whether more requests come than can be answered."""
@@ -204,13 +221,6 @@ class RequestsInTime:
     def closed(self) -> bool:
         """Whether clients wait for their answers: a closed loop cannot be overloaded."""
         return not self.question.offered.request_rate and self.question.offered.trace is None
-
-    def frame(self) -> Any:
-        """``columns`` as a data frame of pandas, or of polars where only that is installed."""
-        for library in ("pandas", "polars"):
-            with suppress(ImportError):
-                return import_module(library).DataFrame(self.columns)
-        raise Refusal.about(frame="needs pandas or polars (pip install pandas); columns has the same as arrays")
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from commtax import catalog
 from commtax.catalog import transfer
+from commtax.catalog.loader import suggest
 from commtax.catalog.transfer import Setting
 from commtax.cost import legality
 from commtax.cost.caches import with_states
@@ -21,7 +21,7 @@ from commtax.cost.schedules import usual_chunks
 from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
-from commtax.records import dataclass, replace
+from commtax.records import dataclass, recast, replace
 from commtax.spec import (
     ARITHMETIC,
     COUNTED,
@@ -63,7 +63,7 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     given = dict(_field(name, value) for name, value in options.items() if value is not None)
     phase = phase or str(given.pop("phase", "decode"))
     if phase not in PHASES:
-        raise Refusal.of(f"one of {', '.join(PHASES)}", tuple(PHASES), phase=phase)
+        raise Refusal.of(f"one of {', '.join(PHASES)}{suggest(phase, PHASES)}", tuple(PHASES), phase=phase)
     own = _own_profile(given.pop("profile", None))
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
@@ -149,7 +149,7 @@ class Settled(Question):
 
     def plain(self) -> Question:
         """The question to go on asking from: what is made of it has to be settled."""
-        return Question(**{f.name: getattr(self, f.name) for f in fields(self)})
+        return recast(self, Question)
 
 
 UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["offered"], *PARTS["goal"]))
@@ -194,7 +194,7 @@ def settle(put: Question) -> Settled:
         remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
         told = overlay.remarks(own, cluster, engine, q.model.key, int(plan.tp)) if own else ()
         q = replace(q, notes=(*remarks, *told), codes=0)
-    return Settled(**{f.name: getattr(q, f.name) for f in fields(q)})
+    return recast(q, Settled)
 
 
 def replan(put: Question, **changes: object) -> Question:
@@ -357,13 +357,22 @@ def describe_gpus(plan: Plan) -> str:
     return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
 
 
-def describe_layout(plan: Plan, counted: bool = False) -> str:
-    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; pools are ``counted``: ``2 x TP 4``."""
+def describe_layout(plan: Plan, over: str = "") -> str:
+    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
+    return describe_sizes(plan) + describe_experts([plan], over)
+
+
+def describe_sizes(plan: Plan) -> str:
+    """A layout without a word of its experts."""
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
-    parts = [text.format(int(n)) for n, text in (several[1:] if counted else several) if n > 1]
-    parts = [str(int(plan.replicas)), *parts] if counted else parts
+    parts = [text.format(int(n)) for n, text in several if n > 1]
     parts += [f"{axis.upper()} {int(n)}" for axis in ("cp", "tp") if (n := getattr(plan, axis)) > 1 or axis == "tp"]
-    copies = f" with {int(plan.redundant)} redundant ones" if plan.redundant else ""
     caches = f", caches over {int(plan.dcp)}" if plan.dcp > 1 else ""
-    experts = f", experts over {int(plan.ep)}{copies}" if plan.ep > 1 else ""
-    return f"{' x '.join(parts)}{caches}{experts}"
+    return f"{' x '.join(parts)}{caches}"
+
+
+def describe_experts(plans: Sequence[Plan], over: str = "") -> str:
+    """The ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
+    ranks = " and ".join(dict.fromkeys(str(int(plan.ep)) for plan in plans))
+    copies = f" with {int(plans[0].redundant)} redundant ones" if plans[0].redundant else ""
+    return f", experts over {ranks}{copies}" + (f" ({over})" if over else "") if plans[0].ep > 1 else ""

@@ -18,13 +18,24 @@ from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths
 
-GIVES_WAY = {"tp": ("dp", "pp"), "pp": ("dp", "tp"), "cp": ("dp", "tp"), "dp": ("pp", "tp"), "ep": ()}
+SERVERS = "replicas"
+"""Servers side by side, each with all other sizes."""
+GIVES_WAY = {
+    "tp": (SERVERS, "dp", "pp"),
+    "pp": (SERVERS, "dp", "tp"),
+    "cp": ("dp", "tp"),
+    "dp": (SERVERS, "pp", "tp"),
+    "ep": (SERVERS,),
+    SERVERS: ("dp", "pp", "tp"),
+}
 """Whose size shrinks where an axis grows past the cluster, first to last."""
-NAMES = {axis: axis.upper() for axis in SIZES} | {"microbatches": "microbatches", "zero": "ZeRO"}
+PARTS = (*SIZES, SERVERS)
+"""Sizes that a plan's GPUs are the product of, and that of its experts' group."""
+NAMES = {axis: axis.upper() for axis in SIZES} | {SERVERS: SERVERS, "microbatches": "microbatches", "zero": "ZeRO"}
 SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
 MOST = {entry["option"]: int(entry["high"]) for entry in page_keys().values() if "high" in entry}
 """How far each slider reaches."""
-WEIGHTS = {"tp": 1.0, "pp": 1.0, "cp": 1.0, "dp": 0.9, "ep": 0.1}
+WEIGHTS = {"tp": 1.0, "pp": 1.0, "cp": 1.0, "dp": 0.9, "ep": 0.1, SERVERS: 0.5}
 """How far a halving of each axis is from what was asked for."""
 Sizes = dict[str, int]
 """Sizes and kinds of a plan by name, each as a number."""
@@ -42,11 +53,12 @@ class Move:
 def moves(q: Question) -> dict[str, list[Move]]:
     """For each axis its legal values in order."""
     now = _current_sizes(q)
-    return {axis: _moves_along(axis, q, now) for axis in SIZES} | {"local": _local_token_moves(q) if q.trains else []}
+    axes = SIZES if q.trains else PARTS
+    return {axis: _moves_along(axis, q, now) for axis in axes} | {"local": _local_token_moves(q) if q.trains else []}
 
 
 def _current_sizes(q: Question) -> Sizes:
-    return {name: int(getattr(q.plan, name)) for name in (*SIZES, "microbatches", "zero", "sequence_parallel")}
+    return {name: int(getattr(q.plan, name)) for name in (*PARTS, "microbatches", "zero", "sequence_parallel")}
 
 
 def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
@@ -63,7 +75,7 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
 
 def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
     """Which of these sizes break no rule, all judged at once."""
-    names = (*SIZES, "microbatches")
+    names = (*PARTS, "microbatches")
     columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
     return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
 
@@ -95,16 +107,16 @@ def _values(axis: str, q: Question, now: Sizes) -> list[int]:
 
 def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
     """For sizes that are refused: the legal plan of whole parts of them that is nearest, and its words; ``q`` is one GPU's."""
-    parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp")]
+    parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp", SERVERS)]
     tried = []
-    for tp, pp, cp, dp in itertools.product(*parts):
+    for tp, pp, cp, dp, replicas in itertools.product(*parts):
         for ep in {wanted["ep"], tp * dp, 1} if wanted["ep"] > 1 else {1}:
-            tried.append({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp})
-    tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in SIZES))
-    kinds = {name: value for name, value in _current_sizes(q).items() if name not in SIZES}
+            tried.append({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp, SERVERS: replicas})
+    tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in PARTS))
+    kinds = {name: value for name, value in _current_sizes(q).items() if name not in PARTS}
     for i in np.flatnonzero(_legal_mask(q, [sizes | kinds for sizes in tried]))[:MOST_PARTS].tolist():
         if settled := _complete_sizes(tried[i] | kinds, q):
-            keys = [n for n in SIZES if settled[n] != wanted[n]] + [n for n in kinds if settled[n] != kinds[n]]
+            keys = [n for n in PARTS if settled[n] != wanted[n]] + [n for n in kinds if settled[n] != kinds[n]]
             named = ["sequence parallelism" if n == "sequence_parallel" else f"{NAMES[n]} {settled[n]:,}" for n in keys]
             return ({key: settled[key] for key in keys}, ", ".join(named)) if keys else None
     return None
@@ -169,7 +181,7 @@ def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
     followed = [f"{NAMES[n]} {now[n]:,} → {sizes[n]:,}" for n in changed if n != "sequence_parallel"]
     followed += ["sequence parallelism on"] if "sequence_parallel" in changed else []
     why = []
-    if any(n in ("tp", "pp", "dp") for n in changed):
+    if any(n in ("tp", "pp", "dp", SERVERS) for n in changed):
         why.append(f"{_gpus(sizes):,} of {q.cluster.num_gpus:,} GPUs in use")
     if "ep" in changed or axis == "ep":
         tied = f"{q.engine.key} spreads experts over tp x dp"
@@ -177,11 +189,11 @@ def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
     before, after = (x["microbatches"] * x["dp"] * int(q.micro_batch) for x in (now, sizes))
     if q.trains and "dp" in (axis, *changed):
         why.append("the same global batch" if before == after else f"global batch {before:,} → {after:,}")
-    return f"With {axis.upper()} {sizes[axis]:,}: {', '.join(followed)}" + (f" ({'; '.join(why)})" if why else "")
+    return f"With {NAMES[axis]} {sizes[axis]:,}: {', '.join(followed)}" + (f" ({'; '.join(why)})" if why else "")
 
 
 def _gpus(sizes: Sizes) -> int:
-    return math.prod(sizes[axis] for axis in AXES)
+    return math.prod(sizes[axis] for axis in (*AXES, SERVERS))
 
 
 def _room(axis: str, sizes: Sizes, total: int) -> int:

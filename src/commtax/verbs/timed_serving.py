@@ -16,12 +16,18 @@ from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import check_apart, check_pools, prompter
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import split
+from commtax.verbs.longest_request import check_lengths, check_starts
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import resolve_question, settle
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> RequestsInTime:
-    """What becomes of requests that come in time: each one's times, in ``columns`` or as a ``frame()``, and what they add up to.
+    """What becomes of requests that come in time: each one's times, in ``columns`` or ``to_frame()``, and what they add up to.
+
+    >>> import commtax
+    >>> served = commtax.serve("llama-3.2-1b", "1xh100-sxm", request_rate=4, num_prompts=60, input_len=512, output_len=32)
+    >>> served.overloaded, served.statistic("ttft_p99") < 0.1
+    (False, True)
 
     One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
     their mean to either side, or distributions. The same ``seed`` gives the same bytes.
@@ -45,6 +51,8 @@ def check_single_load(q: Question) -> Question:
             rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
             raise Refusal(f"{name}: {rule}", name)
     _check_workers(q)
+    check_lengths(q)
+    check_starts(q)
     if q.requests.kv_tokens is not None:
         positive(kv_tokens=q.requests.kv_tokens)
     if q.offered.warmup >= (most := _requests(q.offered, q)):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import ClassVar, Literal, Unpack
 
+from commtax.answer import Answer
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.options import check_taken
@@ -20,8 +21,14 @@ from commtax.verbs.settling import Settled, resolve_question, settle
 
 
 @dataclass(frozen=True, slots=True)
-class TrainFit:
-    """Whether a training plan fits in a rank's memory."""
+class TrainFit(Answer):
+    """Whether a training plan fits in a rank's memory; where not, what would.
+
+    >>> import commtax
+    >>> judged = commtax.train_fit("llama-3.1-70b", "8xh100-sxm", dp=8, batch=8, zero=0)
+    >>> judged.fits, judged.shortfall_bytes > 2**40
+    (False, True)
+    """
 
     trains: ClassVar[Literal[True]] = True
     question: Settled
@@ -41,7 +48,13 @@ class TrainFit:
 def train_fit(
     model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainFitOptions]
 ) -> TrainFit:
-    """Training memory of one rank of the first stage against the share of the chip that a run can use."""
+    """Does training fit? What a rank of the first stage holds against the share of the chip that a run can use.
+
+    >>> import commtax
+    >>> judged = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=8, zero=3)
+    >>> judged.fits, f"{judged.memory.total / 2**30:.0f} GiB"
+    (True, '38 GiB')
+    """
     checking.share(gpu_memory_utilization, "gpu_memory_utilization")
     put = resolve_question(model, cluster, check_taken("train_fit", options), "train")
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
@@ -63,17 +76,22 @@ def _train_judge(asked: Settled) -> TrainFit:
 
 
 def _train_tries(asked: Settled) -> Iterator[tuple[str, Settled]]:
-    """Recomputation, sharding, wider tp, then a pipeline too: options to add to the command, and the question with them."""
+    """Recomputation, sharding, both with split sequences, wider tp, then a pipeline too: options to add, and the question so."""
     plan, sharded = asked.plan, 3 if asked.engine.trains.master_is_parameter or asked.plan.pp == 1 else 1
     yield "--recompute full", asked.vary(recompute="full")
     if plan.dp > 1:
         yield from ((f"--zero {z}", asked.vary(zero=z)) for z in range(plan.zero + 1, sharded + 1))
+    if plan.tp > 1 and not plan.sequence_parallel:
+        split, stages = asked.vary(sequence_parallel=True), range(plan.zero, (sharded if plan.dp > 1 else plan.zero) + 1)
+        words = [(f"--sequence-parallel{f' --zero {z}' if z > plan.zero else ''}", split.vary(zero=z)) for z in stages]
+        yield from words
+        yield from ((f"{said} --recompute full", tried.vary(recompute="full")) for said, tried in words)
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
     wide = asked.vary(sequence_parallel=True, recompute="full")
     yield from ((f"-tp {t} --sequence-parallel --recompute full", wide.vary(tp=t)) for t in degrees if t > plan.tp)
     widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
     room = asked.cluster.num_gpus // (widest * int(plan.dp))
-    for stages in range(2, min(room, asked.model.num_layers) + 1):
-        if plan.zero <= 1 and asked.model.num_layers % stages == 0:
-            options = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
-            yield options, wide.vary(tp=widest, pp=stages)
+    for deep in range(2, min(room, asked.model.num_layers) + 1):
+        if plan.zero <= 1 and asked.model.num_layers % deep == 0:
+            options = f"-tp {widest} -pp {deep} --sequence-parallel --recompute full"
+            yield options, wide.vary(tp=widest, pp=deep)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from commtax.answer import Answer
 from commtax.cost.pricing import host_parts
 from commtax.ledger import Z80, Line
 from commtax.records import dataclass
@@ -23,9 +24,16 @@ MOST_LISTED = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    """A line of a bill, its number there (the costliest is 1), and its explanation."""
+class Why(Answer):
+    """A line of a bill, its number there (the costliest is 1), and its explanation: parts that add up to its seconds.
 
+    >>> import commtax
+    >>> line = commtax.why(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8), "1")
+    >>> abs(line.explained_s - line.exposed_s) < 1e-9
+    True
+    """
+
+    bill: StepBill
     number: int
     line: str
     kind: str
@@ -73,7 +81,14 @@ def line_number(names: Sequence[str], wanted: str) -> int:
 
 
 def why(b: StepBill, wanted: str) -> Why:
-    """The explanation of the line that is meant."""
+    """Why a line of a bill takes as long as it does. ``wanted`` is its number (the costliest is 1) or a part of its name.
+
+    >>> import commtax
+    >>> step = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
+    >>> line = commtax.why(step, "attention output")
+    >>> [part.name for part in line.explanation.parts]
+    ['latency', 'wire']
+    """
     names = labels(b)
     index = line_number(names, wanted)
     return _explain_line(b, by_cost(b)[index], index + 1, names[index])
@@ -90,7 +105,7 @@ def _explain_line(b: StepBill, x: Line, number: int, name: str) -> Why:
     sigma, share = float(x.sigma), float(x.exposed_s) / float(b.step_s)
     low, high = (times["exposed_s"] * float(np.exp(side * Z80 * sigma)) for side in (-1, 1))
     return Why(
-        number, name, x.kind, x.item.op, float(x.item.count), **times, share=share, explanation=explanation,
+        b, number, name, x.kind, x.item.op, float(x.item.count), **times, share=share, explanation=explanation,
         range=LikelyRange(sigma, low, high, explanation.doubts),
     )  # fmt: skip
 

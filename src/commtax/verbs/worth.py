@@ -8,44 +8,44 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Unpack
 
 import numpy as np
 
+from commtax import counting
+from commtax.answer import Answer
 from commtax.arrays import Array
 from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
-from commtax.catalog.technique_misses import kind_of, missed
-from commtax.catalog.techniques import asked_techniques, changes_of, techniques
+from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
+from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, techniques, techniques_on
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Model, Technique, Techniques
-from commtax.statement import Refusal
+from commtax.spec import Cluster, Model, Technique
+from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.drafts import draft_notes, need_accepted
+from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
+from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
 MOST_BATCH = 1024
 LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
-UNKNOWN = Techniques().acceptance
+DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
 ALIKE = 1e-9  # share by which rates may differ that are the same
-ACCEPTED_SPREAD = 0.2  # of accepted drafts, from one kind of text to another (catalog/acceptance.toml: chat, code, math)
 NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
 """What a refusal begins with that names its argument: the table says the technique already."""
-STEPPED, OF_REQUESTS = ("batch",), ("output_len", "spread")
-"""Options that say something of a step alone, and of requests alone."""
+STEPPED, OF_REQUESTS = ("batch",), ("output_len", "spread")  # options that say something of a step alone, and of requests alone
 NO_REQUESTS = "belongs to requests; add --concurrency or --request-rate"
-CLIENTS, PROMPT = "clients", "prompt"
-"""What a technique may flip over where requests are asked about; else batch and context of a step."""
+CLIENTS, PROMPT = "clients", "prompt"  # axes where requests are asked about; else batch and context of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,15 @@ class TechniqueWorth:
     asked: str  # as ``--technique`` takes it
     flag: str = ""  # what asks the engine for it
     refused: str = ""
+    kind: str = ""  # … and the kind of that reason (``statement``); "": the plan
+    since: str = ""  # that the engine has it on anyway, and since which version
+    accepted: str = ""  # whose acceptance of drafts was taken, where nobody says one
     step_s: float = math.nan
     tokens_per_s: float = math.nan
     gain: float = math.nan  # tokens/s per GPU over those without it; of requests at a rate, how much sooner they are answered …
     low: float = math.nan  # … and its 80 % range
     high: float = math.nan
+    own_gain: float = math.nan  # of a technique that is priced together with one it needs: beside that one
     ttft_s: float = math.nan  # of requests, where they were asked about
     tpot_s: float = math.nan
     fits: bool = True
@@ -113,8 +117,13 @@ class TechniqueWorth:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """All techniques on one question, best first; those that cannot be had stand last."""
+class Worth(Answer):
+    """All techniques on one question, best first; those that cannot be had stand last.
+
+    >>> import commtax
+    >>> commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8).refused[0].refused
+    'llama-3.1-8b has no experts whose tokens are exchanged'
+    """
 
     question: Settled
     bill: StepBill
@@ -123,6 +132,7 @@ class Worth:
     rows: tuple[TechniqueWorth, ...]
     requests: RequestTimes | None = None  # without any of them, where requests were asked about
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
+    on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -140,9 +150,14 @@ class Worth:
 
 
 def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOptions]) -> Worth:
-    """``commtax.worth("deepseek-v3", "8xh200-sxm", tp=8)``: what each technique changes of a step.
+    """What each technique that the engine has is worth here: gain, range, where it flips, and the flag that asks for it.
 
-    With ``concurrency`` of a closed loop of requests, with ``request_rate`` of requests in time.
+    >>> import commtax
+    >>> weighed = commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8)
+    >>> [row.asked for row in weighed.here if row.verdict == "gains"]
+    ['eagle3=5', 'eagle=3']
+
+    Of one step; with ``concurrency`` of a closed loop of requests, with ``request_rate`` of requests in time.
     """
     requests = check_loads(check_taken("worth", options))
     return worth_of(resolve_question(model, cluster, options), requests)
@@ -165,11 +180,35 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    weigh = Scale(settle(put.but(input_len=int(put.context)) if requests else put), requests)
-    rows = [weigh.row(one) for one in techniques().values()]
+    put, usual = split_usual(put.but(input_len=int(put.context)) if requests else put)
+    weigh = Scale(settle(put), requests)
+    rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
     fits = weigh.holds(weigh.fit)
-    rows = sorted(rows, key=_rank)
-    return Worth(weigh.question, weigh.bill, weigh.fit.kv_tokens, fits, tuple(rows), weigh.requests, weigh.swept)
+    room, on = weigh.fit.kv_tokens, (*weigh_usual(weigh.question, usual, requests), *weigh_set(weigh.question, requests))
+    return Worth(weigh.question, weigh.bill, room, fits, tuple(rows), weigh.requests, weigh.swept, on)
+
+
+def weigh_set(q: Settled, requests: bool = False) -> Iterator[TechniqueWorth]:
+    """Techniques that a question has set, each against the same question without it; not those that nobody can leave out."""
+    for one, text in techniques_on(q):
+        own = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
+        try:
+            yield Scale(q.but(**{name: default_of(name) for name in own}), requests, flips=False).against(one, text, own)
+        except ValueError:
+            continue
+
+
+def weigh_usual(q: Settled, usual: Sequence[UsualTechnique], requests: bool) -> Iterator[TechniqueWorth]:
+    """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
+    for found in usual:
+        row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
+        try:
+            if found.separable:
+                bare = Scale(q.but(engine=without_usual(q.engine)), requests, flips=False)
+                row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
+        except ValueError:
+            pass  # the reason that it is refused for stands
+        yield row
 
 
 def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
@@ -205,12 +244,19 @@ class Scale:
         """The best of a technique's usual values, where it cannot be had alone beside one that it needs; else why not."""
         tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
         best = min(tried, key=_rank)
-        if (best.refused or best.idle) and self._pairs:
-            best = min([best, *(self.weigh(one, f"{best.asked},{other}") for other in one.needs)], key=_rank)
+        is_set = any(found is one for found, _ in techniques_on(self.question))
+        if (best.refused or best.idle) and self._pairs and not is_set:
+            best = min([best, *(self._beside(one, best.asked, other) for other in one.needs)], key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = self._pays(self._with(best.asked))
         return replace(best, pays=pays, never=never)
+
+    def _beside(self, one: Technique, asked: str, other: str) -> TechniqueWorth:
+        """A technique together with one that it needs, and what it brings beside that."""
+        pair = self.weigh(one, f"{asked},{other}")
+        alone = pair if pair.refused else self.weigh(one, other)
+        return pair if alone.refused else replace(pair, own_gain=pair.gain / alone.gain)
 
     def gain(self, text: str) -> float:
         """Tokens/s per GPU with several techniques over those without; 0 where they cannot be had together."""
@@ -225,7 +271,7 @@ class Scale:
         """The question with techniques, without what was stated of another drafter."""
         changes = changes_of(text)
         other = self.question.techniques.drafter and "drafter" in changes
-        unsaid = {"acceptance": UNKNOWN, "accepted_length": 0.0, "draft_model": ""} if other else {}
+        unsaid = {name: default_of(name) for name in DRAFTED} if other else {}
         return self.question.but(**(unsaid | changes))
 
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
@@ -236,17 +282,23 @@ class Scale:
             need_accepted(q)
             flag = flag_of(asked, q)
             if q.normal() == self.question.normal():
-                return TechniqueWorth(one, asked, flag, "already on")
+                return TechniqueWorth(one, asked, flag, "already on", ALREADY_ON)
             if not flag:
-                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine))
+                had = self.question.engine.key in one.flags
+                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), ALREADY_ON if had else OTHER_ENGINES)
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
-            return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)))
+            return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)), getattr(error, "kind", ""))
+
+    def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
+        """A technique that was asked for in so many words, by all that it changes."""
+        q = self.question.but(**changes)
+        return self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q)
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base, judged = price(q), self.bill, fit_of_step(q)
         gain = _rate_per_gpu(other) / _rate_per_gpu(base)
-        known = math.hypot(Z80 * ratio_sigma(other, base), accepted_width(q))
+        known = math.hypot(Z80 * ratio_sigma(other, base), 0.0 if self._drafts_alike(q) else accepted_width(q))
         row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s), kv_tokens=judged.kv_tokens)
         row = replace(row, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         if self.requests:
@@ -255,13 +307,24 @@ class Scale:
             known += Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
         width = math.exp(math.hypot(known, self._missed(row.technique, q, gain)))
-        return replace(row, gain=gain, low=gain / width, high=gain * width, notes=tuple(map(str, draft_notes(q))))
+        notes, accepted = ((), "") if self._drafts_alike(q) else (tuple(map(str, draft_notes(q))), accepted_as(q))
+        return replace(row, gain=gain, low=gain / width, high=gain * width, notes=notes, accepted=accepted)
+
+    def _drafts_alike(self, q: Settled) -> bool:
+        """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
+        base = self.question
+        return (q.speculative, q.techniques.drafter, q.techniques.per_step) == (
+            base.speculative,
+            base.techniques.drafter,
+            base.techniques.per_step,
+        )
 
     def _missed(self, one: Technique, q: Settled, gain: float) -> float:
         """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
         if abs(gain - 1) < ALIKE:
             return 0.0
-        return missed(kind_of(one.group), gain, max(asked.techniques.per_step for asked in (q, self.question)))
+        yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
+        return missed(kind_of(one.group), gain, max(yielded, default=1.0))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
@@ -305,14 +368,6 @@ def _full_rate(q: Settled, judged: Fit) -> float:
 
 def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
-
-
-def accepted_width(q: Question) -> float:
-    """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
-    asked = q.techniques
-    if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
-        return 0.0
-    return math.log1p(ACCEPTED_SPREAD * (asked.per_step - 1) / asked.per_step)
 
 
 def _grids(q: Settled) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""The application: the page's files, and one GET endpoint for each question. Nothing is written, and nothing else is read."""
+"""The application: the page's files, and one endpoint for each question. Nothing is written, and nothing else is read."""
 
 import asyncio
 import hashlib
@@ -12,9 +12,10 @@ from starlette.exceptions import HTTPException
 from commtax import __version__
 from commtax.files import table
 from commtax.report.view.state import KEYS, Key
-from commtax.web.answering import ANSWERS, Written, write_answer
-from commtax.web.assets import page_files
-from commtax.web.guard import HTTP, App, Guard, problem
+from commtax.web.answering import ANSWERS, DROPPED, Written, write_answer
+from commtax.web.assets import served_files
+from commtax.web.dropped import BODIES, CLAIM, NAME
+from commtax.web.guard import DROP_PATH, FILE_TYPE, HTTP, App, Guard, problem
 
 Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
 """Who answers: the name of a question and its query, as they came."""
@@ -45,8 +46,20 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
             responses={200: _response(shape, "Successful Response"), **errors},
             openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
         )
-    for name in page_files():
-        app.add_route("/" if name == "index.html" else f"/{name}", _file(name), methods=["GET"], include_in_schema=False)
+    summary, shape = HTTP["answers"][DROPPED]
+    app.add_api_route(
+        DROP_PATH,
+        _drop(asker),
+        methods=["POST"],
+        summary=summary,
+        responses={200: _response(shape, "Successful Response"), **errors},
+        openapi_extra={
+            "parameters": parameters((NAME, BODIES, CLAIM)),
+            "requestBody": {"required": True, "content": {FILE_TYPE.decode(): {"schema": {"type": "string", "format": "binary"}}}},
+        },
+    )
+    for name, (body, kind) in served_files().items():
+        app.add_route("/" if name == "index.html" else f"/{name}", _file(body, kind), methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _missing)
     app.openapi()["components"] = {"schemas": {name: _shape(name, told) for name, told in table("web/shapes.toml").items()}}
     return Guard(app, host)
@@ -94,6 +107,18 @@ def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response
     return ask
 
 
+def _drop(asker: Asker) -> Callable[[Request], Awaitable[Response]]:
+    """A file and its audit; neither is kept."""
+
+    async def audit(request: Request) -> Response:
+        body = await request.body()
+        status, answer = await asker(DROPPED, request.scope["query_string"] + b"\0" + body)
+        headers = {"cache-control": "no-store"} | ({"retry-after": "1"} if status == 429 else {})
+        return Response(answer, status, media_type="application/json", headers=headers)
+
+    return audit
+
+
 async def _while_wanted(request: Request, work: Coroutine[object, object, Written]) -> Written | None:
     """What the work brings; it is given up when the client hangs up."""
     asked, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
@@ -111,8 +136,7 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
-    body, kind = page_files()[name]
+def _file(body: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
     tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
     async def serve(request: Request) -> Response:

@@ -24,6 +24,12 @@ def page_files(page: str = "page") -> dict[str, tuple[bytes, str]]:
     return {name: ((folder / name).read_bytes(), KINDS[kind]) for name, kind in sorted(kinds.items()) if kind in KINDS}
 
 
+def served_files() -> dict[str, tuple[bytes, str]]:
+    """What a browser fetches: the page, its styles, and all of its modules in one, for each costs a round trip."""
+    script = _bundle("page.js", "page").encode(), KINDS[".js"]
+    return {"index.html": page_files()["index.html"], "page.css": page_files()["page.css"], "page.js": script}
+
+
 def offline(page: object, name: str = "page") -> str:
     """One file that opens anywhere: the page with its styles, its scripts and the answers inside."""
     # A closing tag inside a string would end the element: no "<" is left in the data.

@@ -14,6 +14,11 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 MAX_QUERY = 100 * 1024
 """Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
+MAX_FILE = 32 * 2**20
+"""Bytes of a file that is dropped on the page."""
+DROP_PATH = "/api/audit"
+FILE_TYPE = b"application/octet-stream"
+"""What a dropped file is sent as. Browsers ask first before they send this for a page of another origin, and are refused."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 HTTP = table("web/http.toml")
 """What is said beside answers: headers to browsers, what a refusal's status means, examples for readers of the schema."""
@@ -40,13 +45,15 @@ class Guard:
         if refused := self._refused(scope):
             await _answer(guarded, *refused)
         else:
-            await self.app({**scope, "method": "GET"}, receive, guarded)
+            await self.app(scope if scope["method"] == "POST" else {**scope, "method": "GET"}, receive, guarded)
 
     def _refused(self, scope: Message) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
         headers, method = {name.lower(): value for name, value in _headers(scope)}, str(scope["method"])
         if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
             text, rule = "host: the page was requested under another name", "loopback names, or the --host given"
             return 400, problem(text, "host", rule), []
+        if method == "POST" and scope.get("path") == DROP_PATH:
+            return _refused_file(headers)
         if method not in ("GET", "HEAD"):
             return 405, problem(f"method {method[:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
         if headers.get(b"content-length", b"0").strip() not in (b"0", b"") or b"transfer-encoding" in headers:
@@ -64,6 +71,19 @@ class Guard:
             return True
         # Bound to all addresses, each of them is ours; a name is not, because anybody can point one here.
         return self.host in ("0.0.0.0", "::") and _is_address(name)
+
+
+def _refused_file(headers: dict[bytes, bytes]) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
+    """A file comes with its length, which is bounded, and as what no form and no foreign page can send unasked."""
+    closing, length = [(b"connection", b"close")], headers.get(b"content-length", b"").strip()
+    if headers.get(b"content-type", b"").strip().lower() != FILE_TYPE:
+        return 415, problem(f"content-type: a file is sent as {FILE_TYPE.decode()}", "file"), closing
+    if not length.isdigit() or b"transfer-encoding" in headers:
+        return 411, problem("content-length: the size of the file is needed", "file"), closing
+    if int(length) > MAX_FILE:
+        rule = f"file: {int(length):,} bytes, more than the {MAX_FILE:,} that the page takes; commtax audit takes more"
+        return 413, problem(rule, "file"), closing
+    return None
 
 
 def _headers(message: Message) -> list[tuple[bytes, bytes]]:

@@ -18,14 +18,14 @@ import traceback
 from collections.abc import Iterator
 
 from commtax.web.answering import Written, write_answer
-from commtax.web.guard import problem
+from commtax.web.guard import HTTP, problem
 
 ASKED = struct.Struct("!BI")
 """A question's head: bytes of its name, bytes of its query."""
 TOLD = struct.Struct("!HI?")
 """An answer's head: status, bytes of the body, and whether the worker has done its share."""
-LIMIT_S = 4.5
-"""Seconds until a question's time is up: nobody waits for 5 s."""
+LIMIT_S: float = HTTP["patience"]["usual"]
+"""Seconds until a question's time is up: nobody waits for 5 s, except for a search."""
 SHARE = 1_000
 """Answers of one worker: caches and fragments go with it."""
 MOST_RESIDENT = 600e6
@@ -40,6 +40,11 @@ WARM = (
     ("pipeline", b"ph=train&pp=2"),
 )
 """Questions that load what most others need, so that every worker is born with it."""
+
+
+def limit_of(name: str) -> float:
+    """Seconds until the time of a question is up."""
+    return float(HTTP["patience"].get(name, LIMIT_S))
 
 
 def main(control: int) -> None:
@@ -89,17 +94,18 @@ def _work(line: socket.socket) -> None:
             return
         name, query = ASKED.unpack(head)
         text = line.recv(name + query, socket.MSG_WAITALL)
-        with _end_with_line(line):
-            status, body = _answer(text[:name].decode(), text[name:])
+        asked = text[:name].decode()
+        with _end_with_line(line, limit_of(asked)):
+            status, body = _answer(asked, text[name:])
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         line.sendall(TOLD.pack(status, len(body), done == SHARE or resident > MOST_RESIDENT) + body)
 
 
 @contextlib.contextmanager
-def _end_with_line(line: socket.socket) -> Iterator[None]:
+def _end_with_line(line: socket.socket, limit_s: float) -> Iterator[None]:
     """Inside, the process ends when the line closes or the time is up."""
     flags = fcntl.fcntl(line, fcntl.F_GETFL)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
     fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(line, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:

@@ -6,17 +6,16 @@ from commtax.catalog.techniques import changes_of
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.report.documents import Record, Value
 from commtax.report.pipelines import page_pipeline
-from commtax.report.view import Patch, view
+from commtax.report.view import Patch, glance, view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
-from commtax.report.view.state import SHOWN, State, short_keys, state_of
+from commtax.report.view.state import SHORT, SHOWN, State, short_keys, state_of
 from commtax.report.whys import why_view
 from commtax.report.worths import pays_text, worth_document, worth_row
-from commtax.spec import SIZES
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.grids import GRIDS, Cell, HeatGrid, grid
 from commtax.verbs.settling import settle
-from commtax.verbs.slider_moves import nearest_legal_plan
+from commtax.verbs.slider_moves import PARTS, nearest_legal_plan
 from commtax.verbs.why import every_why
 from commtax.verbs.worth import TechniqueWorth, Worth, worth_of
 
@@ -26,21 +25,27 @@ def state_view(state: State, command: str = "") -> Record:
     return view(ExplainedStep(price(settle(state.question))), state, command)
 
 
+def state_glance(state: State) -> Record:
+    """As much of a view as a moving slider waits for."""
+    return glance(ExplainedStep(price(settle(state.question))), state)
+
+
 def legal_alternative(state: State) -> Record | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
     try:
-        alone = price(settle(state.but(dict.fromkeys(SIZES, 1)).question)).question
+        alone = price(settle(state.but({SHORT[name]: 1 for name in PARTS}).question)).question
     except (ValueError, OverflowError):
         return None
-    near = nearest_legal_plan(alone, {axis: state[axis] for axis in SIZES})
+    near = nearest_legal_plan(alone, {name: state[SHORT[name]] for name in PARTS})
     return {"patch": short_keys(near[0]), "text": near[1]} if near else None
 
 
 def state_grid(state: State, kind: str) -> HeatGrid:
     """A heat map whose cells set the keys in which they differ from the state."""
-    drawn, cells = grid(price(settle(state.question)), kind), list[Cell]()
+    drawn, cells = grid(price(settle(state.but({"rep": 1}).question)), kind), list[Cell]()  # of one server, which may grow
     for cell in drawn.cells:
         patch = None if cell.patch is None else {n: v for n, v in short_keys(cell.patch).items() if v != state[n]}
+        patch = patch | {"rep": 1} if patch and "tp" in patch else patch
         cells.append(replace(cell, patch=patch))
     return replace(drawn, cells=cells)
 

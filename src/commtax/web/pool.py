@@ -17,9 +17,9 @@ from dataclasses import field
 from commtax.records import dataclass
 from commtax.web.answering import Written
 from commtax.web.guard import problem
-from commtax.web.nursery import ASKED, LIMIT_S, TOLD
+from commtax.web.nursery import ASKED, TOLD, limit_of
 
-SLOW = {"compare", "fit", "plan", "pipeline"}
+SLOW = {"compare", "fit", "memory", "plan", "several", "fleet", "traffic", "audit", "pipeline"}
 """Answers that take longer than a blink: they have workers of their own, so that a slider's view never waits behind a search."""
 LOAD_S = 30.0
 """Seconds that the first questions wait for the nursery to load, at most."""
@@ -34,8 +34,8 @@ GOING = 429, problem("The server is being stopped; ask again when it runs.", "se
 
 def too_long(name: str) -> Written:
     """What is said instead of an answer that takes longer than the page waits."""
-    rule = f"{name}: not answered within {LIMIT_S:g} s on this machine"
-    return 422, problem(f"{rule}; ask for a smaller cluster, or on the command line, which takes its time", name, rule)
+    rule = f"{name}: not answered within {limit_of(name):g} s on this machine"
+    return 422, problem(f"{rule}; choose a smaller cluster, or ask on the command line, which has no such limit", name, rule)
 
 
 @dataclass
@@ -198,18 +198,18 @@ class WorkerPool:
         lane = self._slow if name in SLOW else self._quick
         await self._nursery.loaded()
         clock = asyncio.get_running_loop().time
-        begun = clock()
+        begun, limit = clock(), limit_of(name)
         if self._closed:
             return GOING
         if not await lane.turn():
             return BUSY
         waited = clock() - begun
         try:
-            async with asyncio.timeout_at(begun + LIMIT_S):
+            async with asyncio.timeout_at(begun + limit):
                 return await lane.answer(self._nursery, name, query)
         except (TimeoutError, asyncio.IncompleteReadError, OSError):
             # Time was up here or, a little later, in the worker. One that waited first might have been in time.
-            return GOING if self._closed else BUSY if waited > 0.1 * LIMIT_S else too_long(name)
+            return GOING if self._closed else BUSY if waited > 0.1 * limit else too_long(name)
         finally:
             lane.turns.release()
 

@@ -13,15 +13,19 @@ from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Record, Value, record
 from commtax.report.view.state import SHORT, State, arguments, config_text, short_keys, state_of
+from commtax.spec import SIZES
 from commtax.units import format_seconds
-from commtax.verbs.billing import StepBill, by_cost
+from commtax.verbs.billing import StepBill, by_cost, price
 from commtax.verbs.explained_step import ExplainedStep, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar
-from commtax.verbs.settling import describe_gpus
+from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
+
+
+NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why", "nccl", "nccl_why"), "")
 
 
 def view(step: ExplainedStep, state: State, command: str = "") -> Record:
@@ -30,9 +34,45 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     The slower pictures (grids, plans, the pipeline) are asked for on their own.
     """
     b, q = step.bill, step.bill.question
-    ways, bars = moves(q), [_bar(x, step) for x in step.layer.bars]
+    ways = moves(q)
+    one = _one_server(step)
+    patches = [_with_room(patch_of(c.changes, one.bill.question), q) for c in one.what_ifs]
+    changes = [(c, c.delta_s / float(b.step_s), patch) for c, patch in zip(one.what_ifs, patches, strict=True)]
+    return _view(
+        step,
+        state,
+        sentence=step.sentence,
+        changes=[record("page-change", change=c, share=share, patch=patch) for c, share, patch in changes],
+        commands=commands(state, b, command),
+        limits={SHORT.get(name, name): [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
+        moves={
+            SHORT.get(name, name): [{"patch": short_keys(move.sizes), "note": move.note} for move in way]
+            for name, way in ways.items()
+        },
+    )
+
+
+def _one_server(step: ExplainedStep) -> ExplainedStep:
+    """The step of one replica, which may grow where the others stand."""
+    q = step.bill.question
+    return step if int(q.plan.replicas) == 1 else ExplainedStep(price(settle(q.but(replicas=1))))
+
+
+def _with_room(patch: Patch | None, q: Question) -> Patch | None:
+    """Another size of a server is shown alone: so many of them need not have room."""
+    grown = patch and int(q.plan.replicas) > 1 and any(axis in patch for axis in SIZES)
+    return {**patch, "rep": 1} if patch and grown else patch
+
+
+def glance(step: ExplainedStep, state: State) -> Record:
+    """The view without what has to be tried out (what-ifs, legal moves, commands): it keeps up with a hand on a slider."""
+    return _view(step, state, sentence="", changes=[], commands=NO_COMMANDS, limits={}, moves={})
+
+
+def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
+    """What follows from the step itself, and what was tried out beside it."""
+    b, q = step.bill, step.bill.question
     trained = {"trained": b if q.trains else None, "mfu_definition": b.mfu_definition if q.trains else ""}
-    changes = [(c, c.delta_s / float(b.step_s), patch_of(c.changes, q)) for c in step.what_ifs]
     return record(
         "page-view",
         step=step,
@@ -41,13 +81,10 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}{_beside(q)}",
         cluster=_machine(q),
         totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
-        layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": bars},
+        layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": [_bar(x, step) for x in step.layer.bars]},
         lines=[_line(x, step) for x in by_cost(b)],
-        changes=[record("page-change", change=c, share=share, patch=patch) for c, share, patch in changes],
-        commands=commands(state, b, command),
         lesson=lesson(b),
-        limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
-        moves={name: [{"patch": short_keys(move.sizes), "note": move.note} for move in way] for name, way in ways.items()},
+        **tried,
     )
 
 
@@ -95,6 +132,7 @@ def _limits(q: Question, state: State) -> dict[str, list[int]]:
     """Ranges of the sliders that are free."""
     return {
         "b": _powers_of_two(1, 1024, state["b"]),
+        "len": [] if q.trains else _powers_of_two(128, min(2**20, q.model.max_len), state.longest),
         "s": _powers_of_two(128, min(2**20, q.model.max_len), state.length),
         "n": _powers_of_two(1, 1024, state["n"]),
         "z": [0, 1, 2, 3],
@@ -108,11 +146,11 @@ def _powers_of_two(low: int, high: int, now: int) -> list[int]:
 
 def _machine(q: Question) -> Record:
     """The cluster in a line."""
-    c, used = q.cluster, int(q.plan.num_gpus)
+    c, used = q.cluster, int(q.plan.all_gpus)
     hosts = f"{c.num_hosts:,} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
-    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{used:,} of {c.num_gpus:,} GPUs in use: {text}"}
+    return {"gpus": c.num_gpus, "used_gpus": used, "text": text[0].upper() + text[1:]}
 
 
 def commands(state: State, b: StepBill, command: str = "") -> Record:

@@ -1,34 +1,219 @@
-"""What the page draws beside a view: plans as points, each with the state that it is."""
+"""Plans as the page shows them: a table, points of a picture, the recommended one and why, what lost; each with its state."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 
-from commtax.planner.columns import FAMILY, ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.columns import (
+    FAMILY,
+    OperatingPoint,
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    TrainColumns,
+    TrainPlans,
+    describe_kind,
+)
+from commtax.planner.fleet_trials import Trial
+from commtax.planner.fleets import FleetPlans, obstacle
+from commtax.planner.several_clusters import RankedPlan, SeveralPlans
+from commtax.question import Question
 from commtax.report.documents import Record, Value
+from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words
 from commtax.report.money import page_note
-from commtax.report.planning import place_words, plans_document, recommended_words
+from commtax.report.operating_points import OPEN, point_name, start_sentence
+from commtax.report.planning import plans_document, recommended_words, served_row, shorten_rejected
+from commtax.report.several_clusters import clusters_without_plans, reasons_between, several_document, several_sentence
+from commtax.report.trained_plans import run_notes, trained_row
+from commtax.report.view.plan_table import (
+    fleet_rows,
+    page_words,
+    plan_table,
+    roles,
+    rows_of,
+    served_rows,
+    trained_rows,
+    unusual_sizes,
+)
 from commtax.spec import SERVING_AXES, SIZES
-from commtax.units import format_bytes, format_seconds
+from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
 
-TOP = 10
+TOP = 20
 MOST = 60
+MODES = ("one pool of servers", "separate servers for prompts")
+"""Series of a front, by a plan's mode."""
+NO_PLAN = "No plan fits in memory."
+USER_AND_GPU = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
 
 
 def serving_front(a: ServingPlans) -> Record:
-    """What a user gets against what a GPU gives."""
-    rows, best = _with_winner(a)
-    points = [_point(a, rows, i, i == best) for i in _thin_front(rows, best)]
-    why = list(a.why)
-    none = f"no plan is {percent(a.question.goal.confidence)} likely to meet the limits; it would take {', or '.join(a.would_take)}"
-    none = none if len(a.near) else "no plan fits in memory"
-    sentence = f"{recommended_words(a)}: {why[0]}, {int(a.plans.concurrency[a.recommended]):,} clients." if why else none
+    """What a user gets against what a GPU gives; the plans as a table, what is recommended and why."""
+    told, why = plans_document(a, TOP), [page_words(line) for line in a.why]
     if why:
         rows, own = a.plans, a.recommended
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-        why = [*why, *(place_words(a, place) for place in a.places), usd, lengths_note(a.question.requests.spread)]
-    titles = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
-    return {**plans_document(a, TOP), "front": points, "why": why, "sentence": sentence, **titles}
+        why = [*why, usd, page_words(str(lengths_note(a.question.requests.spread)))]
+    return {
+        **told,
+        "front": _front(a),
+        "why": why,
+        "sentence": _serving_sentence(a),
+        **USER_AND_GPU,
+        "marks": _marks(a),
+        "table": plan_table("served", _ranked_rows(a, told)),
+        "points": [_point_card(a, point) for point in a.places],
+        "sides": [],
+        "lost": lost_rows(shorten_rejected(a.rejected)),
+    }
+
+
+def _serving_sentence(a: ServingPlans) -> str:
+    if not len(a.plans):
+        wanted = f" It would take {', or '.join(a.would_take)}." if a.would_take else ""
+        sure = percent(a.question.goal.confidence)
+        return (f"No plan is {sure} likely to meet the limits." if len(a.near) else NO_PLAN) + page_words(wanted)
+    start = page_words(f"{OPEN} {start_sentence(a)} ") if a.places else ""
+    return f"{start}{recommended_words(a)}: {a.why[0]}, {plural(int(a.plans.concurrency[a.recommended]), 'client')}."
+
+
+def _ranked_rows(a: ServingPlans, told: Record) -> list[Record]:
+    """The first plans of a ranking, and the recommended one where it lies behind them."""
+    shown, rows = list(range(min(TOP, len(a.plans)))), rows_of(told)
+    if len(a.plans) and a.recommended not in shown:
+        shown, rows = [*shown, a.recommended], [*rows, served_row(a, a.plans, a.recommended)]
+    named = [roles(i, a.recommended) for i in shown]
+    made = served_rows([(a, i) for i in shown], rows, named, [served_patch(a, a.plans, i) for i in shown])
+    return [{**row, "place": i + 1} for row, i in zip(made, shown, strict=True)]
+
+
+def _point_card(a: ServingPlans, point: OperatingPoint) -> Record:
+    """A place to run at where nothing is limited, with its own plan."""
+    here, i = replace(a, plans=point.plans), point.recommended
+    row = served_rows([(here, i)], [served_row(here, here.plans, i)], [[]], [served_patch(here, here.plans, i)])[0]
+    return {"name": point_name(a, point), "when": point.when, "row": row}
+
+
+def _marks(a: ServingPlans) -> list[Record]:
+    """Limits as lines across the front."""
+    tpot = a.question.goal.tpot_s
+    return [{"axis": "x", "value": 1 / tpot, "text": f"TPOT {format_seconds(tpot)}"}] if isfinite(tpot) else []
+
+
+def lost_rows(lost: Iterable[Rejected]) -> list[Record]:
+    """Plans that lost, and why, in words of the page."""
+    return [{"family": one.family, "reason": page_words(one.reason)} for one in lost]
+
+
+def several_front(s: SeveralPlans) -> Record:
+    """Plans of several clusters in one table and one picture, and each cluster's own recommendation beside the others'."""
+    told, listed = several_document(s, TOP), s.listed(TOP)
+    best, chosen = s.best, s.recommended
+    plans = [(one.answer, one.row) for one in listed]
+    named = [["recommended"] * _is_same(one, chosen) + ["best"] * _is_same(one, best) for one in listed]
+    patches = [_placed_patch(one.answer, one.row) for one in listed]
+    table = plan_table("served", served_rows(plans, rows_of(told), named, patches))
+    name, *figures = several_sentence(chosen).split("; ", 1) if chosen else [""]
+    lost = [
+        replace(one, family=f"{one.family} on {a.question.cluster.key}") for a in s.answers for one in shorten_rejected(a.rejected)
+    ]
+    return {
+        **told,
+        "front": [point for a in s.answers for point in _front(a, a.question.cluster.key, a is (chosen and chosen.answer))],
+        "why": [page_words(line) for line in (*_why_cluster(s, figures), *clusters_without_plans(s))],
+        "sentence": f"Recommended: {name}." if chosen else "No cluster has a plan that meets the limits.",
+        **USER_AND_GPU,
+        "marks": _marks(s.answers[0]),
+        "table": table,
+        "sides": [_side(a, chosen) for a in s.answers],
+        "lost": lost_rows(lost),
+    }
+
+
+def _why_cluster(s: SeveralPlans, figures: list[str]) -> Iterator[str]:
+    """Its figures, why this cluster rather than another, then why this plan on it."""
+    if s.recommended:
+        name, *why = s.recommended.answer.why
+        yield from (name, *figures, *reasons_between(s), *why)
+
+
+def _is_same(one: RankedPlan, other: RankedPlan | None) -> bool:
+    return other is not None and one.answer is other.answer and one.row == other.row
+
+
+def _placed_patch(a: ServingPlans, i: int) -> dict[str, Value]:
+    return {**served_patch(a, a.plans, i), "c": a.question.cluster.key}
+
+
+def _side(a: ServingPlans, chosen: RankedPlan | None) -> Record:
+    """One cluster beside others: its own recommended plan, or why it has none."""
+    place, i = a.question.cluster, a.recommended
+    if not len(a.plans):
+        return {"cluster": place.key, "gpus": place.num_gpus, "text": _serving_sentence(a), "row": None}
+    told = [{"cluster": place.key, **served_row(a, a.plans, i)}]
+    named = [["recommended"] if chosen and chosen.answer is a else []]
+    row = served_rows([(a, i)], told, named, [_placed_patch(a, i)])[0]
+    return {"cluster": place.key, "gpus": place.num_gpus, "text": "", "row": row}
+
+
+def fleet_front(f: FleetPlans) -> Record:
+    """The smallest fleets for a rate: GPUs against the requests/s that they can answer."""
+    told, several = fleets_document(f), len(f.questions) > 1
+    rows = fleet_rows(f.plans, rows_of(told), f.recommended)
+    role, plan = fleet_sentence(f).removesuffix(".").split(": ", 1) if f.plans else ("", "")
+    why = [page_words(line) for line in fleet_reasons(f)] if f.plans else []
+    wanted = f" It would take {', or '.join(f.would_take)}." if f.would_take else ""
+    near = (
+        f"No plan meets the limits. The nearest, {gpu_words(f.near[0])}, {obstacle(f.near[0])}."
+        if f.near
+        else "No plan meets the limits."
+    )
+    points = [_fleet_point(trial, i == f.recommended, several) for i, trial in enumerate(f.plans) if isfinite(trial.capacity)]
+    return {
+        **told,
+        "front": points,
+        "why": why,
+        "sentence": f"{role}: {plan}." if f.plans else page_words(near + wanted),
+        "x_title": "requests/s that it can answer",
+        "y_title": "GPUs",
+        "marks": [{"axis": "x", "value": f.question.offered.request_rate, "text": "requested"}],
+        "table": plan_table("fleet", rows, [name for name, _ in f.question.goal.slo]),
+        "sides": [_fleet_side(q, rows) for q in f.questions] if several else [],
+        "lost": lost_rows(shorten_rejected(f.rejected)),
+    }
+
+
+def _fleet_point(trial: Trial, best: bool, several: bool) -> Record:
+    plan = gpu_words(trial)
+    series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
+    text = f"{plural(trial.gpus, 'GPU')} can answer {trial.capacity:.3g} requests/s"
+    return {
+        "name": plan,
+        "x": trial.capacity,
+        "y": trial.gpus,
+        "best": best,
+        "text": text,
+        "series": series,
+        "joined": False,
+        "patch": None,
+    }
+
+
+def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
+    """One cluster beside others: its smallest fleet."""
+    own = next((row for row in rows if row["cluster"] == q.cluster.key), None)
+    text = "" if own else "No fleet on it meets the limits at this rate."
+    return {"cluster": q.cluster.key, "gpus": q.cluster.num_gpus, "text": text, "row": own}
+
+
+def _front(a: ServingPlans, series: str = "", chosen: bool = True) -> list[Record]:
+    """The front as points, the recommended plan among them."""
+    rows, best = _with_winner(a)
+    shown = _thin_front(rows, best)
+    return [{**_point(a, rows, i, chosen and i == best, series), "joined": i < len(a.front)} for i in shown]
 
 
 def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
@@ -51,48 +236,85 @@ def _thin_front(rows: ServingColumns, best: int) -> list[int]:
     return [i for i in along.tolist() if i in kept]
 
 
-def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool) -> Record:
+def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool, series: str) -> Record:
     ttft, tpot = (format_seconds(getattr(rows, n)[i]) for n in ("ttft_s", "tpot_s"))
     plan, apart, copies = a.gpu_words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
     text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {rows.tokens_per_s[i]:,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
-    return {"name": plan, "x": x, "y": y, "best": best, "text": text, "patch": served_patch(a, rows, i)}
+    patch, series = served_patch(a, rows, i), series or MODES[int(apart)]
+    return {"name": plan, "x": x, "y": y, "best": best, "text": text, "series": series, "patch": patch}
 
 
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
-    """The decode step of one of a plan's servers: its sizes, the requests that decode at once, and the mean length."""
-    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SERVING_AXES}
+    """A plan's servers, the requests that decode at once on each, and their mean length."""
+    sizes = {n: int(getattr(rows, n)[i]) for n in SERVING_AXES} | {"rep": int(rows.replicas[i])}
+    if rows.mode[i]:
+        sizes |= {"pw": int(rows.prefill_replicas[i]), "ptp": int(rows.prefill_tp[i]), "pdp": int(rows.prefill_dp[i])}
     length = np.asarray(a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)).item()
     batch = min(65_536, int(a.decoding(rows.take(slice(i, i + 1)))[0]))
     exchange = a.exchange_of(rows, i)
     spread: dict[str, Value] = {"a2a": exchange.backend, "red": exchange.redundant} if exchange.wide else {}
     spread |= {"tq": ",".join(on)} if (on := a.turned_on(rows, i)) else {}
-    return {**dict.fromkeys(SIZES, 1), **sizes, **spread, "b": batch, "s": length, "ph": "decode"}
+    return {**unusual_sizes(sizes), **spread, "b": batch, "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> Record:
-    """Memory per rank against MFU."""
+    """Memory per rank against MFU; the plans as a table with the time and the dollars of the run."""
     held = a.plans.memory_bytes  # of plans from the fastest on: drawn are those that need less than all before them
     less = np.flatnonzero(np.r_[True, held[1:] < np.minimum.accumulate(held)[:-1]]) if len(held) else held
     drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
     rows = a.plans.take(drawn) if len(a.plans) else a.near
     points = [_training_point(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
-    sentence = f"{recommended_words(a)}: {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
-    titles = {"x_title": "memory per rank, GB", "y_title": "MFU"}
-    return {**plans_document(a, TOP), "front": points, "sentence": sentence, **titles}
+    sentence = f"{recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
+    shown = _splits(a)
+    patches = [training_patch(a, a.plans, i) for i in shown]
+    return {
+        **plans_document(a, TOP),
+        "front": points,
+        "why": [page_words(line) for line in (*a.why, *(run_notes(a) if len(a.plans) else ()))],
+        "sentence": page_words(sentence),
+        "x_title": "memory per GPU, GiB",
+        "y_title": "MFU, %",
+        "marks": [],
+        "table": plan_table("trained", trained_rows(a, [trained_row(a, a.plans, i) for i in shown], shown, patches)),
+        "sides": [],
+        "lost": lost_rows(a.rejected),
+    }
+
+
+def _splits(a: TrainPlans) -> list[int]:
+    """The best microbatch, recomputation and schedule of each split, and the recommended plan."""
+    if not len(a.plans):
+        return []
+    first = [int(i) for i in a.splits()[:TOP]]
+    return first if a.recommended in first else [*first, a.recommended]
 
 
 def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:
     kind, plan = a.kinds[int(rows.kind[i])].plan, a.gpu_words(rows, i)
     step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
+    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per GPU"
+    x, y = float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
+    return {
+        "name": plan,
+        "x": x,
+        "y": y,
+        "best": best,
+        "text": text,
+        "series": "",
+        "joined": True,
+        "patch": training_patch(a, rows, i),
+    }
+
+
+def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:
+    """The keys that are a training plan."""
+    kind, micro = a.kinds[int(rows.kind[i])].plan, int(rows.micro_batch[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
-    micro = int(rows.micro_batch[i])
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro
     step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
     kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
     kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
-    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per rank"
-    x, y = float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i])
-    return {"name": plan, "x": x, "y": y, "best": best, "text": text, "patch": sizes | kinds | step_keys}
+    return sizes | kinds | step_keys | {"gb": int(a.question.goal.global_batch)}

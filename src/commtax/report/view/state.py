@@ -22,8 +22,9 @@ from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
 from commtax.options import options, page_keys
+from commtax.planner.fleets import STATISTICS
 from commtax.planner.serving_search import OBJECTIVES
-from commtax.question import PHASES, Question
+from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model, Technique
@@ -34,6 +35,8 @@ from commtax.verbs.slider_moves import MOST
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
+MOST_PLACES = 5
+"""Clusters that one may be compared with."""
 SHOWN = ("decode", "prefill", "train")
 """Phases that the page draws."""
 
@@ -109,6 +112,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "kv": ("", "bf16", "fp16", "fp8"),
     "lib": ("", *catalog.keys("libraries")),
     "obj": OBJECTIVES,
+    "stat": STATISTICS,
+    "try": ("", AUTO),
 }
 """All that a key may be, of those that have a list."""
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
@@ -133,6 +138,19 @@ class State:
     def length(self) -> int:
         """Context of the step: as given, else the usual one of the phase."""
         return int(self["s"] or PHASES[self["ph"]].length)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request: as given, else a prompt and its answer."""
+        return int(self["len"] or min(self.question.model.max_len, self["il"] + self["ol"]))
+
+    @property
+    def places(self) -> list[Cluster]:
+        """Clusters that plans are searched on: the one of the controls, and those that it is compared with."""
+        others = [name for name in dict.fromkeys(self["cs"].split(",")) if name and name != self["c"]]
+        if len(others) > MOST_PLACES:
+            raise RefusedError(f"cs: at most {MOST_PLACES} further clusters are compared", "cs", malformed=False)
+        return [self.question.cluster, *(_cluster(name, "", "", "cs") for name in others)]
 
     @property
     def file(self) -> str:
@@ -258,14 +276,14 @@ def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
 
 
 @lru_cache(maxsize=128)
-def _cluster(name: str, intra: str, inter: str) -> Cluster:
+def _cluster(name: str, intra: str, inter: str, key: str = "c") -> Cluster:
     """The cluster with its links; bounded, because a page draws it, and no file, because whoever asks need not be its owner."""
     if catalog.is_file(name):
-        rule = f"c '{_printable(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm"
-        raise RefusedError(rule, "c", malformed=False)
+        rule = f"{key} '{_printable(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm"
+        raise RefusedError(rule, key, malformed=False)
     place = catalog.cluster(name, intra=intra, inter=inter)
     if place.num_gpus > MAX_GPUS:
-        raise RefusedError(f"c: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
+        raise RefusedError(f"{key}: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", key, malformed=False)
     return place
 
 

@@ -150,8 +150,8 @@ class Lane:
     def _throw_out(self, begin: float) -> None:
         """The request that was sent last computes all its tokens again, before others that wait."""
         pool, book = self.pool, self.pool.book
-        end, i = max(self.ends, key=lambda entry: book.sent_s[entry[1]])
-        self.ends.remove((end, i))
+        sent = [book.sent_s[i] for _, i in self.ends]
+        end, i = self.ends.pop(sent.index(max(sent)))
         heapify(self.ends)
         tokens = self._leave(i, end - self.step)
         pool.release(i, tokens)

@@ -17,30 +17,35 @@ class Prefixes:
 
     def match(self, ids: tuple[int, ...]) -> int:
         """How many ids from the first on are resident."""
-        count = 0
-        for key in ids:
-            if key not in self._held and key not in self._idle:
-                break
-            count += 1
-        return count
+        held, idle = self._held, self._idle
+        for count, key in enumerate(ids):
+            if key not in held and key not in idle:
+                return count
+        return len(ids)
 
     def new_blocks(self, ids: tuple[int, ...]) -> int:
         """Blocks that holding these takes from the others: those that nobody holds now."""
-        return sum(key not in self._held for key in ids) * self.per_id
+        held = self._held
+        return len([key for key in ids if key not in held]) * self.per_id
 
     def hold(self, ids: tuple[int, ...]) -> None:
+        held, idle = self._held, self._idle
         for key in ids:
-            self._idle.pop(key, None)
-            self._held[key] = self._held.get(key, 0) + 1
+            count = held.get(key, 0)
+            if not count:
+                idle.pop(key, None)
+            held[key] = count + 1
 
     def leave(self, ids: tuple[int, ...]) -> int:
         """Returns the blocks that nobody holds any more; they stay resident. The end of a prompt goes first when room is needed."""
-        free = 0
+        held, idle, free = self._held, self._idle, 0
         for key in reversed(ids):
-            self._held[key] -= 1
-            if not self._held[key]:
-                del self._held[key]
-                self._idle[key] = None
+            count = held[key] - 1
+            if count:
+                held[key] = count
+            else:
+                del held[key]
+                idle[key] = None
                 free += self.per_id
         return free
 

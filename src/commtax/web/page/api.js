@@ -1,7 +1,10 @@
 // Requests: one view in flight and the latest wins; slow pictures wait for a pause and are dropped when the state moves on.
 // A dropped request hangs up, and the server stops computing its answer.
 
+import { whileCrowded } from "./busy.js";
+
 const kept = new Map();
+const MOST_TRIES = 8; // of a server that is busy, each after the seconds that it says
 
 export class Refused extends Error {
   constructor(answer) {
@@ -10,16 +13,37 @@ export class Refused extends Error {
   }
 }
 
+// Later, or never where nobody waits any more.
+function pauseFor(ms, signal) {
+  return new Promise((done, gone) => {
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      gone(new DOMException("nobody waits", "AbortError"));
+    });
+  });
+}
+
+// An answer, also of a server that has to be asked again because it is busy.
+export async function fetchPatiently(address, options = {}) {
+  for (let tries = 1; ; tries += 1) {
+    let response;
+    try {
+      response = await fetch(address, options);
+    } catch (problem) {
+      if (problem.name === "AbortError") throw problem;
+      throw new Refused({ error: "The server does not answer. Is commtax web still running?" });
+    }
+    if (response.status !== 429 || tries === MOST_TRIES) return response;
+    const seconds = Number(response.headers.get("retry-after")) || 1;
+    await whileCrowded(pauseFor(1000 * seconds * (0.5 + Math.random()), options.signal)); // not all at the same moment
+  }
+}
+
 export async function get(path, search, signal) {
   const address = `api/${path}${search ? `?${search}` : ""}`;
   if (kept.has(address)) return kept.get(address);
-  let response;
-  try {
-    response = await fetch(address, { signal, headers: { Accept: "application/json" } });
-  } catch (problem) {
-    if (problem.name === "AbortError") throw problem;
-    throw new Refused({ error: "The server does not answer. Is commtax web still running?" });
-  }
+  const response = await fetchPatiently(address, { signal, headers: { Accept: "application/json" } });
   let body = null;
   try {
     body = await response.json();

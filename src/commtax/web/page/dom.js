@@ -24,6 +24,15 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+// A table that a keyboard can scroll and a screen reader can name.
+export function tableBox(name, kind, head, body) {
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, el("table", { class: kind }, el("caption", { class: "unseen" }, name), el("thead", null, head), el("tbody", null, body)));
+}
+
+export function figure(title, value, more) {
+  return el("div", { class: "figure" }, el("dt", null, title), el("dd", { class: "value" }, value), more ? el("dd", { class: "range" }, more) : null);
+}
+
 // New content for a region. A repaint must not throw the keyboard away: what had the focus gets it back by its data-k.
 export function paint(host, ...nodes) {
   const active = document.activeElement;

@@ -34,12 +34,32 @@ export function rate(value) {
   return value >= 100 ? count(value) : threeDigits(value);
 }
 
+// A figure stays with its unit, and a size with its name.
+export function unbroken(text) {
+  return text.replace(/(\d) (?=(?:[mµn]?s|x|replicas|stages)\b)|(\b[A-Z]P) (?=\d)/g, "$1$2\u00a0");
+}
+
 // Rates where room is short (cells of a map): 12,345 becomes 12.3k.
 export function shortRate(value) {
   for (const [factor, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (value >= factor) return threeDigits(value / (unit === "k" ? 1e3 : factor)) + unit;
   }
   return rate(value);
+}
+
+// Dollars: cents below a hundred, whole dollars to a million, then 1.13 million.
+export function usd(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 1e6) return `$${threeDigits(value / 1e6)} million`;
+  if (value >= 100) return `$${count(value)}`;
+  return `$${value >= 0.1 ? value.toFixed(2) : threeDigits(value)}`;
+}
+
+// Days as people say them: 9.4 years, 185 days, 14 hours.
+export function days(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 730) return `${threeDigits(value / 365)} years`;
+  return value >= 2 ? `${threeDigits(value)} days` : `${threeDigits(value * 24)} hours`;
 }
 
 export function percent(share, digits = 1) {

@@ -4,7 +4,7 @@ import { byId, el } from "./dom.js";
 import { formulaTip, tip } from "./tip.js";
 import { bytes, change, percent, rate, seconds } from "./format.js";
 
-function figure(title, value, chips, hot) {
+function stepFigure(title, value, chips, hot) {
   return el("div", { class: hot ? "figure hot-figure" : "figure" }, el("dt", null, title), el("dd", { class: "value" }, value), el("dd", null, chips.filter(Boolean).map((chip) => (typeof chip === "string" ? el("span", { class: "chip" }, chip) : chip))));
 }
 
@@ -18,7 +18,7 @@ function weakest(source) {
 function mfuChip(all) {
   if (!all.mfu_definition) return null;
   const chip = el("button", { type: "button", class: "chip source", "data-k": "mfu", "aria-label": "how MFU is counted" }, "how counted");
-  return tip(chip, () => formulaTip(`MFU ${percent(all.mfu)}, HFU ${percent(all.hfu)}`, [all.mfu_definition], null, null));
+  return tip(chip, () => formulaTip(`MFU ${percent(all.mfu)}, HFU ${percent(all.hfu)}`, [all.mfu_definition]));
 }
 
 export function figures(view) {
@@ -26,11 +26,11 @@ export function figures(view) {
   const memory = view.memory;
   const used = memory && memory.used_bytes ? `${bytes(memory.used_bytes)} of ${bytes(memory.capacity_bytes)}` : null;
   return [
-    figure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`, ...weakest(all.source)]),
-    figure("exposed communication", percent(all.comm_fraction), [`${seconds(all.exposed_comm_s)} of ${seconds(all.comm_s)}`], true),
-    figure("tokens/s", rate(all.tokens_per_s), []),
-    all.mfu ? figure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
-    figure("memory per GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
+    stepFigure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`, ...weakest(all.source)]),
+    stepFigure("exposed communication", percent(all.comm_fraction), [all.comm_s ? `${seconds(all.exposed_comm_s)} of ${seconds(all.comm_s)}` : "nothing is sent"], all.comm_fraction >= 0.01),
+    stepFigure("tokens/s", rate(all.tokens_per_s), []),
+    all.mfu ? stepFigure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
+    stepFigure("memory per GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
   ];
 }
 
@@ -45,7 +45,7 @@ export function changeButtons(changes, apply) {
       const bar = el("span", { class: better ? "gain" : "loss" });
       bar.style.width = `${Math.min(1, Math.abs(item.change) / widest) * 100}%`;
       const inside = [
-        el("span", { class: "change-name" }, item.label),
+        el("span", { class: "change-name" }, item.label.replace(/^(tp|pp|dp|ep|cp) /, (axis) => axis.toUpperCase())),
         el("span", { class: "change-step" }, seconds(item.step_s)),
         el("span", { class: better ? "change-by better" : "change-by" }, `${better ? "▼ " : item.change >= 5e-4 ? "▲ " : ""}${change(item.change)}`),
         el("span", { class: "change-bar", "aria-hidden": "true" }, bar),
@@ -72,7 +72,7 @@ function memoryBar(title, parts, used, capacity) {
 }
 
 export function memoryBars(memory) {
-  const rows = memory.ranks?.length ? memory.ranks : [{ name: "a rank", used_bytes: memory.used_bytes, parts: memory.parts }];
+  const rows = memory.ranks?.length ? memory.ranks : [{ name: "each GPU", used_bytes: memory.used_bytes, parts: memory.parts }];
   return [
     rows.map((row) => memoryBar(row.name, row.parts, row.used_bytes, memory.capacity_bytes)),
     el("ul", { class: "legend" }, rows[0].parts.map((part, i) => el("li", null, el("span", { class: `swatch tone-${i % 8}` }), `${part.name} `, el("b", null, bytes(part.nbytes))))),
@@ -97,8 +97,9 @@ async function copy(text, button) {
 
 export function commandList(commands) {
   const lines = [
-    ["commtax", "reproduces this view", commands.commtax],
-    [commands.launch_engine || "launch", "starts the engine with this plan", commands.launch],
+    ["commtax", "asks the same on the command line", commands.commtax],
+    [commands.launch_engine || "launch", "starts this plan", commands.launch],
+    ["benchmark", "checks the prediction once it runs", commands.benchmark],
     ["nccl-tests", commands.nccl_why || "measures the assumption that matters most", commands.nccl],
   ];
   return el(

@@ -1,72 +1,118 @@
-// The Pareto front of plans: what a user gets against what a GPU gives; a click loads the plan.
+// Plans: the recommended one and why, all of them as a table to sort, the picture, clusters side by side, what lost.
 
-import { el, paint, roving, svg } from "./dom.js";
-import { niceStep, shortRate } from "./format.js";
-import { formulaTip, tip } from "./tip.js";
+import { byId, el, figure, paint } from "./dom.js";
+import { exportBar } from "./export.js";
+import { frontPicture } from "./front.js";
+import { unbroken } from "./format.js";
+import { commandList } from "./panels.js";
+import { rangeOf, sortableTable, written } from "./sortable.js";
+import { place, resort } from "./views.js";
 
-const PAD = { left: 58, right: 18, top: 14, bottom: 44 };
+const TWO_COLUMNS = 700; // pixels from which reasons stand beside the picture
 
-function reach(values) {
-  const high = Math.max(...values);
-  const low = Math.min(...values);
-  const room = (high - low || high || 1) * 0.06;
-  return [Math.max(0, low - room), high + room];
+function planFigures(row, columns) {
+  const shown = columns.filter((column) => column.figure && row.values[column.key] !== null && row.values[column.key] !== undefined);
+  return el("dl", { class: "figures" }, shown.map((column) => figure(column.label, written(column, row), rangeOf(column, row))));
 }
 
-function planWords(plan) {
-  return [el("p", { class: "plan-sentence" }, plan.sentence ?? "No plan holds these limits."), el("ul", { class: "why-lines quiet" }, (plan.why ?? []).slice(1).map((line) => el("li", null, line)))];
+function startOf(row, key) {
+  return row.commands?.launch ? el("details", { class: "start" }, el("summary", { "data-k": key }, "How to run it"), commandList(row.commands)) : null;
 }
 
-function rejected(plan) {
-  if (!plan.rejected?.length) return null;
-  const rows = plan.rejected.map((row) => el("tr", null, el("th", { scope: "row" }, row.family), el("td", null, row.reason)));
-  return el("details", { class: "rejected" }, el("summary", null, "Why the others lost"), el("div", { class: "scroll" }, el("table", null, el("tbody", null, rows))));
+// The answer: what to run, what it does, and what starts it. Without limits: places to run at, each with its own plan.
+function answerCard(plan, tools) {
+  if (plan.points?.length) return operatingPoints(plan, tools);
+  const chosen = plan.table.rows.find((row) => row.roles.includes("recommended"));
+  if (!chosen) return el("div", { class: "answer none" }, el("p", { class: "plan-sentence" }, plan.sentence));
+  return el("div", { class: "answer" }, el("p", { class: "plan-sentence" }, unbroken(plan.sentence)), planFigures(chosen, plan.table.columns), startOf(chosen, "start"));
 }
 
-export function drawPlans(host, plan, load) {
-  const front = plan.front ?? [];
-  if (!front.length) {
-    paint(host, planWords(plan), rejected(plan));
-    return;
-  }
-  const width = Math.max(300, host.clientWidth);
-  const height = Math.min(380, Math.max(260, width * 0.45));
-  const [x0, x1] = reach(front.map((point) => point.x));
-  const [y0, y1] = reach(front.map((point) => point.y));
-  const x = (value) => PAD.left + ((value - x0) / (x1 - x0)) * (width - PAD.left - PAD.right);
-  const y = (value) => height - PAD.bottom - ((value - y0) / (y1 - y0)) * (height - PAD.top - PAD.bottom);
-  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Pareto front of ${front.length} plans. Arrow keys walk through them, Enter loads one.` });
-  const stepX = niceStep(x1 - x0, width / 110);
-  for (let value = Math.ceil(x0 / stepX) * stepX; value <= x1; value += stepX) {
-    picture.append(svg("line", { x1: x(value), x2: x(value), y1: PAD.top, y2: height - PAD.bottom, class: "grid-line" }), svg("text", { x: x(value), y: height - PAD.bottom + 17, class: "tick", "text-anchor": "middle" }, shortRate(value)));
-  }
-  const stepY = niceStep(y1 - y0, height / 60);
-  for (let value = Math.ceil(y0 / stepY) * stepY; value <= y1; value += stepY) {
-    picture.append(svg("line", { x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value), class: "grid-line" }), svg("text", { x: PAD.left - 8, y: y(value) + 4, class: "tick", "text-anchor": "end" }, shortRate(value)));
-  }
-  picture.append(
-    svg("text", { x: width - PAD.right, y: height - 6, class: "axis-title", "text-anchor": "end" }, plan.x_title ?? "tokens/s per user"),
-    svg("text", { x: 14, y: PAD.top, class: "axis-title", "text-anchor": "end", transform: `rotate(-90 14 ${PAD.top})` }, plan.y_title ?? "tokens/s per GPU"),
-  );
-  const points = [...front].sort((a, b) => a.x - b.x);
-  const one = (sign) => points.every((point, i) => !i || sign * point.y >= sign * points[i - 1].y);
-  if (one(1) || one(-1)) picture.append(svg("polyline", { points: points.map((point) => `${x(point.x)},${y(point.y)}`).join(" "), class: "front-line" }));
-  points.forEach((point, i) => {
-    const usable = point.patch && load;
-    const mark = point.best
-      ? svg("path", { d: `M${x(point.x)} ${y(point.y) - 9}l9 9l-9 9l-9 -9z`, class: "plan-mark best" })
-      : svg("circle", { cx: x(point.x), cy: y(point.y), r: 6, class: usable ? "plan-mark" : "plan-mark fixed" });
-    const group = svg("g", { class: "plan", role: "button", "data-k": `plan-${i}`, "aria-label": `${point.name}: ${point.text}`, "aria-disabled": usable ? null : "true" }, svg("circle", { cx: x(point.x), cy: y(point.y), r: 13, class: "plan-target" }), mark);
-    if (usable) {
-      group.addEventListener("click", () => load(point.patch));
-      group.addEventListener("keydown", (event) => {
-        if (event.key !== "Enter" && event.key !== " ") return;
-        event.preventDefault();
-        load(point.patch);
-      });
-    }
-    picture.append(tip(group, () => formulaTip(point.name, [point.text, usable ? "Click to load." : null], null, null)));
-  });
-  paint(host, planWords(plan), picture, rejected(plan));
-  roving(host, ".plan");
+function operatingPoints(plan, tools) {
+  const card = ({ name, when, row }) => [
+    el("h3", null, capital(name)),
+    el("p", { class: "quiet small" }, `When ${when}.`),
+    el("p", { class: "point-plan" }, unbroken(row.name)),
+    planFigures(row, plan.table.columns),
+    startOf(row, `start-${name}`),
+    tools ? el("button", { type: "button", onclick: () => tools.load(row.patch) }, "Show its decode step") : null,
+  ];
+  return [el("p", { class: "plan-sentence" }, "No limit on TTFT or TPOT is set: three ways to run it"), el("ul", { class: "sides points" }, plan.points.map((one) => el("li", { class: "side" }, card(one))))];
+}
+
+// The first reason names the plan, which the sentence did.
+function whyList(plan) {
+  if (plan.points?.length) return null;
+  const chosen = plan.table.rows.find((row) => row.roles.includes("recommended"));
+  const why = chosen && plan.why[0] && chosen.name.startsWith(plan.why[0].split(",")[0]) ? plan.why.slice(1) : plan.why;
+  return why.length ? el("div", { class: "why-this" }, el("h3", null, "Why this plan"), el("ul", { class: "why-lines" }, why.map((line) => el("li", null, line)))) : null;
+}
+
+function roleChips(row) {
+  return row.roles.map((role) => el("span", { class: role === "recommended" ? "chip role" : "chip" }, role));
+}
+
+// A plan's name: a button that opens what runs it.
+function nameCell(row, columns, tools, several) {
+  const label = [unbroken(row.name), several ? el("small", { class: "below quiet" }, row.cluster) : null];
+  const name = el("button", { type: "button", class: "why-button plan-name", "data-k": `row-${row.cluster}-${row.place}`, "aria-expanded": "false", onclick: (event) => toggleRow(event.currentTarget, row, columns, tools) }, label);
+  return [name, " ", roleChips(row), el("small", { class: "below quiet note" }, row.note)];
+}
+
+function minorFigures(row, columns) {
+  const minor = columns.filter((column) => column.minor && row.values[column.key] !== null && row.values[column.key] !== undefined);
+  return el("dl", { class: "minor-figures" }, minor.map((column) => el("div", null, el("dt", null, column.title), el("dd", null, written(column, row)))));
+}
+
+function toggleRow(button, row, columns, tools) {
+  const line = button.closest("tr");
+  const open = button.getAttribute("aria-expanded") === "true";
+  for (const other of line.parentNode.querySelectorAll(".plan-more")) other.remove();
+  for (const other of line.parentNode.querySelectorAll(".plan-name")) other.setAttribute("aria-expanded", "false");
+  tools?.open(open ? null : row.patch);
+  if (open) return;
+  button.setAttribute("aria-expanded", "true");
+  const step = tools && row.patch ? el("button", { type: "button", class: "strong", onclick: () => tools.load(row.patch) }, row.values.step_s ? "Show its step" : "Show its decode step") : null;
+  const why = row.commands.launch_why ? el("p", { class: "quiet" }, `No command is written: ${row.commands.launch_why}`) : null;
+  const more = el("div", { class: "why" }, minorFigures(row, columns), step, why, commandList(row.commands));
+  line.after(el("tr", { class: "plan-more" }, el("td", { colspan: line.children.length }, more)));
+}
+
+function sideBySide(plan) {
+  if (!plan.sides.length) return null;
+  return [
+    el("h3", null, "Clusters side by side"),
+    el("ul", { class: "sides" }, plan.sides.map((side) => el("li", { class: side.row?.roles.includes("recommended") ? "side chosen" : "side" }, el("h4", null, side.cluster, " ", side.row ? roleChips(side.row) : null), side.row ? [el("p", null, side.row.name), planFigures(side.row, plan.table.columns)] : el("p", { class: "quiet" }, side.text)))),
+  ];
+}
+
+function lostPlans(plan) {
+  if (!plan.lost.length) return null;
+  const rows = plan.lost.map((row) => el("tr", null, el("th", { scope: "row" }, row.family), el("td", null, row.reason)));
+  return el("details", { class: "rejected", open: !plan.table.rows.length }, el("summary", null, `${plan.table.rows.length ? "Why the others lost" : "Why no plan meets the limits"} (${plan.lost.length})`), el("div", { class: "scroll" }, el("table", { class: "lost" }, el("tbody", null, rows))));
+}
+
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+// `tools.load(patch)` shows a plan's step; null where nothing can be asked.
+export function drawPlans(host, plan, tools) {
+  const several = plan.sides.length > 0;
+  byId("plans-title").textContent = `${plan.model} on ${plan.clusters?.join(" or ") ?? plan.cluster}: which plan to run`;
+  const again = (sort) => {
+    resort(sort);
+    drawPlans(host, plan, tools);
+  };
+  const wide = Math.max(300, host.clientWidth);
+  const why = whyList(plan);
+  const two = wide > TWO_COLUMNS && why;
+  const drawn = plan.front.length ? frontPicture(plan, two ? Math.round((wide - 28) * 0.56) : wide, tools?.load, several) : null;
+  const { rows, columns } = plan.table;
+  const listed = rows.length ? sortableTable("Plans, best first", columns, rows, place().sort, again, (row) => nameCell(row, columns, tools, several)) : null;
+  const picture = drawn ? el("figure", { class: "front" }, el("figcaption", null, capital(`${plan.y_title} against ${plan.x_title}`)), drawn.legend, drawn.picture) : null;
+  const saved = rows.length ? exportBar("commtax-plans", { table: plan.table, answer: plan, picture: drawn ? () => drawn.picture : null }) : null;
+  const heading = rows.length ? el("div", { class: "heading-row" }, el("h3", null, rows.length === 1 ? "The plan" : `The best ${rows.length} plans`), saved) : null;
+  const words = el("div", { class: "plan-words" }, why, lostPlans(plan));
+  paint(host, answerCard(plan, tools), sideBySide(plan), el("div", { class: two && drawn ? "plan-top" : "plan-top narrow" }, two ? [words, picture] : [why, picture, lostPlans(plan)]), heading, listed, plan.command ? commandList({ commtax: plan.command }) : null);
+  drawn?.walk(host);
 }

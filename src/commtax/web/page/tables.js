@@ -1,20 +1,17 @@
 // The axes (what each collective costs, what hides it) and the bill, line by line.
 
-import { el } from "./dom.js";
+import { el, tableBox } from "./dom.js";
 import { bytes, count, percent, seconds } from "./format.js";
 import { sourceChip } from "./tip.js";
 import { whyButton } from "./why.js";
 
 function table(caption, columns, rows, groups = []) {
-  const head = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : null }, column.title));
+  const head = columns.map((column) => el("th", { scope: "col", class: [column.number ? "number" : null, column.minor ? "minor" : null, column.extra ? "extra" : null].filter(Boolean).join(" ") || null }, column.title));
   const body = rows.map((row) =>
-    el("tr", { class: row.name ?? null }, row.cells.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: columns[i].number ? "number" : (columns[i].name ?? null) }, cell))),
+    el("tr", { class: row.name ?? null }, row.cells.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: [columns[i].number ? "number" : columns[i].name, columns[i].minor ? "minor" : null, columns[i].extra ? "extra" : null].filter(Boolean).join(" ") || null, "data-label": i ? columns[i].title : null }, i ? el("div", null, cell) : cell))),
   );
-  return el(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", null, el("caption", { class: "unseen" }, caption), el("thead", null, groups.length ? el("tr", { class: "groups" }, groups.map((group) => el("th", { scope: "colgroup", colspan: group.span }, group.title))) : null, el("tr", null, head)), el("tbody", null, body)),
-  );
+  const above = groups.length ? el("tr", { class: "groups" }, groups.map((group) => el("th", { scope: "colgroup", colspan: group.span }, group.title))) : null;
+  return tableBox(caption, "stack", [above, el("tr", null, head)], body);
 }
 
 function meter(share, hot) {
@@ -25,8 +22,8 @@ function meter(share, hot) {
 
 export function axesTable(view) {
   if (!view.axes.length) return el("p", { class: "quiet" }, "One GPU holds the whole model: nothing is sent.");
-  const number = (title) => ({ title, number: true });
-  const columns = [{ title: "axis" }, ...["takes", "exposed", "tax"].map(number), { title: "verdict" }, { title: "costliest collective" }, ...["takes", "window", "buffer", "times", "ranks"].map(number), { title: "link" }, { title: "source" }];
+  const number = (title, minor) => ({ title, number: true, minor, extra: ["buffer", "times", "ranks"].includes(title) });
+  const columns = [{ title: "axis" }, ...["takes", "exposed", "tax"].map((title) => number(title)), { title: "verdict" }, { title: "costliest collective", name: "wide" }, ...["takes", "window", "buffer", "times", "ranks"].map((title) => number(title, true)), { title: "link", minor: true }, { title: "source", minor: true, extra: true }];
   const rows = view.axes.map((axis, i) => ({
     name: axis.binding ? "binding" : null,
     cells: [
@@ -45,7 +42,7 @@ export function axesTable(view) {
       sourceChip(`${axis.axis} ${axis.collective}`, axis.formula, axis.source, `axis-${i}`),
     ],
   }));
-  const groups = [{ span: 5, title: "all collectives of the axis, a step" }, { span: 8, title: "the costliest of them" }];
+  const groups = [{ span: 5, title: "all collectives of the axis, per step" }, { span: 8, title: "the costliest of them" }];
   const paid = view.axes.some((axis) => axis.window_s && axis.exposed_s);
   return [table("What each axis sends and what hides it", columns, rows, groups), paid ? el("p", { class: "quiet small" }, "What fits in its window is still paid in part: beside compute a collective takes SMs and bandwidth from it, and the last bucket has nothing to hide under.") : null];
 }
@@ -59,7 +56,7 @@ const FIRST = 12; // lines of a bill shown before all are asked for; what is sen
 let wholeBill = false;
 
 export function billTable(view, explain) {
-  const columns = [{ title: "line", name: "what" }, { title: "total", number: true }, { title: "share of the step" }, { title: "how", name: "how" }, ...["bytes", "times", "each", "latency"].map((title) => ({ title, number: true })), { title: "source" }];
+  const columns = [{ title: "line", name: "what" }, { title: "total", number: true }, { title: "share of the step" }, { title: "how", name: "how", minor: true }, ...["bytes", "times", "each", "latency"].map((title) => ({ title, number: true, minor: true, extra: title === "times" || title === "latency" })), { title: "source", minor: true, extra: true }];
   const rows = view.bill.map((line, i) => ({
     name: line.axis || i < FIRST || view.bill.length < FIRST + 4 ? null : "more-lines",
     cells: [
@@ -88,13 +85,13 @@ export function billTable(view, explain) {
   return [found, button];
 }
 
-// The lesson's number and ours side by side, and why they differ.
+// The textbook's figure and ours side by side, and why they differ.
 export function lessonCards(lesson) {
   return el(
     "ul",
     { class: "lesson-cards" },
     lesson.rows.map((row) =>
-      el("li", null, el("h3", null, row.name), el("dl", null, el("div", null, el("dt", null, "the lesson"), el("dd", null, row.lesson)), el("div", null, el("dt", null, "here"), el("dd", null, row.ours))), el("p", { class: "quiet" }, row.why)),
+      el("li", null, el("h3", null, row.name), el("dl", null, el("div", null, el("dt", null, "textbook"), el("dd", null, row.lesson)), el("div", null, el("dt", null, "here"), el("dd", null, row.ours))), el("p", { class: "quiet" }, row.why)),
     ),
   );
 }

@@ -1,6 +1,6 @@
 // Techniques weighed on the step that is shown: best first, those that lose as losing, and why others cannot be had.
 
-import { el, paint } from "./dom.js";
+import { el, paint, tableBox } from "./dom.js";
 import { change, count, seconds } from "./format.js";
 
 const NUMBERS = new Set(["gain", "range", "step", "TTFT", "TPOT", "KV tokens"]);
@@ -35,12 +35,12 @@ export function drawWorth(host, worth, apply) {
   const rest = worth.weighed.filter((row) => row.refused || idle(row));
   const titles = columns(worth);
   const head = el("tr", null, titles.map((title) => el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : null }, title)));
-  const body = here.map((row) => el("tr", null, cells(row, worth, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: NUMBERS.has(titles[i]) ? "number" : null }, cell))));
+  const body = here.map((row) => el("tr", null, cells(row, worth, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: NUMBERS.has(titles[i]) ? "number" : titles[i] === "set" ? "how" : null, "data-label": i ? titles[i] : null }, i ? el("div", null, cell) : cell))));
   const others = rest.map((row) => el("tr", null, el("th", { scope: "row" }, row.technique), el("td", null, row.refused || "changes nothing here")));
   paint(
     host,
     el("p", null, worth.verdict),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Techniques, best first" }, el("table", { class: "worth" }, el("caption", { class: "unseen" }, "What each technique is worth here"), el("thead", null, head), el("tbody", null, body))),
+    tableBox("Techniques, best first", "worth stack", head, body),
     rest.length ? el("details", { class: "rejected" }, el("summary", null, "Techniques that change nothing or cannot be had here"), el("div", { class: "scroll" }, el("table", null, el("tbody", null, others)))) : null,
   );
 }

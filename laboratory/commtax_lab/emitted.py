@@ -1,0 +1,170 @@
+"""Commands that ``--emit`` writes, one for each thing that a command can say: what the engines' own parsers are asked to read."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict, cast
+
+import yaml
+
+from commtax.catalog.programs import programs
+from commtax.catalog.technique_flags import is_carrier
+from commtax.catalog.techniques import changes_of, techniques
+from commtax.launch.forms import FORMS, written
+from commtax.launch.shell import commands, script_of, split_here_documents
+from commtax.launch.writing import apart_command, benchmark_command, launch_command
+from commtax.question import Question
+from commtax.spec import Technique
+from commtax.statement import Refusal
+from commtax.verbs.settling import ask, resolve_question
+
+CARRIERS = ("nixl", "mooncake")
+SERVING = tuple(one.key for one in programs() if not one.trains)
+DRAFTER = "a/drafter"
+PROGRAMS = (
+    "vllm serve",
+    "vllm bench serve",
+    "vllm-router",
+    "sglang.launch_server",
+    "sglang.bench_serving",
+    "sglang_router.launch_router",
+    "dynamo.vllm",
+    "dynamo.sglang",
+    "trtllm-serve",
+    "pretrain_gpt.py",
+    "torchtitan.train",
+)
+"""As they are called, longer names of the same word after shorter ones."""
+NUMBER = re.compile(r"\$\(\([^()]*\)\)|\$\{?(?:NODE_RANK|LWS_WORKER_INDEX)\}?")  # counts and sums of a shell
+SIZE = re.compile(r"(?<= )(?:GB|BYTES)\b")  # left to be put in
+HOST = re.compile(r"\$\{?[A-Z][A-Z_0-9]*\}?")
+
+
+class EmittedRow(TypedDict, total=False):
+    """A question: what it names, and its options."""
+
+    engine: str
+    model: str
+    cluster: str
+    options: dict[str, object]
+
+
+class EmittedRows(TypedDict):
+    """The questions, as they are put."""
+
+    serve: list[EmittedRow]
+    train: list[EmittedRow]
+    techniques: EmittedRow
+    apart: EmittedRow
+
+
+def rows() -> EmittedRows:
+    """The questions of the file beside this one."""
+    return cast(EmittedRows, tomllib.loads(Path(__file__).with_suffix(".toml").read_text()))
+
+
+def texts(engine: str) -> Iterator[tuple[str, str]]:
+    """What is emitted for an engine, under a name; what the engine cannot be told is refused, and left out."""
+    put = rows()
+    if engine not in SERVING:
+        for row in put["train"]:
+            if row["engine"] == engine:
+                q = ask(row["model"], row["cluster"], phase="train", engine=engine, **row["options"])
+                emitted_as = next(one.emitted_as for one in programs() if one.key == engine)
+                yield f"{row['model']} {row['options']}", launch_command(q, emitted_as)
+        return
+    for name, question in _serving(put, engine):
+        try:
+            yield name, launch_command(question, engine)
+        except Refusal:
+            continue
+    usual = ask("llama-3.1-8b", "8xh100-sxm", engine=engine, input_len=512, output_len=64, concurrency=8)
+    yield "benchmark of clients", benchmark_command(usual, engine)
+    yield "benchmark at a rate", benchmark_command(usual.but(request_rate=4.0), engine)
+    own = put["apart"]
+    for carrier in CARRIERS:
+        question = _asked(own, engine, own["options"]).but(**changes_of(f"kv-transfer={carrier}"))
+        yield f"apart, {carrier}", apart_command(question, engine)
+
+
+def _serving(put: EmittedRows, engine: str) -> Iterator[tuple[str, Question]]:
+    """The rows, and each technique with its usual values."""
+    for row in put["serve"]:
+        try:
+            yield f"{row['model']} {row['options']}", _asked(row, engine, row["options"])
+        except Refusal:
+            continue
+    own = put["techniques"]
+    for one in techniques().values():
+        if is_carrier(one) or not one.flags.get(engine):
+            continue
+        yield one.key, _asked(own, engine, own["options"]).but(**changes_of(_usual(one)))
+
+
+def _asked(row: EmittedRow, engine: str, options: dict[str, object]) -> Question:
+    """Not settled: whether a technique pays, or a model fits, is no matter of how its command is spelled."""
+    return resolve_question(row["model"], row["cluster"], {"engine": engine, **options})
+
+
+def _usual(one: Technique) -> str:
+    """A technique with values where it needs any."""
+    values = {"dcp": "2", "cp": "2", "speculative": "3", "draft_model": DRAFTER}
+    needed = [name for name in one.takes if not name.endswith("?")]
+    words = [next(iter(one.words)) if one.words else values[name] for name in needed]
+    return f"{one.key}={':'.join(words)}" if words else one.key
+
+
+def parsed_calls(engine: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command that is emitted for an engine: under its name the program, and the words that its parser gets."""
+    for name, text in texts(engine):
+        for program, words in calls(text):
+            yield name, [program, *words]
+    for form in FORMS if engine in SERVING else ():
+        for program, words in _form_calls(form, engine):
+            yield form, [program, *words]
+
+
+def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
+    """The commands in a form, of servers with two roles and of one that spans hosts."""
+    row = rows()["apart"]
+    wide: dict[str, object] = {"tp": 8, "pp": 2}
+    for options, copies, prompts in ((row["options"], 1, 1), (wide, 1, 0)):
+        try:
+            text = written(_asked(row, engine, options), form, copies, prompts)["launch"]
+        except Refusal:  # one host alone, or another engine
+            continue
+        if form == "slurm":
+            yield from calls(text)
+        else:
+            for document in yaml.safe_load_all(text):
+                yield from _container_calls(document)
+
+
+def _container_calls(node: object) -> Iterator[tuple[str, list[str]]]:
+    """The commands of the containers below a place."""
+    if isinstance(node, dict):
+        words = [word for key in ("entrypoint", "command", "args") for word in node.get(key) or () if isinstance(word, str)]
+        script, plain = script_of(words)
+        yield from calls(script or shlex.join(plain))
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _container_calls(part)
+
+
+def calls(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The programs of an emitted text with the words behind them, places that a shell would fill in filled in."""
+    script, _ = split_here_documents(text)
+    script = script.replace("$BELOW", "")  # what hosts after the first add
+    script = HOST.sub("10.0.0.1", NUMBER.sub("0", SIZE.sub("1", script)))
+    for words in commands(script):
+        for program in PROGRAMS:
+            at = _start(words, program.split())
+            if at >= 0:
+                yield program, words[at + len(program.split()) :]
+                break
+
+
+def _start(words: list[str], program: list[str]) -> int:
+    """Where a program's name stands; behind torchrun and srun it is not the first word."""
+    return next((i for i in range(len(words)) if words[i : i + len(program)] == program), -1)

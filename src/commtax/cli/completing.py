@@ -1,0 +1,221 @@
+"""What the Tab key offers: verbs, options, and the names and words that options take. Shells ask for it, see ``completion.*``.
+
+Somebody waits for each answer, so nothing is imported that it does not need: neither NumPy nor click nor the catalogue's records.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypedDict, cast
+
+from commtax.options import Option, taken_by
+from commtax.shipped_tables import PACKAGE, table
+
+ASKED = "_COMMTAX_COMPLETE"
+"""The variable that names the shell that asks."""
+FILES = ":files"
+"""An answer that stands for files, which shells know better."""
+GROUPS = ("profile", "measure")
+Offers = dict[str, str]
+"""What may be typed, each with what it is."""
+
+
+class CatalogueFacts(TypedDict, total=False):
+    """What is read of the catalogue's files."""
+
+    name: str
+    aliases: list[str]
+    gpus_per_host: list[int]
+    version: str
+    versions: dict[str, object]
+
+
+def answer(shell: str, words: Sequence[str]) -> str:
+    """Lines for a shell: each offer as it wants them, and ``:files`` where files go too."""
+    offers = offered(list(words) or [""])
+    if shell == "bash":  # which breaks words at "=" itself
+        typed = _joined(list(words) or [""])[-1]
+        lines = [value.rpartition("=")[2] if "=" in typed and value != FILES else value for value in offers]
+    elif shell == "zsh":
+        escaped = {value if value == FILES else value.replace(":", "\\:"): what for value, what in offers.items()}
+        lines = [f"{value}:{what}" if what else value for value, what in escaped.items()]
+    else:
+        lines = [f"{value}\t{what}" if what else value for value, what in offers.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def offered(words: list[str]) -> Offers:
+    """What the last word, which is being typed, may become."""
+    words = _joined(words)
+    *before, typed = words
+    verb, rest = _verb_of(before)
+    if not verb:
+        return _starting(_verbs(before), typed)
+    known = _flags_of(verb)
+    flag, equals, value = typed.partition("=")
+    if equals and flag in known:
+        return {f"{flag}={one}" if one != FILES else one: what for one, what in _values(verb, known[flag], value).items()}
+    if rest and rest[-1] in known and known[rest[-1]].kind != "flag":
+        return _values(verb, known[rest[-1]], typed)
+    if typed.startswith("-"):
+        return _starting({flag: option.help for flag, option in known.items()} | HELP, typed)
+    position = sum(1 for i, w in enumerate(rest) if not w.startswith("-") and not _is_value(rest, i, known))
+    return _starting(_argument(verb, rest, position, typed), typed)
+
+
+HELP = {"--help": "Show what it answers, and its options.", "--help-all": "Explain all options."}
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Words that bash broke at ``=`` as they were typed."""
+    whole: list[str] = []
+    for word in words:
+        if whole and (word == "=" or whole[-1].endswith("=")) and whole[-1].startswith("--"):
+            whole[-1] += word
+        else:
+            whole.append(word)
+    return whole
+
+
+def _verb_of(before: list[str]) -> tuple[str, list[str]]:
+    """The verb that the words name, and the words behind it; "" where it is still to be named."""
+    if not before:
+        return "", []
+    deep = 2 if before[0] in GROUPS else 1
+    return (" ".join(before[:deep]), before[deep:]) if len(before) >= deep else ("", [])
+
+
+def _verbs(before: list[str]) -> Offers:
+    """Commands, or those of a command that has several."""
+    pages = table(os.path.join("cli", "helps.toml"))["command"]
+    inside = f"{before[0]} " if before else ""
+    names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
+    others = {"--help": "All commands.", "--version": "The version."} if not before else {}
+    return {name[len(inside) :]: pages[name]["asks"] for name in names} | others
+
+
+def _flags_of(verb: str) -> Mapping[str, Option]:
+    """Options of a verb by each spelling that it prefers."""
+    flags: dict[str, Option] = {}
+    also = table(os.path.join("cli", "completion.toml"))["also"].get(verb, "")
+    for name, option in {**taken_by(also), **taken_by(verb.replace(" ", "-"))}.items():
+        for flag in option.flags or (f"--{name.replace('_', '-')}",):
+            flags |= dict.fromkeys(flag.split("/"), option)
+    return flags
+
+
+def _is_value(rest: list[str], position: int, known: Mapping[str, Option]) -> bool:
+    before = rest[position - 1] if position else ""
+    option = known.get(before) or known.get(f"-{before}")  # -tp is --tp
+    return option is not None and option.kind != "flag"
+
+
+def _values(verb: str, option: Option, typed: str) -> Offers:
+    """What an option takes."""
+    tables = table(os.path.join("cli", "completion.toml"))
+    takes = tables["verbs"].get(verb, {}).get(option.name, tables["options"].get(option.name, option.words))
+    if not takes and option.kind in ("path", "FILE", "DIR", "FOLDER"):
+        takes = "files"
+    return _starting(_named(takes, typed), typed)
+
+
+def _argument(verb: str, rest: list[str], position: int, typed: str) -> Offers:
+    """What stands at a place of a command line that no option claims."""
+    places = table(os.path.join("cli", "completion.toml"))["arguments"].get(verb, ())
+    if not places:
+        return {}
+    takes = places[min(position, len(places) - 1)]
+    if takes == "named":  # catalog KIND NAME
+        takes = next((w for w in rest if not w.startswith("-")), "")
+    elif position >= len(places) and takes != "files":
+        return {}
+    return _named(takes if takes in KINDS or takes == "files" else takes.split(), typed)
+
+
+def _named(takes: str | Iterable[str], typed: str) -> Offers:
+    """The names of a kind, or the words themselves; behind a comma the next of several."""
+    if takes == "files":
+        return {FILES: ""}
+    if not isinstance(takes, str):
+        return dict.fromkeys(takes, "")
+    kind, several, _ = takes.partition(",")
+    if kind not in KINDS:
+        return {}
+    done = typed[: typed.rfind(",") + 1] if several else ""
+    return {f"{done}{name}" if name != FILES else name: what for name, what in KINDS[kind](typed[len(done) :]).items()}
+
+
+def _starting(offers: Offers, typed: str) -> Offers:
+    return {value: what for value, what in offers.items() if value == FILES or value.lower().startswith(typed.lower())}
+
+
+def _stems(kind: str) -> list[str]:
+    """Names of the catalogue's files of one kind."""
+    return sorted(name.rpartition(".")[0] for name in os.listdir(os.path.join(PACKAGE, "catalog", kind)) if "." in name)
+
+
+def _facts(kind: str, key: str) -> CatalogueFacts:
+    return cast(CatalogueFacts, table(os.path.join("catalog", kind, f"{key}.toml")))
+
+
+def _models(typed: str) -> Offers:
+    """Keys; behind an owner's slash ids of the Hub; folders too."""
+    rows = [row for family in table(os.path.join("catalog", "hub_models.toml"))["family"] for row in family["rows"]]
+    if "/" in typed:
+        ids = {name: row[0] for row in rows for name in (row[1], *row[4])}
+        own = {name: key for key in _stems("models") for name in _own_model(key).get("aliases", ()) if "/" in name}
+        return ids | own | {FILES: ""}
+    keys = sorted({*_stems("models"), *(row[0] for row in rows)})
+    return dict.fromkeys(keys, "") | {FILES: ""}
+
+
+def _own_model(key: str) -> CatalogueFacts:
+    with open(os.path.join(PACKAGE, "catalog", "models", f"{key}.json"), encoding="utf-8") as file:
+        return cast(CatalogueFacts, json.load(file))
+
+
+def _clusters(typed: str) -> Offers:
+    """Hosts by name, and GPUs with as many before them as were typed, or as a host has."""
+    counts, times, _ = typed.rpartition("x")
+    chips = _stems("chips")
+    if times and all(part.isdigit() for part in counts.split("x")):
+        return {f"{counts}x{chip}": str(_facts("chips", chip).get("name", "")) for chip in chips}
+    if "/" in typed or typed.endswith(".toml"):
+        return {FILES: ""}
+    hosts = {key: str(_facts("clusters", key).get("name", "")) for key in _stems("clusters")}
+    whole = {f"{_facts('chips', chip).get('gpus_per_host', [8])[0]}x{chip}": "a whole host" for chip in chips}
+    return hosts | whole | dict.fromkeys(chips, "one GPU") | {FILES: ""}
+
+
+def _engines(typed: str) -> Offers:
+    """Keys, and versions behind an ``@``."""
+    name, at, _ = typed.partition("@")
+    if at and name in _stems("engines"):
+        facts = _facts("engines", name)
+        return {f"{name}@{version}": "" for version in (*facts.get("versions", ()), facts["version"])}
+    return dict.fromkeys(_stems("engines"), "")
+
+
+def _links(_typed: str) -> Offers:
+    return {key: str(_facts("links", key).get("name", "")) for key in _stems("links")}
+
+
+KINDS: Mapping[str, Callable[[str], Offers]] = {
+    "models": _models,
+    "clusters": _clusters,
+    "chips": lambda _: dict.fromkeys(_stems("chips"), ""),
+    "links": _links,
+    "engines": _engines,
+    "libraries": lambda _: dict.fromkeys(_stems("libraries"), ""),
+    "lengths": lambda _: dict.fromkeys(_stems("lengths"), ""),
+    "techniques": lambda _: {key: fact["title"] for key, fact in table(os.path.join("catalog", "techniques.toml")).items()},
+}
+"""What there are of each kind of names, the typed ones known."""
+
+
+def main() -> None:
+    """Answer the shell that asks."""
+    words = sys.argv[1:]
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    sys.stdout.write(answer(os.environ[ASKED], words or [""]))

@@ -1,0 +1,131 @@
+"""What to type instead: answers to the mistakes that newcomers make on a command line. Read only when one was made."""
+
+import os
+import re
+from difflib import get_close_matches
+
+import click
+
+from commtax import catalog
+from commtax.catalog.models import bundled_model
+from commtax.catalog.techniques import techniques
+from commtax.cli.help import helps
+from commtax.options import options, taken_by
+from commtax.shipped_tables import table
+from commtax.statement import Refusal
+
+USUAL = "8xh100-sxm"
+UNITS = ("us", "ms", "s", "min")
+MOST_NAMED = 4
+"""Commands that an answer names."""
+
+
+def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
+    """The answer to a mistake that is known; "" for others."""
+    verb = arguments[0] if arguments else ""
+    if isinstance(error, click.NoSuchOption):
+        return _of_option(error.option_name, verb, arguments)
+    if error.message.startswith("Got unexpected extra argument"):
+        return _of_words(re.findall(r"\((.*)\)", error.message)[0].split(), verb, arguments)
+    if error.message.startswith("No such command"):
+        return _of_command(verb)
+    if error.message.endswith("requires an argument."):
+        return _of_value(error.message, verb)
+    return ""
+
+
+def of_share(error: ValueError, arguments: list[str]) -> str:
+    """Where a share was given for a count, the option that takes it; "" for other errors."""
+    name = error.argument if isinstance(error, Refusal) else ""
+    flag = table(os.path.join("cli", "mistakes.toml"))["shares"].get(name, "")
+    given = _value_of(f"--{name.replace('_', '-')}", arguments)
+    if not flag or not _is_number(given.removesuffix("%")):
+        return ""
+    share = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
+    return f"{error}; a share is {flag} {share:.0%}" if 0 < share < 1 else ""
+
+
+def _of_option(flag: str, verb: str, arguments: list[str]) -> str:
+    """A name that the option has here, or who takes it."""
+    name, value = flag.lstrip("-"), _value_of(flag, arguments)
+    if text := next((row["says"] for row in table(os.path.join("cli", "mistakes.toml"))["instead"] if name in row["options"]), ""):
+        return f"{flag}: {text.format(value=value or '…', cluster=_likely_cluster(value))}"
+    takers = [taker for taker in options()[key].verbs if "(" not in taker] if (key := name.replace("-", "_")) in options() else []
+    if takers:
+        return f"{flag}: {verb} has no such option; {_listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
+    return ""
+
+
+def _listed(names: list[str]) -> str:
+    """
+    >>> _listed(["bill", "plan", "fit"]), _listed(["plan"])
+    ('bill, plan and fit', 'plan')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _value_of(flag: str, arguments: list[str]) -> str:
+    """What was typed behind an option."""
+    for position, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            follower = arguments[position + 1] if position + 1 < len(arguments) else ""
+            return value if equals else "" if follower.startswith("-") else follower
+    return ""
+
+
+def _likely_cluster(value: str) -> str:
+    """As a cluster would be written: 8 are eight of the usual GPUs, h100 is a host of them."""
+    if value.isdigit():
+        return f"{value}x{USUAL.partition('x')[2]}"
+    try:
+        known = catalog.chip(value)
+    except ValueError:
+        return USUAL
+    return f"{known.gpus_per_host}x{known.key}"
+
+
+def _of_words(words: list[str], verb: str, arguments: list[str]) -> str:
+    """Words too many: a unit behind a space, a cluster or a technique without its option, a second model."""
+    if not words:
+        return ""
+    first = words[0]
+    before = arguments[arguments.index(first) - 1] if first in arguments[1:] else ""
+    if first in UNITS and _is_number(before):
+        return f"'{before} {first}': write it as one word, {before}{first}"
+    option = arguments[arguments.index(before) - 1] if before in arguments[1:] else ""
+    if before.isdigit() and option in ("-c", "--cluster") and _is_cluster(f"{before}x{first}"):
+        return f"cluster '{before} {first}': write it as one word, --cluster {before}x{catalog.chip(first).key}"
+    if "cluster" in taken_by(verb) and _is_cluster(first):
+        return f"'{first}' is a cluster: write --cluster {first}"
+    if "technique" in taken_by(verb) and first.partition("=")[0] in techniques():
+        return f"'{first}' is a technique: write --technique {first}"
+    return ""
+
+
+def _of_command(name: str) -> str:
+    """Somebody named what the question is about, and no question."""
+    if bundled_model(name):
+        return f"'{name}' is a model; ask something about it: commtax fit {name} --cluster {USUAL} (all commands: commtax --help)"
+    if _is_cluster(name):
+        return f"'{name}' is a cluster; ask what runs on it: commtax fit llama-3.1-70b --cluster {name}"
+    near = get_close_matches(name, [known for known in helps()["command"] if " " not in known], 1)
+    return f"'{name}' is no command; {f'did you mean {near[0]}? ' if near else ''}commtax --help lists all"
+
+
+def _of_value(message: str, verb: str) -> str:
+    flag = message.split("'")[1]
+    key = next((n for n, option in taken_by(verb).items() if flag in (*option.flags, f"--{n.replace('_', '-')}")), "")
+    return f"{flag}: write what it is, such as {flag} {USUAL}" if key == "cluster" else ""
+
+
+def _is_cluster(text: str) -> bool:
+    try:
+        catalog.cluster(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"\d+(\.\d+)?", text))

@@ -1,0 +1,60 @@
+"""How far a long computation is. Who computes counts, who looks is told; where nobody looks, nothing happens.
+
+    for place in counted(places):        # each is an equal share of what is left to do
+        with part(0.0, 0.3): ...         # or a share that is known
+
+Shares lie inside each other: what is counted inside of a step is a share of that step.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+Told = Callable[[float], None]
+_told: Told | None = None
+_over: Callable[[], None] | None = None
+_within = (0.0, 1.0)
+"""The shares of the whole between which the step at hand lies."""
+
+
+@contextmanager
+def listening(told: Told, over: Callable[[], None]) -> Iterator[None]:
+    """Tell how far it is, from 0 to 1, as long as this lasts; and when it is ``over``, and the answer comes."""
+    global _told, _over, _within
+    before = _told, _over, _within
+    _told, _over, _within = told, over, (0.0, 1.0)
+    try:
+        yield
+    finally:
+        _told, _over, _within = before
+
+
+def finish() -> None:
+    """All is computed; what follows is the answer."""
+    if _over:
+        _over()
+
+
+@contextmanager
+def part(begin: float, end: float) -> Iterator[None]:
+    """What happens here is this part of the step that it belongs to."""
+    global _within
+    low, high = before = _within
+    _within = low + (high - low) * begin, low + (high - low) * end
+    if _told:
+        _told(_within[0])
+    try:
+        yield
+    finally:
+        _within = before
+        if _told:
+            _told(low + (high - low) * end)
+
+
+def counted(items: Collection[T]) -> Iterator[T]:
+    """The items, one after the other; each is an equal part."""
+    whole = len(items)
+    for number, item in enumerate(items):
+        with part(number / whole, (number + 1) / whole):
+            yield item

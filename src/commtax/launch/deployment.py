@@ -1,0 +1,223 @@
+"""A plan as servers to be deployed: pools of equal ones, what each is told, its image, its volume, how long it may take to start.
+
+What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by the modules beside this one.
+"""
+
+import math
+import re
+import shlex
+from dataclasses import replace
+
+from commtax.catalog.programs import program_of
+from commtax.cost.tensors import total_bytes
+from commtax.files import table
+from commtax.launch.flags import command_of
+from commtax.launch.jobs import EVERY_HOST, MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
+from commtax.launch.writing import groups_per_server
+from commtax.launch.yaml_text import Explained
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.spec import Chip, Program
+from commtax.statement import Refusal
+from commtax.verbs.disaggregation import prompter
+
+FACTS = table("launch/deployments.toml")
+WHY: dict[str, str] = FACTS["why"]
+PORT: int = FACTS["port"]
+GIB = 2**30
+STARTING = (EVERY_HOST[:8], "# once")  # remarks on which hosts run a command: a form runs it there
+POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Equal servers: all of a plan's, or those that have either prompts or decode."""
+
+    role: str  # "", "prefill" or "decode"
+    job: LaunchJob
+
+    @property
+    def servers(self) -> int:
+        return self.job.servers
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one server."""
+        return self.job.all_hosts
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs of one server on each of its hosts."""
+        return self.job.gpus if self.hosts == 1 else self.job.question.cluster.gpus_per_host
+
+    @property
+    def chip(self) -> Chip:
+        return self.job.question.cluster.chip
+
+    def command(self, number: int = 0, host: str = POD) -> Command:
+        """What one server is started by; ``number`` keeps ports apart where servers share a host."""
+        own = command_of(self.job.engine)
+        written: Command = own.write(self.job)
+        return own.join(written, self.role, number, host) if self.role else written
+
+    def named(self, name: str) -> str:
+        """The pool's name in a deployment."""
+        return f"{name}-{self.role}" if self.role else name
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedPlan:
+    """A plan's servers, and what they have in common."""
+
+    question: Question
+    program: Program
+    pools: tuple[Pool, ...]
+
+    @property
+    def name(self) -> str:
+        """The model's name as names of resources and hosts are spelled."""
+        last = self.question.model.key.rstrip("/").rsplit("/", 1)[-1]
+        return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "llm"
+
+    @property
+    def apart(self) -> bool:
+        return len(self.pools) > 1
+
+    @property
+    def vendor(self) -> str:
+        return self.question.cluster.chip.vendor.lower()
+
+    @property
+    def version(self) -> str:
+        """The engine's version, in full."""
+        own = self.question.engine.version
+        return str(FACTS["release"].get(self.program.key, {}).get(own, own))
+
+    @property
+    def image(self) -> str:
+        images = FACTS["image"]
+        return str(images.get(f"{self.program.key}-{self.vendor}", images[self.program.key])).format(version=self.version)
+
+    @staticmethod
+    def gpu(pool: Pool) -> str:
+        """What a device plugin calls the GPUs of a pool."""
+        return str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))
+
+    @property
+    def stored_bytes(self) -> float:
+        """The weights, once."""
+        return total_bytes(self.question.model, self.question.plan)
+
+    @property
+    def start_s(self) -> int:
+        """What a start may take."""
+        return start_s(self.question)
+
+    @property
+    def volume_gib(self) -> int:
+        """Room for the weights and what comes with them, in tens."""
+        return math.ceil(self.stored_bytes * float(FACTS["spare"]) / GIB / 10) * 10
+
+    @property
+    def health(self) -> str:
+        return str(FACTS["health"][self.program.key])
+
+    @property
+    def start_remark(self) -> str:
+        """Why a start may take so long."""
+        rate = FACTS["first_load_Bps"]
+        return f"up to {self.start_s // 60} min: {self.stored_bytes / 1e9:,.0f} GB at {rate / 1e6:g} MB/s, then the warm-up"
+
+    def remarks(self) -> list[str]:
+        """What is to be put in by hand, as comments."""
+        said = [line for pool in self.pools for line in pool.command().remark.split("\n")]
+        kept = [line for line in said if line and not line.startswith(STARTING)]
+        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *kept]))
+
+    def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
+        """What clients of servers with two roles talk to."""
+        command: Command = command_of(self.program.key).route(prompts, decodes, PORT, self.start_s)
+        return command
+
+
+def deployment_of(question: Question, prompts: int, copies: int, placed: bool = False) -> DeployedPlan:
+    """The servers of a plan: ``copies`` of it, and beside those as many for ``prompts`` where these have servers of their own."""
+    made_by = program_of(question.engine)
+
+    def job(q: Question, servers: int, apart: bool) -> LaunchJob:
+        inner = groups_per_server(q.plan, made_by, q.cluster)
+        inner_copies = 1 if apart else int(q.plan.dp) // inner
+        return LaunchJob(made_by.key, q, inner, servers * inner_copies, apart=apart, placed=placed)
+
+    if not prompts:
+        return DeployedPlan(question, made_by, (Pool("", job(question, copies, apart=False)),))
+    ahead = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
+    pools = Pool("prefill", job(ahead, prompts, apart=True)), Pool("decode", job(question, copies, apart=True))
+    return DeployedPlan(question, made_by, pools)
+
+
+def words_of(command: Command, file: str = "") -> list[str]:
+    """The words of a container: a flag and its value as one, as they are read line by line.
+
+    >>> words_of(Command(["vllm serve x", "--tensor-parallel-size 2", "--enforce-eager"]))
+    ['vllm', 'serve', 'x', '--tensor-parallel-size=2', '--enforce-eager']
+    """
+    words: list[str] = []
+    for word in shlex.split(replace(command, variables=()).line(file)):
+        if words and words[-1].startswith("--") and "=" not in words[-1] and not word.startswith("-"):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def host_script(command: Command, hosts: int, line: str, leads: bool | None = None, address: str = MASTER) -> list[str]:
+    """What a host of a server runs: the first one, one of the others, or (None) whichever it is, by NODE_RANK.
+
+    >>> host_script(Command([], below="--headless"), 2, "vllm serve x", leads=False)
+    ['vllm serve x --headless']
+    """
+    meet = f"{address}:{FACTS['ray_port']}"
+    joins = f"exec ray start --address {meet} --block"
+    if command.ray and leads is False:
+        return [joins]
+    if command.ray:
+        wait = f"import ray, sys; ray.init(); sys.exit(sum(n['Alive'] for n in ray.nodes()) < {hosts})"
+        others = [f'if [ "$NODE_RANK" != 0 ]; then {joins}; fi'] * (leads is None)
+        return [*others, f"ray start --head --port {FACTS['ray_port']}", f'until python3 -c "{wait}"; do sleep 5; done', line]
+    if not command.below or leads:
+        return [line]
+    if leads is False:
+        return [f"{line} {command.below}"]
+    return ["BELOW=", f'if [ "$NODE_RANK" != 0 ]; then BELOW="{command.below}"; fi', f"{line} $BELOW"]
+
+
+def listening(program: Program, port: int = PORT) -> list[str]:
+    """What makes a server hear others than itself, on the port that all have."""
+    return [*["--host=0.0.0.0"] * (not program.listens), f"--port={port}"]
+
+
+def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
+    """A container's environment: the command's own variables, the token of the Hub, where weights are kept, how hosts meet."""
+    told = [v.partition("=") for v in command.variables]
+    own: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in told]
+    if any(POD in str(v["value"]) for v in own):
+        own.insert(0, {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    if pool.hosts > 1:
+        own += [{"name": "NCCL_SOCKET_IFNAME", "value": Explained("eth0", WHY["meets"])}]
+        own += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
+    secret = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
+    return [*own, {"name": "HF_HOME", "value": FACTS["cache"]}, {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}]
+
+
+def check_hosts(deployment: DeployedPlan, form: str, most: int, instead: str) -> None:
+    """Refuse servers that a form cannot start."""
+    wide = next((pool for pool in deployment.pools if pool.hosts > most), None)
+    if wide:
+        rule = f"a server of this plan spans {wide.hosts} hosts, and {instead}"
+        raise Refusal(f"emit '{form}': {rule}", "emit")
+
+
+def model_name(deployment: DeployedPlan) -> str:
+    """The model as the Hub knows it."""
+    return shlex.split(model_id(deployment.question.model))[0]

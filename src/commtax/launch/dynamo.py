@@ -1,0 +1,63 @@
+"""NVIDIA Dynamo: a DynamoGraphDeployment, whose frontend routes requests and whose operator tells servers of their hosts."""
+
+from dataclasses import replace
+
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, variables, words_of
+from commtax.launch.jobs import Command, model_id
+from commtax.launch.kubernetes import claim, mounts, resources, settings_maps, volumes
+from commtax.launch.yaml_text import Explained, Tree, yaml_text
+
+Component = dict[str, Tree]
+
+
+def write(deployment: DeployedPlan) -> str:
+    """The graph: a frontend, and a component for each pool."""
+    own = [_frontend(deployment), *(_worker(deployment, pool) for pool in deployment.pools)]
+    graph = {
+        "apiVersion": FACTS["dynamo"]["api"],
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": deployment.name},
+        "spec": {"components": own},
+    }
+    return "\n".join([*deployment.remarks(), yaml_text([claim(deployment), *settings_maps(deployment), graph])])
+
+
+def _image(deployment: DeployedPlan) -> str:
+    return str(FACTS["dynamo"][deployment.program.key])
+
+
+def _frontend(deployment: DeployedPlan) -> Component:
+    """What clients talk to, which also chooses among workers."""
+    words = ["python3", "-m", "dynamo.frontend"]
+    container = {"name": "main", "image": _image(deployment), "command": words, "args": [f"--http-port={PORT}"]}
+    return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}}
+
+
+def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
+    command = _dynamo_command(deployment, pool)
+    container: Component = {"name": "main", "image": _image(deployment)}
+    words = words_of(command, f"/settings/{pool.role or 'llm'}")
+    container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
+    container["resources"] = {"limits": resources(deployment, pool)}
+    container["volumeMounts"] = [mount for mount in mounts(command) if mount["name"] != "shm"]
+    kept = [volume for volume in volumes(deployment, pool, command) if volume["name"] != "shm"]
+    shared = Explained(f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi", WHY["shm"])
+    component: Component = {"name": pool.role or "worker", "type": pool.role or "worker", "replicas": pool.servers}
+    if pool.hosts > 1:
+        component["multinode"] = {"nodeCount": Explained(pool.hosts, "hosts of one server")}
+    return component | {"sharedMemorySize": shared, "podTemplate": {"spec": {"containers": [container], "volumes": kept}}}
+
+
+def _dynamo_command(deployment: DeployedPlan, pool: Pool) -> Command:
+    """The engine's command as Dynamo's worker takes it: the same flags behind another program."""
+    command, key, own = pool.command(), deployment.program.key, FACTS["dynamo"]
+    role = [f"--{own['role'][key]} {pool.role}"] if pool.role and key in own["role"] else []
+    names = own["flags"].get(key, {})
+    head = [f"python3 -m dynamo.{key}", f"--{own['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
+    args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
+    return replace(command, args=args, told_by=_renamed(command.told_by, names))
+
+
+def _renamed(arg: str, names: dict[str, str]) -> str:
+    name, blank, value = arg.partition(" ")
+    return f"--{names.get(name.removeprefix('--'), name.removeprefix('--'))}{blank}{value}" if name.startswith("--") else arg

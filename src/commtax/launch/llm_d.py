@@ -1,0 +1,96 @@
+"""llm-d: values of its chart of model servers, and of the chart of the inference scheduler that requests go through."""
+
+from commtax.catalog.programs import program
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, model_name, variables
+from commtax.launch.kubernetes import probes, started
+from commtax.launch.yaml_text import Explained, Tree, yaml_text
+from commtax.statement import Refusal
+
+OWN = FACTS["llm-d"]
+PLUGINS = OWN["plugins"]
+Values = dict[str, Tree]
+
+
+def write(deployment: DeployedPlan) -> str:
+    """Values of llm-d-modelservice; a plan without servers of their own for prompts has all of its servers decode."""
+    if deployment.program.key not in OWN["engines"].split():
+        known = ", ".join(program(key).title for key in OWN["engines"].split())
+        raise Refusal(f"emit 'llm-d': its charts start {known}, not {deployment.program.title}; kubernetes and dynamo do", "emit")
+    name = model_name(deployment)
+    artifacts = {
+        "name": name,
+        "uri": f"hf://{name}",
+        "size": f"{deployment.volume_gib}Gi",
+        "authSecretName": Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN"),
+        "labels": {"llm-d.ai/inference-serving": "true", OWN["label"]: deployment.name},
+    }
+    proxy: Values = {"enabled": deployment.apart}
+    if deployment.apart:
+        proxy |= {"connector": Explained(OWN["connector"], WHY["sidecar"]), "secure": False, "targetPort": OWN["inner_port"]}
+    tree: Values = {
+        "multinode": Explained(any(pool.hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets"),
+        "modelArtifacts": artifacts,
+        "routing": {"servicePort": PORT, "proxy": proxy},
+    }
+    pools = {pool.role or "decode": _pool(deployment, pool) for pool in deployment.pools}
+    tree |= {"decode": pools["decode"], "prefill": pools.get("prefill", {"create": False})}
+    return "\n".join([*deployment.remarks(), yaml_text([tree])])
+
+
+def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
+    """The servers of a pool. Those that decode beside others listen behind the sidecar."""
+    command, port = pool.command(), OWN["inner_port"] if pool.role == "decode" else PORT
+    local = max(1, pool.job.dp // pool.hosts)
+    sizes: Values = {"tensor": Explained(pool.gpus_per_host // local, WHY["counted"])}
+    if pool.job.dp > 1 and pool.job.dp % pool.hosts == 0:  # groups that fit on a host
+        sizes |= {"data": pool.job.dp, "dataLocal": local}
+    if pool.hosts > 1:
+        sizes["workers"] = Explained(pool.hosts, "hosts of one server")
+    shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
+    container: Values = {"name": "server", "image": deployment.image, "modelCommand": "custom"}
+    container |= started(deployment, pool, command, port)
+    container["env"] = [v for v in variables(command, pool) if v["name"] not in ("HF_TOKEN", "HF_HOME")]
+    container["ports"] = [{"name": "http", "containerPort": port}]
+    container |= {"mountModelVolume": True, "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}
+    container |= probes(deployment, port)
+    own = {"create": True, "replicas": pool.servers, "parallelism": sizes, "containers": [container]}
+    return own | {"volumes": [{"name": "shm", "emptyDir": Explained(shared, WHY["shm"])}]}
+
+
+def scheduler(deployment: DeployedPlan) -> str:
+    """Values of the chart that starts the inference scheduler: which servers are its, and how it chooses among them."""
+    extension: Values = {"replicas": 1, "image": OWN["scheduler"]}
+    if deployment.apart:
+        extension |= {"pluginsConfigFile": Explained("pd.yaml", WHY["chosen"]), "pluginsCustomConfig": {"pd.yaml": _plugins()}}
+    pool = {"modelServers": {"matchLabels": {OWN["label"]: deployment.name}}, "targetPorts": [{"number": PORT}]}
+    return yaml_text([{"inferenceExtension": extension, "inferencePool": pool}])
+
+
+def _plugins() -> str:
+    """The scheduler's own configuration for two pools."""
+    named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
+    decider = named[1]
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": decider}}
+    picker = {"pluginRef": named[-1]}
+    profiles = [
+        {
+            "name": role,
+            "plugins": [
+                {"pluginRef": f"{role}-filter"},
+                *({"pluginRef": scorer, "weight": weight} for scorer, weight in PLUGINS[role].items()),
+                picker,
+            ],
+        }
+        for role in ("prefill", "decode")
+    ]
+    tree = {"apiVersion": "inference.networking.x-k8s.io/v1alpha1", "kind": "EndpointPickerConfig"}
+    plugins = [{"type": name} for name in named]
+    return yaml_text([{**tree, "plugins": [*plugins[:2], handler, *plugins[2:]], "schedulingProfiles": profiles}]) + "\n"
+
+
+def install(deployment: DeployedPlan) -> str:
+    """What installs both charts, from files with the values above."""
+    name = deployment.name
+    lines = [f"helm repo add {OWN['chart'].partition('/')[0]} {OWN['repository']}"]
+    lines += [f"helm install {name}-router {OWN['router_chart']} --version {OWN['router_version']} -f router.yaml"]
+    return "\n".join([*lines, f"helm install {name} {OWN['chart']} -f servers.yaml"])

@@ -1,0 +1,127 @@
+"""Slurm: one batch script that starts every server on the hosts of its job, or one training job on all of them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from commtax.launch.deployment import DeployedPlan, Pool, host_script
+from commtax.launch.flags import command_of
+from commtax.launch.jobs import MASTER, PORT, Command, LaunchJob
+from commtax.question import Question
+from commtax.spec import Cluster, Program
+
+HOSTS = 'mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+TIME = "#SBATCH --time=24:00:00        # put yours; --partition and --account too"
+NETWORK = "# export NCCL_SOCKET_IFNAME=ib0  # where hosts have several networks: the one they meet by"
+
+
+def write(deployment: DeployedPlan) -> str:
+    """A script for ``sbatch``: servers side by side, and what clients talk to on the first host."""
+    lines, used = list[str](), _JobHosts(deployment.question.cluster)
+    at: dict[str, list[tuple[str, int]]] = {}
+    number = 0
+    for pool in sorted(deployment.pools, key=lambda pool: -pool.job.gpus):
+        for _ in range(pool.servers):
+            hosts, gpus = used.take(pool)
+            host = f"${{HOSTS[{hosts[0]}]}}"
+            lines += list(_server(deployment.program, pool, number, hosts, gpus))
+            at.setdefault(pool.role, []).append((host, PORT + number))
+            number += 1
+    files = [line for pool in deployment.pools for line in pool.command().written(f"$PWD/{pool.role or 'llm'}")]
+    if deployment.apart:
+        router = deployment.router(at["prefill"], at["decode"])
+        lines += [*router.written("$PWD/disagg"), f"{router.line('$PWD/disagg')} &"]
+    elif number > 1:
+        lines.append(f"# {number} servers: put a router or load balancer in front")
+    cluster = deployment.question.cluster
+    head = _head(deployment.name, used.hosts, cluster.gpus_per_host)
+    if used.hosts > cluster.num_hosts and not deployment.question.requests.prefill_cluster:
+        head.append(
+            f"# {used.hosts} hosts, {cluster.key} has {cluster.num_hosts}: a server's last host is not shared with others here"
+        )
+    return "\n".join([*head, *deployment.remarks(), *files, *lines, "wait"])
+
+
+def write_training(question: Question, made_by: Program) -> str:
+    """A script for ``sbatch``: torchrun once on every host."""
+    job = LaunchJob(made_by.key, question, int(question.plan.dp), 1, address=MASTER)
+    command: Command = command_of(made_by.key).write(job)
+    per = min(job.gpus, question.cluster.gpus_per_host)
+    head = [*_head(question.model.key.rsplit("/", 1)[-1], job.hosts, per), *[command.warning] * bool(command.warning)]
+    if job.hosts == 1:
+        return "\n".join([*head, f"srun {command.line('')}"])
+    return "\n".join([*head, *_on_every_host("train", [command.line("")]), f"{_srun(range(job.hosts))} bash -c train"])
+
+
+class _JobHosts:
+    """Hosts of a job, and the GPUs of each that servers have not taken yet."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.each = cluster.gpus_per_host
+        self.free: list[int] = []
+
+    @property
+    def hosts(self) -> int:
+        return len(self.free)
+
+    def take(self, pool: Pool) -> tuple[range, str]:
+        """The hosts of a server, and which GPUs it sees there; one of several hosts has them whole."""
+        if pool.hosts > 1:
+            self.free += [0] * pool.hosts
+            return range(self.hosts - pool.hosts, self.hosts), ""
+        host = next((i for i, room in enumerate(self.free) if room >= pool.job.gpus), self.hosts)
+        self.free += [self.each] * (host == self.hosts)
+        first = self.each - self.free[host]
+        self.free[host] -= pool.job.gpus
+        return range(host, host + 1), ",".join(str(first + i) for i in range(pool.job.gpus))
+
+
+def _head(name: str, hosts: int, gpus: int) -> list[str]:
+    return [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --nodes={hosts}",
+        "#SBATCH --ntasks-per-node=1    # a server starts the processes of its GPUs itself",
+        f"#SBATCH --gpus-per-node={gpus}",
+        "#SBATCH --exclusive",
+        TIME,
+        HOSTS,
+        *[NETWORK] * (hosts > 1),
+    ]
+
+
+def _srun(hosts: range) -> str:
+    """A step on some of the job's hosts, beside the steps of other servers."""
+    return f"srun --overlap --nodes={len(hosts)} --ntasks={len(hosts)} --nodelist={_listed(hosts)}"
+
+
+def _listed(hosts: range) -> str:
+    return ",".join(f"${{HOSTS[{i}]}}" for i in hosts)
+
+
+def _server(made_by: Program, pool: Pool, number: int, hosts: range, gpus: str) -> Iterator[str]:
+    """The lines that start one server."""
+    host, first = f"${{HOSTS[{hosts[0]}]}}", f"FIRST_{number}"
+    own = command_of(made_by.key)
+    command: Command = own.write(replace(pool.job, address=f"${first}"))
+    command = own.join(command, pool.role, number, host) if pool.role else command
+    file, away = f"$PWD/{pool.role or 'llm'}", " --host 0.0.0.0" if not made_by.listens else ""
+    more, said = f"{away} --port {PORT + number}", f"  # {pool.role}" if pool.role else ""
+    line = replace(command, variables=()).line(file)
+    if len(hosts) == 1:
+        env = " ".join([f"CUDA_VISIBLE_DEVICES={gpus}", *command.variables])
+        yield f"{_srun(hosts)} env {env} {line}{more} &{said}"
+        return
+    if line.startswith("srun "):  # by MPI, on hosts of its own
+        step = [*command.variables, "srun --overlap", f"--nodelist={_listed(hosts)}", line.removeprefix("srun ")]
+        yield f"{' '.join(step)}{more} &{said}"
+        return
+    name = f"{pool.role or 'server'}_{number}"
+    script = host_script(command, len(hosts), " ".join([*command.variables, f"{line}{more}"]), address=f"${first}")
+    yield from _on_every_host(name, script, f"{first}={host}")
+    yield f"{_srun(hosts)} bash -c {name} &{said}"
+
+
+def _on_every_host(name: str, script: list[str], meet: str = "MASTER_ADDR=${HOSTS[0]}") -> Iterator[str]:
+    """A function that each host of a step runs, by its number among them; the address where they meet goes with it."""
+    yield from (f"export {meet}", f"{name}() {{", "NODE_RANK=$SLURM_NODEID")
+    yield from (*script, "}", f"export -f {name}")

@@ -1,0 +1,36 @@
+"""Types of weights beside each other: the best plan in each, or why there is none."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from commtax.planner.columns import ServingPlans
+from commtax.planner.reasons import distance_words
+from commtax.spec import DTYPE_BYTES
+
+
+def best_of_types(answer: ServingPlans) -> Iterator[str]:
+    """A line for each type that was asked for, the best first; and that smaller ones change what a model says."""
+    dtypes, rows = answer.question.goal.dtypes, answer.plans
+    if len(dtypes) < 2:
+        return
+    first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
+    for index, i in sorted(first.items(), key=lambda pair: pair[1]):
+        behind = f" ({distance_words(answer, i).removesuffix(' tokens/s')})" if i else ""
+        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {float(rows.tokens_per_s[i]):,.0f} tokens/s{behind}"
+    for index in (index for index in range(len(dtypes)) if index not in first):
+        lost = [r for r in answer.rejected if r.dtype == index]
+        yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"
+    if smaller := _smaller_types(answer):
+        yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
+
+
+def _name(dtype: str) -> str:
+    return dtype or "its own type"
+
+
+def _smaller_types(answer: ServingPlans) -> list[str]:
+    """Types with fewer bytes per weight than the model is stored in."""
+    model = answer.question.model
+    stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
+    return [name for name in answer.question.goal.dtypes if name and DTYPE_BYTES.get(name, stored) < stored]

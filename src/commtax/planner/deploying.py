@@ -1,0 +1,37 @@
+"""A plan that was found as the servers that run it."""
+
+from commtax.planner.columns import ServingPlans
+from commtax.planner.fleet_trials import Trial, all_requests
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.verbs.longest_request import length_to_start_with
+from commtax.verbs.requests import longest_of
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedServers:
+    """One server as a question, how many there are of it, and how many for prompts alone beside them."""
+
+    question: Question
+    copies: int
+    prompts: int = 0
+
+
+def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
+    """Plan ``i`` with the limits that its servers need."""
+    rows = searched.plans
+    q = searched.put(rows, i).but(
+        max_model_len=searched.longest(rows, i),
+        max_num_seqs=max(1, int(rows.running[i])),
+        concurrency=int(rows.concurrency[i]),
+    )
+    prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
+    if prompts:
+        q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
+    return PlannedServers(q, int(rows.replicas[i]), prompts)
+
+
+def fleet_servers(trial: Trial) -> PlannedServers:
+    """A fleet, with room for the longest of the requests that it was simulated with."""
+    q = trial.layout.question
+    return PlannedServers(q.but(max_model_len=length_to_start_with(q, longest_of(all_requests(q)))), *trial.size)

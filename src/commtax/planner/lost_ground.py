@@ -1,0 +1,114 @@
+"""Why one plan is behind another: what it has too little of or takes too long for, and how much of the loss that explains.
+
+Clients of a closed loop get tokens at the rate ``clients x output / request``. So a plan that gives fewer has fewer clients, waits
+longer for first tokens, or takes longer for each of the others: of the three, one explains a third of the loss or more.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from commtax.planner.columns import ServingPlans, objective_value, request_s
+from commtax.planner.money import paid
+from commtax.units import format_seconds, plural
+from commtax.verbs.billing import StepBill
+
+TELLING = 1 / 3
+"""The share of a loss that a reason has to explain."""
+NOTHING = "nothing that is predicted tells them apart"
+
+
+class LossReason(NamedTuple):
+    """What a plan suffers from, and the share of the other's figure that it loses by that alone."""
+
+    effect: float
+    words: str
+
+
+def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> list[str]:
+    """Why plan ``i`` is behind ``first``, the largest effect before others; ``share`` and ``usual`` are of communication."""
+    rows, value = answer.plans, objective_value(answer.question, answer.plans)
+    loss = max(0.0, 1 - float(value[i] / value[first]))
+    found = sorted((one for one in _reasons(answer, i, share, usual, first) if one.effect > 0), reverse=True)
+    told = [one.words for one in found if one.effect >= TELLING * loss] or [one.words for one in found[:1]]
+    stages = [_stage_words(answer, i)] if rows.pp[i] > rows.pp[first] else []
+    return [*stages, *told] or [NOTHING]
+
+
+def waited_links(step: StepBill) -> list[str]:
+    """The links that a step waits for."""
+    return sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
+
+
+def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[LossReason]:
+    rows, q = answer.plans, answer.question
+    whole = request_s(q, rows)
+    if share > usual + 0.02:
+        yield LossReason(share - usual, _communication_words(answer, i, share, usual))
+    if q.goal.objective != "latency":
+        yield from _fewer_clients(answer, i, first)
+    if rows.gpus[i] < rows.gpus[first] and q.goal.objective in ("throughput", "latency"):
+        idle = plural(q.gpus_there - int(rows.gpus[i]), "GPU")
+        yield LossReason(1 - float(rows.gpus[i] / rows.gpus[first]), f"{idle} {'is' if idle == '1 GPU' else 'are'} idle")
+    wait, usual_wait = (format_seconds(float(rows.ttft_s[j])) for j in (i, first))
+    if wait != usual_wait:
+        where = "its workers for prompts fall behind, and " if rows.mode[i] and rows.mode[first] else ""
+        effect = float((rows.ttft_s[i] - rows.ttft_s[first]) / whole[i])
+        yield LossReason(effect, f"{where}requests wait {wait} for a first token instead of {usual_wait}")
+    effect = float((q.requests.output_len - 1) * (rows.tpot_s[i] - rows.tpot_s[first]) / whole[i])
+    if effect > 0 and (words := _token_words(answer, i, first)):
+        yield LossReason(effect, words)
+
+
+def _stage_words(answer: ServingPlans, i: int) -> str:
+    rows = answer.plans
+    stages, running = int(rows.pp[i]), int(rows.running[i])
+    idle = f"{plural(stages - running, 'stage')} {'idles' if stages - running == 1 else 'idle'}"
+    cut = f" in microbatches of {running / stages:.0f}" if running >= stages else f", so {idle}"
+    return f"{stages} stages share {plural(running, 'request')}{cut}"
+
+
+def _communication_words(answer: ServingPlans, i: int, share: float, usual: float) -> str:
+    links = waited_links(answer.step_of(answer.plans, i))
+    across = "it crosses hosts, and " if answer.question.cluster.inter.key in links else ""
+    return f"{across}{share:.0%} of its decode step, instead of {usual:.0%}, is exposed communication over {', '.join(links)}"
+
+
+def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossReason]:
+    """Fewer clients (of a GPU, where its price counts): the cache is full, a limit is reached sooner, or more do not help."""
+    rows, goal = answer.plans, answer.question.goal
+    gpus = np.asarray(paid(goal, rows.gpus, rows.prefill_gpus)) if goal.objective != "throughput" else np.ones(len(rows))
+    each = rows.concurrency / gpus
+    if each[i] >= each[first]:
+        return
+    held = f"{plural(int(rows.concurrency[i]), 'client')} instead of {int(rows.concurrency[first]):,}"
+    if gpus[i] != gpus[first]:
+        own, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
+        held = f"{own} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
+    words = f"its throughput peaks at {held}"
+    if rows.kv_headroom[i] < 0.05:
+        words = f"its KV cache has room for {held}"
+    elif rows.sure_tpot_s[i] > 0.95 * goal.tpot_s:
+        words = f"it reaches the TPOT limit at {held}"
+    elif rows.sure_ttft_s[i] > 0.95 * goal.ttft_s:
+        words = f"it reaches the TTFT limit at {held}"
+    yield LossReason(1 - float(each[i] / each[first]), words)
+
+
+def _token_words(answer: ServingPlans, i: int, first: int) -> str:
+    """Why a token takes longer: its step does, or prompts that are computed between steps; whichever adds more."""
+    rows = answer.plans
+    own, other = (answer.step_of(rows, j) for j in (i, first))
+    slower = float(own.step_s - other.step_s)
+    each, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
+    if each == least:
+        return ""
+    takes, instead = (format_seconds(float(step.step_s)) for step in (own, other))
+    if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
+        between = "with prompts in between " if rows.mode[i] == 0 else ""
+        return f"{between}each token takes {each} instead of {least}"
+    seqs, others = (int(answer.decoding(rows.take(slice(j, j + 1)))[0] * rows.dp[j]) for j in (i, first))  # of a replica
+    if seqs == others:
+        return f"a decode step of {plural(seqs, 'request')} takes {takes} instead of {instead}"
+    return f"a decode step takes {takes} for {plural(seqs, 'request')} instead of {instead} for {others:,}"

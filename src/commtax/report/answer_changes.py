@@ -1,0 +1,375 @@
+"""Two answers beside each other: what a change of a launch, a plan or a question does to latency, throughput, cost and memory.
+
+Answers are read from their JSON documents, so that one of last week, of another version or of another command is as good as one of
+now. ``answer_changes.toml`` says which figures there are and where they stand.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from math import inf, isfinite
+
+from commtax import catalog
+from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
+from commtax.planner.money import per_million
+from commtax.records import dataclass, record_from, replace
+from commtax.spec import Plan
+from commtax.statement import Refusal
+from commtax.units import format_seconds, parse_fraction
+from commtax.verbs.disaggregation import describe_pools
+from commtax.verbs.settling import describe_gpus
+
+SAME = 0.0005
+"""Relative: equal as printed."""
+UNFIT = "does-not-fit"
+CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens_per_s_per_gpu", "usd_per_million_tokens"
+"""Figures that sentences and prices need."""
+KINDS = {"slower": ("faster", "slower", "mixed latency"), "dearer": ("cheaper", "more expensive", "mixed cost")}
+"""What a change is by the rule of its figures: all better, all worse, or both."""
+MEMORY = {
+    (None, True): "It fits",
+    (None, False): "It does not fit",
+    (True, True): "It still fits",
+    (True, False): "It no longer fits",
+    (False, True): "It fits now",
+    (False, False): "It does not fit, as before",
+}
+"""By whether it fitted before, if it was there, and whether it fits after."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """A figure that answers have, as the table describes it."""
+
+    key: str
+    title: str
+    at: tuple[str, ...]
+    brief: str = ""
+    unit: str = "count"
+    worse: str = ""
+    rule: str = ""
+    line: int = 0
+    low: tuple[str, ...] = ()
+    high: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSide:
+    """One of two answers: its name and its documents, of which the first has the figures."""
+
+    name: str
+    documents: tuple[JsonObject, ...]
+    unread: tuple[str, ...] = ()  # what is said of words of a pasted command that are not in them
+
+    def value(self, paths: Iterable[str]) -> Json:
+        """What stands at the first of these places that a document has."""
+        found = (look_up(document, path) for document in self.documents for path in paths if path)
+        return next((value for value in found if value is not None), None)
+
+    @property
+    def is_nothing(self) -> bool:
+        """What was not there yet."""
+        return not any(self.documents)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every document says that it runs: it fits, a plan is good, no queue grows without end."""
+        return all(document.get("fits") is not False and not _fails(document) for document in self.documents)
+
+    @property
+    def plan(self) -> str:
+        """Its GPUs in words."""
+        said = self.value(["recommended.verdict"])
+        if isinstance(said, str):
+            return said
+        sizes = object_of(self.value(["plan"]))
+        plan = _plan(sizes)
+        ahead = object_of(self.value(["prompt_workers"]))
+        if not sizes:
+            return "-" if self.is_nothing else "no plan is good"
+        return describe_gpus(plan) if not ahead else self._pools(plan, ahead)
+
+    def _pools(self, plan: Plan, ahead: JsonObject) -> str:
+        prompts = replace(_plan(ahead), redundant_experts=plan.redundant_experts)
+        workers, gpus = _count(ahead.get("workers")), _count(self.value(["gpus"]))
+        copies = (gpus - workers * int(prompts.num_gpus)) // max(1, int(plan.num_gpus))
+        return f"{gpus} GPUs = {describe_pools((), (workers, prompts), (copies, plan))}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChange:
+    """A figure before and after; None where an answer does not have it."""
+
+    figure: ComparedFigure
+    before: float | None
+    after: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def relative(self) -> float | None:
+        change = self.after / self.before - 1 if self.before and self.after is not None else inf
+        return change if isfinite(change) else None
+
+    @property
+    def loss(self) -> float:
+        """By how much it is worse, relative; below 0 it is better."""
+        change = self.relative or 0.0
+        return {"more": change, "less": -change, "": 0.0}[self.figure.worse]
+
+    @property
+    def is_same(self) -> bool:
+        return self.before == self.after or (self.relative is not None and abs(self.relative) < SAME)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDifference:
+    """All that changed, and which rules it breaks."""
+
+    before: AnswerSide
+    after: AnswerSide
+    changes: tuple[AnswerChange, ...]
+    facts: tuple[tuple[str, str, str], ...]  # what else differs: name, before, after
+    broken: tuple[str, ...] = ()  # rules, in words
+
+    @property
+    def is_same(self) -> bool:
+        same = self.before.plan == self.after.plan and self.before.fits == self.after.fits
+        return same and not self.facts and all(change.is_same for change in self.changes)
+
+
+def compare_answers(before: AnswerSide, after: AnswerSide, rules: Mapping[str, float]) -> AnswerDifference:
+    """The second against the first, judged by rules: how much worse a kind of figure may be."""
+    changes = tuple(change for figure in figures() if (change := _change(figure, before, after)))
+    if not changes:
+        raise Refusal(
+            f"{before.name}, {after.name}: these answers have no figure that is compared; plan, simulate, bill and fit have"
+        )
+    facts = tuple(_facts(before, after))
+    return AnswerDifference(before, after, changes, facts, tuple(_broken(after, changes, rules)))
+
+
+def rules_of(text: str) -> dict[str, float]:
+    """What ``--fail-on`` says: ``slower=10%,dearer=5%,does-not-fit``.
+
+    >>> rules_of("slower=10%,does-not-fit"), rules_of("never")
+    ({'slower': 0.1, 'does-not-fit': 0.0}, {})
+    """
+    known = sorted({figure.rule for figure in figures() if figure.rule})
+    rules = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, share = word.partition("=")
+        if word not in (UNFIT, "never") and (name not in known or not equals):
+            legal = (UNFIT, "never", *(f"{rule}=10%" for rule in known))
+            raise Refusal.of(f"rules are {', '.join(legal)}, joined by commas", legal, fail_on=word)
+        if word != "never":
+            rules[name] = parse_fraction(share, "fail_on") if equals else 0.0
+    return rules
+
+
+@lru_cache(maxsize=1)
+def figures() -> tuple[ComparedFigure, ...]:
+    """All figures that are compared, in the order of the table."""
+    rows = table("report/answer_changes.toml")["figure"]
+    listed = ({key: tuple(v) if isinstance(v, list) else v for key, v in row.items()} for row in rows)
+    return tuple(record_from(ComparedFigure, row) for row in listed)
+
+
+def with_money(document: JsonObject, price: float | None) -> JsonObject:
+    """With tokens per GPU and what they cost, where an answer does not say it: at a price, or at the catalogue's."""
+    side = AnswerSide("", (document,))
+    tokens, gpus = (_number(side.value(figure.at)) for key in (TOKENS, "gpus") for figure in figures() if figure.key == key)
+    if not tokens or not gpus or "recommended" in document:
+        return document
+    made: JsonObject = document | {TOKENS_PER_GPU: tokens / gpus}
+    usd = _catalogue_price(side) if price is None else price
+    priced = bool(usd) and document.get("phase") != "train"  # whose tokens are no outputs
+    return made | {COST: float(per_million(usd * gpus, tokens))} if priced else made
+
+
+def _catalogue_price(side: AnswerSide) -> float:
+    """Dollars per GPU-hour of where an answer is about; 0 where they are not known, or of two kinds."""
+    place, ahead = (text_of(side.value([path])) for path in table("report/answer_changes.toml")["places"].values())
+    try:
+        return 0.0 if ahead else float(catalog.cluster(place).chip.usd_per_gpu_hour)
+    except ValueError:  # a file that is not here
+        return 0.0
+
+
+def look_up(document: Json, path: str) -> Json:
+    """
+    >>> look_up({"times": [{"metric": "ttft", "mean_s": 0.1}], "runs": [{"tpot_s": 0.02}]}, "times.ttft.mean_s")
+    0.1
+    """
+    for key in path.split("."):
+        if isinstance(document, list) and not key.isdigit():
+            document = next((row for row in document if object_of(row).get("metric") == key), None)
+        elif isinstance(document, list):
+            document = document[int(key)] if int(key) < len(document) else None
+        else:
+            document = object_of(document).get(key)
+    return document
+
+
+def told(figure: ComparedFigure, value: float | None) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if figure.unit == "time":
+        return format_seconds(value)
+    if figure.unit == "usd":
+        return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
+    if figure.unit == "share":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if figure.unit == "count" or value >= 100 else f"{value:,.3g}"
+
+
+def told_change(change: AnswerChange) -> str:
+    """By how much it changed."""
+    if change.is_same:
+        return "same"
+    return (
+        "-" if change.relative is None else f"{change.relative:+.0%}" if abs(change.relative) >= 0.1 else f"{change.relative:+.1%}"
+    )
+
+
+def summary(d: AnswerDifference) -> list[str]:
+    """Three lines: the plan and what kind of change it is, latency, and throughput with cost and memory."""
+    if d.is_same:
+        return [f"Nothing changes: {d.after.plan}, with the same figures."]
+    plan = d.after.plan if d.before.plan == d.after.plan else f"{d.before.plan} -> {d.after.plan}"
+    plan = f"New: {d.after.plan}" if d.before.is_nothing else plan
+    lines = ["; ".join(_briefs(d, number)) for number in (1, 2)]
+    kind = ", ".join(_kinds(d))
+    broken = f" Not allowed: {'; '.join(d.broken)}." if d.broken else ""
+    return [
+        f"{plan}{f': {kind}' if kind else ''}.{broken}",
+        *(f"{line[0].upper()}{line[1:]}." for line in lines[:1] if line),
+        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), _memory(d)]),
+    ]
+
+
+def _briefs(d: AnswerDifference, line: int) -> Iterator[str]:
+    for change in d.changes:
+        if change.figure.line == line:
+            before, after = told(change.figure, change.before), told(change.figure, change.after)
+            moved = f"{before} -> {after} ({told_change(change)})"
+            yield f"{change.figure.brief} {after if d.before.is_nothing or change.is_same else moved}"
+
+
+def _kinds(d: AnswerDifference) -> Iterator[str]:
+    """What kind of change it is, in words."""
+    if not d.after.fits:
+        yield "does not fit"
+    for rule, (less, more, mixed) in KINDS.items():
+        losses = [c.loss for c in d.changes if c.figure.rule == rule and not c.is_same and c.relative is not None]
+        if losses:
+            yield more if min(losses) > 0 else less if max(losses) < 0 else mixed
+
+
+def _memory(d: AnswerDifference) -> str:
+    """Whether it fits, and how that was before."""
+    room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
+    cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
+    cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
+    missing = d.after.value(["shortfall_bytes"])
+    lacking = f": each GPU needs {float(missing) / 2**30:,.1f} GiB more" if isinstance(missing, int | float) and missing > 0 else ""
+    words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
+    return f"{words}{cache or lacking}."
+
+
+def difference_rows(d: AnswerDifference) -> list[list[str]]:
+    """The table: plan, facts that differ, figures with their change and the range after it."""
+    rows = [["plan", d.before.plan, d.after.plan, "same" if d.before.plan == d.after.plan else "", ""]]
+    rows += [[name, before, after, "", ""] for name, before, after in d.facts]
+    for change in d.changes:
+        figure, span = change.figure, ""
+        if change.low is not None and change.high is not None and change.low < change.high:
+            span = f"{told(figure, change.low)} to {told(figure, change.high)}"
+        rows.append([figure.title, told(figure, change.before), told(figure, change.after), told_change(change), span])
+    return [*rows, ["fits", *("-" if side.is_nothing else "yes" if side.fits else "no" for side in (d.before, d.after)), "", ""]]
+
+
+COLUMNS = ("", ">before", ">after", ">change", ">80% range after")
+
+
+def _change(figure: ComparedFigure, before: AnswerSide, after: AnswerSide) -> AnswerChange | None:
+    a, b = (_number(side.value(figure.at)) for side in (before, after))
+    if a is None and b is None:
+        return None
+    low, high = (_number(after.value(paths)) for paths in (figure.low, figure.high))
+    return AnswerChange(figure, a, b, low, high)
+
+
+def _facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
+    known = {} if before.is_nothing else table("report/answer_changes.toml")["facts"]
+    for name, paths in known.items():
+        a, b = (_told_fact(side.value(paths)) for side in (before, after))
+        if a != b:
+            yield name, a or "-", b or "-"
+
+
+def _told_fact(value: Json) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_told_fact, value))
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def _broken(after: AnswerSide, changes: Iterable[AnswerChange], rules: Mapping[str, float]) -> Iterator[str]:
+    """Rules that are broken, in words."""
+    if UNFIT in rules and not after.fits:
+        yield "it does not fit"
+    for rule, share in rules.items():
+        over = [change for change in changes if change.figure.rule == rule and change.loss > share]
+        if over:
+            worst = max(over, key=lambda change: change.loss)
+            yield f"{worst.figure.title} changes by {told_change(worst)}, and {share:.0%} is the most that may be lost"
+
+
+def _fails(document: JsonObject) -> bool:
+    """An answer that is no: no plan is good, or requests come faster than they are answered."""
+    return document.get("overloaded") is True or ("recommended" in document and document["recommended"] is None)
+
+
+def _plan(sizes: JsonObject) -> Plan:
+    return record_from(Plan, {name: size for name, size in sizes.items() if isinstance(size, int)})
+
+
+def _number(value: Json) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
+
+
+def _count(value: Json) -> int:
+    return int(value) if isinstance(value, int | float) else 1
+
+
+def notes_of(side: AnswerSide) -> list[str]:
+    """What its documents remark, each remark once; with its verb, where not all of them say it."""
+    said = {note: list[str]() for document in side.documents for note in map(text_of, list_of(document.get("notes")))}
+    for document in side.documents:
+        for note in set(map(text_of, list_of(document.get("notes")))):
+            said[note].append(text_of(document.get("schema")).removeprefix("commtax.").partition("/")[0])
+    return [note if len(by) == len(side.documents) else f"{by[0]}: {note}" for note, by in said.items()]
+
+
+def difference_document(d: AnswerDifference) -> JsonObject:
+    """``diff --json``."""
+    rows: list[Json] = [
+        {"key": c.figure.key, "before": c.before, "after": c.after, "relative": c.relative, "low": c.low, "high": c.high}
+        for c in d.changes
+    ]
+    return {
+        "schema": "commtax.diff/1",
+        "before": _side_document(d.before),
+        "after": _side_document(d.after),
+        "same": d.is_same,
+        "verdict": "not allowed" if d.broken else "allowed",
+        "broken": list(d.broken),
+        "summary": list(summary(d)),
+        "figures": rows,
+        "facts": [{"name": name, "before": a, "after": b} for name, a, b in d.facts],
+    }
+
+
+def _side_document(side: AnswerSide) -> JsonObject:
+    gpus = side.value(["recommended.gpus", "gpus"])
+    return {"name": side.name, "plan": side.plan, "fits": side.fits, "gpus": gpus, "unread": list(side.unread)}

@@ -1,0 +1,123 @@
+"""Every kind of answer as Python shows it and hands it on: words, a page, a document, rows, a figure.
+
+Nothing is told twice: words are those of the terminal, documents those of ``--json`` (``answer_manners`` says which).
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commtax.report.answer_manners import manner_of
+from commtax.report.documents import Record, to_object
+from commtax.report.drawing import DrawnTable, Telling, Text
+from commtax.spec import Cluster
+from commtax.statement import Refusal
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
+
+WIDTH, HEIGHT = 80, 24
+"""A screen."""
+FRAMES = ("pandas", "polars")
+
+
+class _Full(Exception):  # noqa: N818
+    """A screen has no more lines."""
+
+
+class Screen:
+    """A console of so many lines; what would come after them is not even computed."""
+
+    width, telling = WIDTH, Telling(wider="to_frame() has them")
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print(self, *objects: object, soft_wrap: bool | None = None) -> None:  # noqa: ARG002
+        for one in objects:  # an empty line would take the place of a full one
+            shown = one if isinstance(one, Text | DrawnTable) else Text(str(one))
+            self.lines += [str(line).rstrip() for line in shown.lines(WIDTH)]
+        if len(self.lines) > HEIGHT:
+            raise _Full
+
+
+def to_text(answer: object) -> str:
+    """The first screen of what the command prints."""
+    screen = Screen()
+    try:
+        manner_of(answer).show(screen, answer)
+    except _Full:
+        screen.lines[HEIGHT - 1 :] = ["… (to_frame() and to_dict() have all of it)"]
+    return "\n".join(screen.lines)
+
+
+def to_html(answer: object) -> str:
+    """What the command prints, as a notebook's page with a picture."""
+    from commtax.report.answer_pages import Recorder, to_page
+
+    console, manner = Recorder(), manner_of(answer)
+    manner.show(console, answer)
+    return to_page(console.printed, manner.draw(answer))
+
+
+def to_dict(answer: object) -> Record:
+    """What the command prints with ``--json``."""
+    made = to_object(manner_of(answer).document(answer))
+    remarks = [place.remark for place in _named_places(answer) if place.remark]
+    if remarks:
+        said = made.get("notes")
+        made["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *remarks]))
+    return made
+
+
+def _named_places(answer: object) -> list[Cluster]:
+    """Clusters whose names the command says how it read, beside what the answer's own notes tell."""
+    if type(answer).__name__ not in READ_ALOUD:
+        return []
+    asked = getattr(answer, "answers", [answer])[0]
+    return [getattr(asked, "question", asked).cluster]
+
+
+READ_ALOUD = ("Comparison", "Expectation", "PlanTable", "ServingPlans", "TrainPlans", "FleetPlans", "SeveralPlans")
+
+
+def to_frame(answer: object, library: str = "") -> object:
+    """Rows as a table of pandas or polars."""
+    if library not in ("", *FRAMES):
+        raise Refusal.of(f"one of {', '.join(FRAMES)}", FRAMES, library=library)
+    for name in [library] if library else FRAMES:
+        try:
+            frames = import_module(name)
+        except ImportError:
+            continue
+        return frames.DataFrame(to_rows(answer))
+    missing = library or "pandas or polars"
+    raise Refusal(f"to_frame: needs {missing} (pip install {library or 'pandas'}); to_dict() has the same without it", "library")
+
+
+def to_rows(answer: object) -> list[Record]:
+    """Flat rows with the same columns in all."""
+    rows = [_flat(to_object(row)) for row in manner_of(answer).rows(answer)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _flat(row: Mapping[str, object]) -> Record:
+    """Lists become text, records in a record columns of their own."""
+    flat: Record = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}_{key}": inner for key, inner in _flat(value).items()}
+        else:
+            flat[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return flat
+
+
+def to_figure(answer: object, path: str = "") -> "Figure":
+    """A picture of an answer, written to a file where one is named."""
+    from commtax.report.plots import check_plot
+
+    place = Path(path) if path else None
+    check_plot(place)
+    return manner_of(answer).plot(answer, place)

@@ -1,0 +1,74 @@
+"""Where to run when no limit says: the fastest, the balanced and the most productive point, each with its recommended plan."""
+
+from dataclasses import replace
+
+from commtax.planner.columns import OperatingPoint, ServingColumns, ServingPlans
+from commtax.planner.reasons import doubt_of_lead, dtype_words
+from commtax.report.drawing import Console
+from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
+from commtax.report.tables import ANSWER, say
+from commtax.units import format_seconds, plural
+
+USUAL = "balanced"
+"""The point to start from where users wait."""
+MOST = {"throughput": "most tokens/s", "cost": "cheapest"}
+"""What the point that counts nothing but the objective is called."""
+OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
+
+
+def usual_point(a: ServingPlans) -> OperatingPoint:
+    """The one to start from."""
+    return next(point for point in a.places if point.name == USUAL)
+
+
+def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
+    """The plan that the answer names first: the recommended one, or that of the point to start from."""
+    if not a.places:
+        return a.plans, a.recommended
+    usual = usual_point(a)
+    return usual.plans, usual.recommended
+
+
+def point_name(a: ServingPlans, point: OperatingPoint) -> str:
+    """As people read it.
+
+    >>> import commtax
+    >>> found = commtax.plan("llama-3.2-1b", "1xh100-sxm")
+    >>> [point_name(found, point) for point in found.places]
+    ['fastest', 'balanced', 'most tokens/s']
+    """
+    return MOST[a.question.goal.objective] if point is a.places[-1] else point.name
+
+
+def start_sentence(a: ServingPlans) -> str:
+    """Where to start from."""
+    rows, own = answered(a)
+    plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
+    return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."
+
+
+def best_sentence(a: ServingPlans) -> str:
+    """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
+    point = usual_point(a)
+    here, own = replace(a, plans=point.plans), point.recommended
+    if not here.plans.mode[0] or here.plans.mode[own]:
+        return ""
+    clients = plural(int(here.plans.concurrency[0]), "client")
+    times = f"TTFT {format_seconds(here.plans.ttft_s[0])}, TPOT {format_seconds(here.plans.tpot_s[0])}"
+    best = f"{here.workers(here.plans, 0)}: {clients}, {times}, {here.plans.tokens_per_s[0]:,.0f} tokens/s"
+    return f"The best for {USUAL} has two pools, {best}, {doubt_of_lead(here, own)}."
+
+
+def show_points(console: Console, a: ServingPlans) -> None:
+    """The answer where nothing is limited: a row for each point, and when it is the one to choose."""
+    for line in (OPEN, start_sentence(a)):
+        say(console, line, ANSWER)
+    if better := best_sentence(a):
+        say(console, f"  {better}")
+    listed = [(a, point.plans, point.recommended) for point in a.places]
+    columns = {"point": [point_name(a, point) for point in a.places]}
+    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">tokens/s", ">$/M")
+    show_ranked(console, columns, gpus_of(listed), ("$/M",), a.question.gpus_there)
+    for point in a.places:
+        say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
+    console.print()

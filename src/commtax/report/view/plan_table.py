@@ -1,0 +1,137 @@
+"""Plans as a table that a reader sorts: columns with titles and meanings, and a row for each plan with the state that it is."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+from commtax.files import table
+from commtax.planner import choosing
+from commtax.planner.columns import ServingPlans, TrainPlans, describe_kind
+from commtax.planner.fleet_trials import Trial
+from commtax.planner.layouts import limit_name
+from commtax.report.documents import Record, Value
+from commtax.report.view.launches import fleet_launch, served_launch, trained_launch
+from commtax.spec import SERVING_AXES, Plan
+
+Patch = Mapping[str, Value]
+COLUMNS = table("report/view/plan_table.toml")
+SETUP: Mapping[str, Sequence[str]] = COLUMNS["setup"]
+FLAG = re.compile(r" \(--[a-z][^)]*\)|; --[a-z-]+[^;)]*(?=\))|; --[a-z]+ [^;]*$")
+"""A hint at an option of the command line, which a page has none of."""
+
+
+def page_words(text: str) -> str:
+    """A sentence without hints at options.
+
+    >>> page_words("70% likely to meet the limits, 65% required (--confidence)")
+    '70% likely to meet the limits, 65% required'
+    """
+    return FLAG.sub("", text)
+
+
+def rows_of(told: Record, key: str = "plans") -> list[Record]:
+    """The rows of a document, which are records too."""
+    return cast("list[Record]", told[key])
+
+
+def roles(place: int, recommended: int) -> list[str]:
+    """What a plan of a ranking is called."""
+    return ["recommended"] * (place == recommended) + ["best"] * (place == 0)
+
+
+def plan_table(shape: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
+    """Columns that some row has a figure for, and the rows. ``limits`` are statistics that have columns of their own."""
+    told = COLUMNS[shape]
+    own = {_key(name): {**told["limited"], "title": _title(name)} for name in limits if _key(name) not in told}
+    every = {name: one for key, column in told.items() for name, one in (own if key == "limited" else {key: column}).items()}
+    known = {key: column for key, column in every.items() if any(_values(row).get(key) is not None for row in rows)}
+    usual = {"figure": False, "less": False, "range": False, "minor": False}
+    columns = [{"key": key, **usual, "label": column["title"], **column} for key, column in known.items()]
+    return {"columns": columns, "rows": list(rows)}
+
+
+def _values(row: Record) -> Record:
+    return cast("Record", row["values"])
+
+
+def _key(statistic: str) -> str:
+    metric, which = statistic.rsplit("_", 1)
+    return f"{which}_{metric}_s"
+
+
+def _title(statistic: str) -> str:
+    which, metric = limit_name(statistic).split(" ", 1)
+    return f"{metric}, {which}"
+
+
+def _row(figures: Record, place: int, named: Sequence[str], note: str, setup: str, level: int, patch: Patch | None) -> Record:
+    """One plan. Ranges stand beside the figures that they are of; ``level`` is how much there is to set up, for sorting."""
+    values = {key: value for key, value in figures.items() if not isinstance(value, (str, dict, list))}
+    return {
+        "name": figures["verdict"],
+        "cluster": figures.get("cluster", ""),
+        "place": place + 1,
+        "roles": list(named),
+        "note": note,
+        "setup": setup,
+        "values": values | {"setup": level},
+        "ranges": {},
+        "patch": None if patch is None else dict(patch),
+    }
+
+
+def served_rows(
+    plans: Sequence[tuple[ServingPlans, int]], told: Sequence[Record], named: Sequence[Sequence[str]], patches: Sequence[Patch]
+) -> list[Record]:
+    """Plans of a closed loop, on one cluster or several."""
+    made = list[Record]()
+    for place, ((a, i), figures) in enumerate(zip(plans, told, strict=True)):
+        one = a.plans.take(slice(i, i + 1))
+        level = int(choosing.kinds(one, a.question.cluster)[0])
+        row = _row(figures, place, named[place], choosing.KINDS[level], SETUP["served"][level], level, patches[place])
+        ranges = {f"{name}_s": [figures[f"{name}_low_s"], figures[f"{name}_high_s"]] for name in ("ttft", "tpot")}
+        tokens = {"tokens_per_s": list(a.range_of(a.plans, i, "tokens_per_s"))}
+        made.append({**row, "ranges": {**ranges, **tokens}, "commands": served_launch(a, i)})
+    return made
+
+
+def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int) -> list[Record]:
+    """The smallest fleets for a rate."""
+    made = list[Record]()
+    for place, (trial, figures) in enumerate(zip(trials, told, strict=True)):
+        layout = trial.layout
+        prompts = Plan(tp=layout.prefill_tp) if layout.apart else None
+        level = int(choosing.complexity_of(layout.question.plan, prompts, layout.question.cluster))
+        note, word = choosing.KINDS[level], SETUP["served"][level]
+        row = _row(figures, place, roles(place, recommended), note, word, level, _fleet_patch(trial))
+        made.append({**row, "ranges": figures["ranges_s"], "commands": fleet_launch(trial)})
+    return made
+
+
+def _fleet_patch(trial: Trial) -> Patch:
+    """The servers of a fleet; what each of them has at once is not said."""
+    layout, (copies, prompts) = trial.layout, trial.size
+    sizes = {axis: int(getattr(layout.question.plan, axis)) for axis in SERVING_AXES} | {"rep": copies}
+    sizes |= {"pw": prompts, "ptp": layout.prefill_tp} if layout.apart else {}
+    return {**unusual_sizes(sizes), "ph": "decode", "c": layout.question.cluster.key}
+
+
+def unusual_sizes(sizes: Mapping[str, int]) -> dict[str, Value]:
+    """What a link says of a plan: its TP size, its servers for prompts, and all that is not one."""
+    return {name: size for name, size in sizes.items() if size > 1 or name in ("tp", "pw")}
+
+
+def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], patches: Sequence[Patch]) -> list[Record]:
+    """Plans of training."""
+    levels, made = choosing.training_kinds(a.plans, a.question) % len(choosing.TRAINED), list[Record]()
+    capacity = float(a.question.cluster.chip.visible_bytes)
+    for (place, i), figures in zip(enumerate(shown), told, strict=True):
+        level = int(levels[i])
+        how = f"microbatch {int(a.plans.micro_batch[i])}, {describe_kind(a.kinds[int(a.plans.kind[i])].plan)}"
+        note = f"{choosing.TRAINED[level]}; {how}"
+        free = {"memory_free": capacity - float(a.plans.memory_bytes[i])}
+        named = roles(i, a.recommended)
+        row = _row({**figures, **free}, place, named, note, SETUP["trained"][level], level, patches[place])
+        row["ranges"] = {"step_s": [figures["step_low_s"], figures["step_high_s"]]}
+        made.append({**row, "place": i + 1, "commands": trained_launch(a, i)})
+    return made

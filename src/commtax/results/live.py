@@ -1,0 +1,137 @@
+"""A running server against its prediction: looks at its metrics, what happened between them, and the audit of that."""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from commtax.evidence.finding import Audit, Claim, Finding, Section
+from commtax.results import bench_audit
+from commtax.results.bench_record import BenchmarkRun
+from commtax.results.expected_figures import BenchmarkLoad, ExpectedFigures, load_of, predict_run
+from commtax.results.exposition import Exposition, LookAtServer
+from commtax.results.live_tails import tail_findings
+from commtax.results.prometheus import lengths_of_requests, run_of
+from commtax.statement import Note
+from commtax.units import format_seconds
+from commtax.verbs.explain import counterfactuals, verdict
+
+KIND = "metrics"
+IDLE = "idle"  # code of the note of a window in which nothing was asked
+RESTARTED = "restarted"
+BINDS = "binds"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsWindow:
+    """What a server did between two looks at it; ``seconds`` None: since it started."""
+
+    page: Exposition  # differences of totals, and the gauges of the last look
+    seconds: float | None
+    whole: Exposition  # the last look itself
+    restarted: bool = False  # since the look before
+
+    @property
+    def idle(self) -> bool:
+        """Whether no token came."""
+        return not self.page.named("output_tokens") and not any(v > 0 for n, v in self.page.totals.items() if n.endswith("_count"))
+
+
+class LooksAtServer:
+    """The looks of the last ``window_s`` seconds, the newest beside the oldest."""
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._looks: deque[LookAtServer] = deque()
+
+    def add(self, look: LookAtServer) -> MetricsWindow:
+        """What happened up to this look; of the first one, or the first after a restart, all since the server started."""
+        restarted = bool(self._looks) and look.page.restarted_since(self._looks[-1].page)
+        if restarted:
+            self._looks.clear()
+        self._looks.append(look)
+        while len(self._looks) > 2 and look.at_s - self._looks[1].at_s >= self.window_s:
+            self._looks.popleft()
+        first = self._looks[0]
+        if look.at_s <= first.at_s:
+            return MetricsWindow(look.page, None, look.page, restarted)
+        return MetricsWindow(look.page.since(first.page), look.at_s - first.at_s, look.page)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAudit:
+    """One comparison: the audit, what was measured, and what was predicted for that load, where it could be."""
+
+    audited: Audit
+    run: BenchmarkRun
+    window: MetricsWindow
+    predicted: ExpectedFigures | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.audited.findings
+
+
+def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> ServerAudit:
+    """What a server did in a window, and whether it should have."""
+    run = _run(window, claim)
+    if window.idle:
+        idle = Section(KIND, (name,), (), tuple(_window_notes(window)), facts=run.facts)
+        return ServerAudit(Audit(claim, (idle,)), run, window)
+    predicted = _predict(run, claim) if claim else None
+    judged = bench_audit.audit_bench((run,), claim, name)
+    tails = tuple(tail_findings(window.page, predicted))
+    binds = (Note(BINDS, _binding_words(predicted, claim)),) if claim and predicted else ()
+    notes = (*_window_notes(window), *(n for n in judged.notes if n.code not in ("results", "since-start")), *binds)
+    section = replace(judged, kind=KIND, findings=_with_tails(judged.findings, tails), notes=notes)
+    return ServerAudit(Audit(claim, (section,)), run, window, predicted)
+
+
+def _with_tails(findings: tuple[Finding, ...], tails: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Each tail behind the mean of its time."""
+    found: list[Finding] = []
+    for finding in findings:
+        own = [t for t in tails if t.code.partition("_")[0] == finding.code.partition("_")[0] and finding.code.endswith("_mean")]
+        found += [finding, *own]
+    return tuple(found)
+
+
+def _run(window: MetricsWindow, claim: Claim | None) -> BenchmarkRun:
+    """The window as a result: lengths that no request of it tells are those since the start, and what was said goes first."""
+    run = run_of(window.page, window.seconds)
+    (prompt, answer), (usual_prompt, usual_answer) = map(lengths_of_requests, (window.page, window.whole))
+    clients = (claim.batch if claim else None) or run.concurrency
+    facts = dict(run.facts) | ({"mean concurrency": f"{run.concurrency:.3g}"} if run.concurrency else {})
+    return replace(
+        run,
+        lengths=(prompt or usual_prompt, answer or usual_answer),
+        concurrency=max(1, round(clients)) if clients else None,
+        facts=facts,
+    )
+
+
+def _predict(run: BenchmarkRun, claim: Claim) -> ExpectedFigures | None:
+    """The figures of its load; None where it is not known, or does not fit."""
+    try:
+        load = load_of(run, claim)
+        return predict_run(run, load, claim) if isinstance(load, BenchmarkLoad) else None
+    except ValueError:
+        return None
+
+
+def _binding_words(predicted: ExpectedFigures, claim: Claim) -> str:
+    load = predicted.load
+    step = claim.bill("decode", max(1, round(predicted.running)), load.prompt + load.answer // 2)
+    return f"a predicted step: {verdict(step, counterfactuals(step))}"
+
+
+def _window_notes(window: MetricsWindow) -> list[Note]:
+    """Over which time it was looked, and what is odd about that."""
+    since = (
+        "counters since the server started: warm-up and other loads are in them; a window of time (--window) tells what it does now"
+    )
+    span = since if window.seconds is None else f"differences of two looks, {format_seconds(window.seconds)} apart"
+    found = [Note("window", span)]
+    if window.restarted:
+        found.append(Note(RESTARTED, "the server was restarted since the last look: counted from its start again"))
+    if window.idle:
+        found.append(Note(IDLE, "no request was answered in this time, so there is nothing to compare"))
+    return found

@@ -1,0 +1,93 @@
+"""Whether it fits, as the page asks: the plan of its controls, and what every other TP size of the cluster would leave."""
+
+import re
+import shlex
+
+from commtax.question import AS_IT_IS
+from commtax.report.documents import Record, Value
+from commtax.report.exact_bytes import fit_document, fit_words, held_parts
+from commtax.report.view.state import State, arguments, config_text, refusal
+from commtax.units import format_bytes
+from commtax.verbs.fitting import Fit, add_advice, holds
+from commtax.verbs.settling import settle
+from commtax.verbs.train_fitting import TrainFit, train_holds
+
+
+def fit_answer(state: State) -> Record:
+    """What ``commtax fit --json`` prints for this state."""
+    return fit_document(_judge(state))
+
+
+def memory_answer(state: State) -> Record:
+    """The same, and how the page shows it."""
+    judged = _judge(state)
+    lack = "" if judged.fits else f". Each GPU needs {format_bytes(judged.shortfall_bytes)} more"
+    return {
+        **fit_document(judged),
+        "sentence": f"{fit_words(judged)}{lack}.",
+        "advised": [_plainly(line) for line in judged.advice],
+        "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
+        "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),
+        "sizes": [_size(state, tp) for tp in _tp_sizes(state)],
+        "command": _command(state, judged),
+    }
+
+
+def _plainly(advice: str) -> str:
+    """Options to add to a command, as words.
+
+    >>> _plainly("--dtype int4 (smaller weights)"), _plainly("-tp 2 -pp 2 (4 GPUs)")
+    ('weights in int4 (smaller weights)', 'TP 2 PP 2 (4 GPUs)')
+    """
+    sized = re.sub(r"(?<!\S)-(tp|pp|dp|ep|cp) (\d+)", lambda found: f"{found[1].upper()} {found[2]}", advice)
+    named = (
+        sized.replace("--dtype ", "weights in ")
+        .replace("--kv-dtype ", "KV cache in ")
+        .replace("--max-model-len ", "requests of at most tokens: ")
+    )
+    return re.sub(r"--([a-z-]+)", lambda found: found[1].replace("-", " "), named)
+
+
+def _judge(state: State) -> Fit | TrainFit:
+    q = state.question
+    if q.trains:
+        return train_holds(settle(q))
+    return add_advice(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=state.longest)))
+
+
+def _tp_sizes(state: State) -> list[int]:
+    """Powers of two up to the cluster's GPUs, and the size that is shown."""
+    most = state.question.cluster.num_gpus
+    return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {int(state["tp"])})
+
+
+def _size(state: State, tp: int) -> Record:
+    patch: dict[str, Value] = {"tp": tp} if tp == state["tp"] else {"tp": tp, "rep": 1}  # so many need not have room
+    try:
+        judged = _judge(state.but(patch))
+    except (ValueError, OverflowError) as error:
+        rule = refusal(error) if isinstance(error, ValueError) else error
+        return {"tp": tp, "refused": str(rule), "patch": None}
+    row: Record = {"tp": tp, "refused": "", "fits": judged.fits, "patch": patch}
+    if judged.trains:
+        held = float(judged.memory.total)
+        return row | {"weights_bytes": float(judged.memory.parameters), "free_bytes": float(judged.budget_bytes) - held}
+    row |= {"weights_bytes": judged.weights_bytes, "kv_bytes": max(0.0, judged.kv_bytes)}
+    return row | {"kv_tokens": max(0, judged.kv_tokens), "requests": max(0.0, judged.max_concurrency)}
+
+
+def _command(state: State, judged: Fit | TrainFit) -> str:
+    """Of the options of a step those that memory depends on; what it does not know goes."""
+    words = arguments(state)
+    if not judged.trains:
+        for name in ("--batch", "--context", "--phase"):
+            if name in words:
+                at = words.index(name)
+                del words[at : at + 2]
+        words += [
+            "--max-model-len",
+            str(state.longest),
+            *(["-tp", "1"] if state["tp"] == 1 else []),
+        ]  # else the smallest is found
+    line = shlex.join(["commtax", "fit", *words])
+    return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line

@@ -1,0 +1,124 @@
+"""Plans that the page asks for: of a closed loop, for a request rate, or to train, on one cluster or several."""
+
+import math
+from collections.abc import Sequence
+from typing import TypedDict, cast
+
+from commtax.planner import plan, plan_training
+from commtax.planner.fleets import plan_fleet
+from commtax.planner.several_clusters import plan_several
+from commtax.report.documents import Record
+from commtax.report.view.pictures import fleet_front, serving_front, several_front, training_front
+from commtax.report.view.plan_command import global_batch, limits, objective, plan_command
+from commtax.report.view.state import RefusedError, State
+from commtax.spec import Cluster
+from commtax.verbs.keywords import PlanFleetOptions, PlanOptions
+
+PLAN_GPUS = 512
+"""GPUs up to which the page searches plans."""
+
+
+def plan_answer(state: State) -> Record:
+    """What ``commtax plan --json`` prints, and how the page shows it. Plans are those of one cluster."""
+    q = state.question
+    _check_sizes(state, [q.cluster])
+    command = {"command": plan_command(state.but({"cs": ""}))}
+    if q.trains:
+        usual = {
+            "engine": q.engine,
+            "dtype": state["dt"],
+            "train_tokens": 1e9 * state["tok"],
+            "usd_per_gpu_hour": state["usd"] or None,
+        }
+        return (
+            training_front(plan_training(q.model, q.cluster, global_batch=global_batch(state), seq=state.length, **usual)) | command
+        )
+    found = plan(
+        q.model,
+        q.cluster,
+        objective=state["obj"],
+        usd_per_gpu_hour=state["usd"] or None,
+        dtypes=(state["dt"],),
+        techniques=state["try"],
+        **_limits_s(state),
+        **_wanted(state),
+    )
+    return serving_front(found) | command
+
+
+def several_answer(state: State) -> Record:
+    """The same on several clusters: their plans ranked together."""
+    q, places = state.question, state.places
+    _check_sizes(state, places)
+    if q.trains or len(places) < 2:
+        raise RefusedError("cs: serving on further clusters, such as 8xh200-sxm,16xl40s", "cs", malformed=False)
+    found = plan_several(
+        q.model,
+        places,
+        objective=objective(state, rate=False),
+        usd_per_gpu_hour=_prices(state),
+        dtypes=(state["dt"],),
+        techniques=state["try"],
+        **_limits_s(state),
+        **_wanted(state),
+    )
+    return several_front(found) | {"command": plan_command(state)}
+
+
+class LoopLimits(TypedDict):
+    """What plans of a closed loop must keep."""
+
+    ttft_s: float
+    tpot_s: float
+    confidence: float
+
+
+def _limits_s(state: State) -> LoopLimits:
+    ttft_s, tpot_s = (state[name] / 1e3 or math.inf for name in ("ttft", "tpot"))
+    return LoopLimits(ttft_s=ttft_s, tpot_s=tpot_s, confidence=state["sure"] / 100)
+
+
+def fleet_answer(state: State) -> Record:
+    """What ``commtax plan --request-rate --json`` prints, and how the page shows it."""
+    q, places = state.question, state.places
+    _check_sizes(state, places)
+    if q.trains:
+        raise RefusedError("ph: a request rate belongs to serving", "ph", malformed=False)
+    if not state["rps"]:
+        raise RefusedError("rps=0: requests per second, above 0", "rps", [1], malformed=False)
+    slo = {("" if "-" in name else "mean_") + name.replace("-", "_"): limit for name, limit in limits(state, rate=True).items()}
+    found = plan_fleet(
+        q.model,
+        places,
+        request_rate=state["rps"],
+        slo=slo,
+        objective=objective(state, rate=True),
+        dtypes=(state["dt"],),
+        usd_per_gpu_hour=_prices(state),
+        confidence=state["sure"] / 100,
+        processes=1,
+        **cast("PlanFleetOptions", _wanted(state)),
+    )
+    return fleet_front(found) | {"command": plan_command(state, rate=True)}
+
+
+def _check_sizes(state: State, places: Sequence[Cluster]) -> None:
+    for place in places:
+        if place.num_gpus > PLAN_GPUS:
+            key = "c" if place is state.question.cluster else "cs"
+            rule = f"{key}: plans are searched on up to {PLAN_GPUS} GPUs here; commtax plan takes more"
+            raise RefusedError(rule, key, malformed=False)
+
+
+def _prices(state: State) -> list[float | None] | None:
+    """The price that was said is that of the first cluster."""
+    return [state["usd"], *[None] * (len(state.places) - 1)] if state["usd"] else None
+
+
+def _wanted(state: State) -> PlanOptions:
+    wanted = PlanOptions(engine=state.question.engine, input_len=state["il"], output_len=state["ol"], kv_dtype=state["kv"])
+    if state.question.model.experts:
+        wanted |= PlanOptions(redundant_experts=state["red"])
+    if state.question.model.experts and state["imb"]:
+        wanted |= PlanOptions(imbalance=state["imb"])
+    return wanted

@@ -1,0 +1,128 @@
+"""What one command says another does not deny: what starts, what is too close to call, what was left out, what would help."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import commtax
+from cli_run import run_here
+from commtax.planner import StandingPlan
+from commtax.planner.columns import NO_SERVING
+from commtax.planner.compared_types import best_of_types
+from commtax.planner.deploying import fleet_servers, servers_of
+from commtax.planner.reasons import with_names_of_their_own
+from commtax.report.comparisons import fastest_words, flip_words
+from commtax.report.planning import _place
+from commtax.verbs.cache_room import full_length_requests
+from commtax.verbs.fitting import holds
+from commtax.verbs.settling import ask, settle
+
+SERVER = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --quantization fp8 --max-model-len 32768 --gpu-memory-utilization 0.9"
+POOL = {"tp": 1, "dtype": "fp8", "gpu_memory_utilization": 0.9, "max_num_seqs": 64}
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.sampled_from(["llama-3.3-70b", "gpt-oss-120b", "qwen3-30b-a3b", "deepseek-v3"]),
+    st.integers(1, 40_000),
+    st.sampled_from([0, 2048]),
+)
+def test_arrays_of_plans_start_where_fit_says_so(model, length, step):
+    """Requests of full length, of many plans at once, are those of each."""
+    asked = ask(model, "8xh200-sxm", max_model_len=length, max_num_batched_tokens=step or None)
+    together = full_length_requests(settle(asked.but(tp=np.array([1, 2, 4, 8]))))
+    alone = [holds(asked.but(tp=tp)).max_concurrency for tp in (1, 2, 4, 8)]
+    assert np.asarray(together) == pytest.approx(np.maximum(alone, 0))
+
+
+def test_no_plan_is_found_that_fit_rejects():
+    """A length that was given is a condition of every plan and of both pools."""
+    options = {"dtypes": ("fp8",), "gpu_memory_utilization": 0.9, "max_num_seqs": 64}
+    free, held = (commtax.plan("llama-3.3-70b", "2xh100-sxm", **options, **more) for more in ({}, {"max_model_len": 32768}))
+    assert not commtax.fit("llama-3.3-70b", "4xh100-sxm", **POOL, max_model_len=32768, advise=False).fits
+    assert np.any(free.plans.tp == 1)
+    assert not np.any((held.plans.tp * held.plans.pp == 1) | (held.plans.prefill_tp == 1))
+    assert any("8.3 GiB more for one request of 32,768 tokens" in lost.reason for lost in held.rejected)
+    servers = servers_of(held, held.recommended)
+    assert servers.question.limits.max_model_len == 32768
+    assert holds(servers.question).fits
+    tight = servers_of(free, int(np.flatnonzero((free.plans.tp == 1) & (free.plans.mode == 0))[0]))
+    assert holds(tight.question).fits, "nobody gave a length, and the model's own would not start"
+
+
+def test_a_fleet_is_emitted_with_a_length_that_starts():
+    found = commtax.plan_fleet("llama-3.1-8b", "1xl4", request_rate=0.5, num_prompts=100, output_len=16, disaggregated=False)
+    servers = fleet_servers(found.plans[found.recommended])
+    assert 0 < servers.question.limits.max_model_len < servers.question.model.max_len
+    assert holds(servers.question).fits
+
+
+def test_simulate_says_that_a_server_would_not_start():
+    words = ("simulate", "--from", SERVER, "--cluster", "8xh100-sxm", "-tp", 1)
+    closed, timed = run_here(*words, "--concurrency", 2), run_here(*words, "--request-rate", 1)
+    assert closed.returncode == 1
+    assert "It does not fit: each GPU needs" in closed.stdout.split("TPOT")[0]
+    assert timed.returncode == 2
+    assert "it would fit with -tp 2 (2 GPUs)" in timed.stderr
+    assert "nearest valid: 1152" in run_here(*words, "--concurrency", 2, "--max-model-len", 1000).stderr
+
+
+def test_plans_within_the_error_have_no_winner():
+    table = commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64, 512])
+    said = fastest_words(table)
+    assert "tp8 and 2xtp4, too close to call, at batch 64" in said
+    assert "; 2xtp4 at batch 512" in said
+    flip = replace(table.break_evens[0], leads=(0.04, 0.3))
+    unsure = flip_words(flip, 0.1)
+    assert f"below {flip.at:.0f} it is too close to call (tp8 leads by at most 4%)" in unsure
+    assert f"2xtp4 is faster from {flip.at:.0f} on, by up to 30%" in unsure
+    assert "back and forth" not in unsure, "where no lead is sure none changes"
+    assert "too close" not in flip_words(flip, 0.01)
+    alone = fastest_words(commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64]))
+    assert alone.endswith("tp8 and 2xtp4, too close to call, at batch 64"), "one point is not every point"
+
+
+def test_flags_that_a_comparison_leaves_out_are_named():
+    commands = [f"vllm serve meta-llama/Llama-3.1-8B -tp {tp}" for tp in (1, 2)]
+    words = ("diff", commands[0], f"{commands[1]} --replicas 2", "--cluster", "4xh100-sxm", "--output-len", 16)
+    assert "after: not understood, and not in the answer: --replicas 2" in run_here(*words, "--concurrency", 4).stdout
+    assert "give one number" in run_here(*words, "--concurrency", "64,256").stderr
+    assert re.search(r"--concurrency N +Clients", run_here("diff", "--help").stdout)
+
+
+def test_adapters_and_prefixes_are_told_at_once():
+    lora = run_here("fit", "llama-3.1-70b", "--cluster", "4xh100-sxm", "-tp", 4, "--lora-rank", 16, "--max-loras", 8).stdout
+    assert "8 LoRA adapters of rank 16 take 1.59 GiB per GPU: 20,864 fewer KV tokens" in " ".join(lora.split())
+    for load in (("--concurrency", 8), ("--request-rate", 2, "--num-prompts", 40)):
+        words = ("simulate", "llama-3.2-1b", "--cluster", "1xh100-sxm", *load, "--prefix-cache", "60%", "--output-len", 16)
+        told = run_here(*words).stdout
+        assert "Cached prefixes: +" in "\n".join(told.splitlines()[:4])
+        assert "60% of each prompt" in " ".join(told.split())
+    assert "--prefix-cache 60%" in run_here("worth", "llama-3.1-8b", "--cluster", "1xh100-sxm", "--shared-prefix", 9).stderr
+
+
+def test_each_type_has_its_line():
+    found = commtax.plan("llama-3.1-70b", "2xh100-sxm", dtypes=("bf16", "fp8"), tpot_s="28ms", disaggregated=False)
+    first, none, accuracy = best_of_types(found)
+    assert first.startswith("best in fp8: TP 2, ")
+    assert none.startswith("none in bf16: ")
+    assert "accuracy is not predicted" in accuracy
+    assert not list(best_of_types(commtax.plan("llama-3.2-1b", "1xh100-sxm")))
+    assert with_names_of_their_own(found.rejected) == found.rejected
+
+
+def test_a_limit_that_is_advised_holds():
+    """Asked for again with the limit that is said, there is a plan."""
+    asked = {"request_rate": 60, "num_prompts": 100, "output_len": 8, "disaggregated": False}
+    found = commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", slo={"p99_itl": "9ms"}, **asked)
+    said = next(text for text in found.would_take if text.startswith("limits of p99 ITL "))
+    assert commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", slo={"p99_itl": said.removeprefix("limits of p99 ITL ")}, **asked).plans
+
+
+def test_more_gpus_are_counted_out():
+    place = _place(StandingPlan("TP 4", NO_SERVING, rank=2, gain=2.42), 9, "its tokens/s", 2.0)
+    assert place.endswith("the best has 2.42 x its tokens/s with 2 x its GPUs, 1.21 x per GPU")

@@ -1,0 +1,366 @@
+"""Tasks of a new user (docs/tasks.md): every command answers, and its figures stand beside arithmetic by hand or a publication."""
+
+import json
+import math
+import re
+import sys
+
+import pytest
+
+from each import each
+from paths import BENCHMARKS, ROOT
+
+sys.path.append(str(BENCHMARKS))  # behind the helpers, one of which has a namesake there
+import printed
+
+PAGE = (ROOT / "docs" / "tasks.md").read_text()
+SECTION = re.compile(r"^### (\d+)\. (.+?)\n(.*?)(?=^##|\Z)", re.M | re.S)
+TASKS = {title: body for _, title, body in SECTION.findall(PAGE)}
+H100_FLOPS, H100_BYTES, H200_BYTES, L40S_BYTES = 989e12, 3.35e12, 4.8e12, 864e9
+GiB = 2**30
+
+
+def command_of(body):
+    """The command of a task, and the exit code that it is said to have."""
+    line = re.search(r"^\$ (commtax .*)$", body, re.M)[1]
+    said = re.search(r"# exit (\d)", line)
+    return printed.words_of(line), int(said[1]) if said else 0
+
+
+def by_little(row, tokens):
+    """Clients that always wait are as many as are answered per second, times how long each answer takes."""
+    seconds = row["ttft_s"] + (tokens - 1) * row["tpot_s"]
+    assert row["tokens_per_s"] == pytest.approx(row["concurrency"] * tokens / seconds, rel=0.03)
+
+
+def by_the_hour(row):
+    assert row["usd_per_hour"] == pytest.approx(row["gpus"] * row["usd_per_gpu_hour"])
+    assert row["usd_per_million_tokens"] == pytest.approx(row["usd_per_hour"] / 3600 / row["tokens_per_s"] * 1e6, rel=1e-3)
+
+
+def trained_flops(parameters, layers, hidden, seq, tokens):
+    """Of a step: 6 per parameter and token, and 12 x layers x hidden x length for attention."""
+    return tokens * (6 * parameters + 12 * layers * hidden * seq)
+
+
+def technique(answer, name):
+    return next(row for row in answer["weighed"] if row["technique"] == name)
+
+
+def qwen_for_rag(answer):
+    row = answer["recommended"]
+    assert row["tp"] * row["pp"] * 141e9 > 235.1e9 * 2, "a replica holds all weights in bf16"
+    assert row["ttft_s"] < 2
+    assert row["tpot_s"] < 0.05
+    by_little(row, 512)
+
+
+def l40s_or_h100(answer):
+    rows = answer["plans"]
+    for row in rows:
+        by_the_hour(row)
+    assert {row["cluster"] for row in rows} == {"1xl40s", "1xh100-sxm"}
+    assert answer["recommended"]["usd_per_million_tokens"] == min(row["usd_per_million_tokens"] for row in rows)
+
+
+def gpt_oss(answer):
+    """Few requests are faster over more GPUs, many in two servers, whose all-reduces are smaller and among fewer."""
+    step = {(row["plan"], row["batch"]): row["step_s"] for row in answer["rows"]}
+    assert step["tp8", 1] < step["2xtp4", 1]
+    assert step["tp8", 256] > step["2xtp4", 256]
+    assert all(64 < flip["at"] < 256 for flip in answer["break_even"] if flip["axis"] == "batch")
+    each = {row["plan"]: row["exposed_comm_s"] for row in answer["rows"] if row["batch"] == 256}
+    assert each["2xtp4"] < each["tp8"]
+
+
+def deepseek(answer):
+    row = answer["recommended"]
+    assert row["gpus"] == 16
+    assert row["tp"] * row["dp"] * 141e9 > 671e9, "a copy holds all experts in fp8"
+    by_little(row, 128)
+
+
+def long_context(answer):
+    assert answer["kv_bytes_per_token_per_rank"] == 2 * 80 * 8 * 128 * 2 // 4, "keys and values, 80 layers, 8 heads, bf16, TP 4"
+    tokens = answer["kv_cache_bytes_per_rank"] // (16 * answer["kv_bytes_per_token_per_rank"]) * 16
+    assert answer["kv_tokens"] == tokens
+    assert answer["max_concurrency"] == pytest.approx(tokens / 128_000, rel=1e-3)
+
+
+def own_config(answer):
+    h, ffn, kv, layers, vocab = 5120, 13_824, 8 * 128, 48, 64_000
+    parameters = layers * (2 * h * h + 2 * h * kv + 3 * h * ffn + 2 * h) + h + 2 * vocab * h
+    assert sum(part["bytes"] for part in answer["weights"] if part["part"] != "rotary table") == 2 * parameters
+
+
+def two_pools(answer):
+    row = answer["recommended"]
+    assert row["prefill_tp"] * row["prefill_replicas"] <= 8
+    assert row["tp"] * row["replicas"] <= 8
+    assert row["tp"] * 141e9 > 70.55e9 * 2 < row["prefill_tp"] * 80e9, "both kinds of workers hold all weights in bf16"
+    by_little(row, 128)
+
+
+def mi355x(answer):
+    row = answer["recommended"]
+    assert row["tp"] * row["dp"] * 288e9 > 671e9
+    assert row["mode"] == "together", "predictions of two pools inside a host are unchecked"
+    assert row["tpot_high_s"] / row["tpot_low_s"] > 2, "hardly measured, and said so"
+    by_little(row, 128)
+
+
+def rack(answer):
+    row = answer["recommended"]
+    assert row["gpus"] <= 72
+    assert row["ep"] > 8, "experts over more GPUs than a host of eight has"
+    assert row["tpot_s"] < 0.02
+    by_little(row, 128)
+
+
+def pcie_box(answer):
+    row = answer["recommended"]
+    assert row["verdict"] == "4 GPUs = TP 4"
+    assert row["exposed_comm_fraction"] > 0.1, "four cards all-reduce over PCIe"
+    assert row["tpot_s"] > 32.8e9 * 2 / 4 / L40S_BYTES, "a quarter of the weights is read for each token"
+
+
+def unknown_chip(answer):
+    row = answer["recommended"]
+    assert row["tpot_s"] > 8.03e9 * 2 / 1640e9
+    assert row["tpot_high_s"] / row["tpot_low_s"] > 2
+
+
+def requests_20(answer):
+    row = answer["recommended"]
+    assert row["utilisation"] == pytest.approx(20 / row["capacity_requests_per_s"], rel=1e-3)
+    share = row["capacity_requests_per_s"] * (1024 + 128) * 2 * 8.03e9 / H100_FLOPS / row["gpus"]
+    assert 0.3 < share < 0.7, "of the peak: what servers of dense models reach"
+
+
+def requests_50(answer):
+    row = answer["recommended"]
+    assert row["gpus"] == math.ceil(1.2 * 50 / (row["full_requests_per_s"] / row["gpus"]))
+    assert row["full_requests_per_s"] >= 60
+
+
+def cost_of_a_year(answer):
+    row = answer["recommended"]
+    assert row["usd_per_year"] == pytest.approx(row["gpus"] * 3.99 * 24 * 365)
+    assert row["usd_per_million_tokens"] == pytest.approx(row["usd_per_hour"] / 3600 / (10 * 128) * 1e6, rel=0.02)
+
+
+def own_price(answer):
+    price = {"4xh100-sxm": 2.10, "4xh200-sxm": 2.90}
+    for row in answer["plans"]:
+        assert row["usd_per_gpu_hour"] == price[row["cluster"]]
+        by_the_hour(row)
+
+
+def prefixes(answer):
+    """A fifth of each prompt is computed: its step is at least that many FLOPs beside a decode step, and at most 3 times that."""
+    (run,) = answer["runs"]
+    least = 4096 * 0.2 * 2 * 8.03e9 / H100_FLOPS
+    assert least < run["prompt_step_s"] - run["decode_step_s"] < 3 * least
+    plain = re.search(r"output tokens/s \(([\d,]+) without\)", " ".join(answer["notes"]))
+    assert run["tokens_per_s"] > 1.5 * float(plain[1].replace(",", ""))
+
+
+def eagle(answer):
+    row = technique(answer, "eagle3")
+    drafts = int(row["asked"].partition("=")[2])
+    accepted = row["tokens_per_s"] * row["step_s"] / 8
+    assert 1 < accepted < drafts + 1
+    assert row["step_s"] > answer["step_s"], "a step with drafts is longer"
+    assert row["gain"] == pytest.approx(accepted * answer["step_s"] / row["step_s"], rel=1e-3)
+
+
+def number_formats(answer):
+    """What fp8 saves at batch 1 is the time to read the other half of the layers."""
+    step = {(row["dtype"], row["batch"]): row["step_s"] for row in answer["rows"]}
+    saved = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28_672) / 4 / H100_BYTES
+    assert 1 < (step["bf16", 1] - step["fp8", 1]) / saved < 1.3
+    assert step["bf16", 64] > step["fp8", 64] > step["int4", 64]
+
+
+def lora(answer):
+    h, ffn, kv = 4096, 14_336, 1024
+    ends = 2 * (h + h) + 2 * (h + kv) + 3 * (h + ffn)  # both sides of q and o, of k and v, of gate, up and down
+    adapters = next(part["bytes"] for part in answer["weights"] if part["part"] == "LoRA adapters")
+    assert adapters == 8 * 16 * 32 * ends * 2
+
+
+def dcp(answer):
+    row, wanted = technique(answer, "dcp"), 16 * 131_072
+    assert not answer["fits"]
+    assert answer["kv_tokens"] < wanted < row["kv_tokens"]
+    assert row["fits"]
+    assert row["kv_tokens"] == pytest.approx(8 * answer["kv_tokens"], rel=0.01), "each rank keeps its own eighth"
+
+
+def dbo(answer):
+    row = technique(answer, "dbo")
+    assert row["verdict"] == "gains"
+    assert 1 < row["gain"] < 2, "overlap cannot hide more than all of the other half"
+
+
+def fused_allreduce(answer):
+    """160 norms become part of as many all-reduces: what it saves is at most all of both, 4 and 6 us each."""
+    row = technique(answer, "fused-allreduce")
+    assert 0 < answer["step_s"] - row["step_s"] < 160 * 10e-6
+    assert "fusion" in row["flag"]
+
+
+def fsdp_or_megatron(answer):
+    flops = trained_flops(69.5e9, 80, 8192, 8192, 512 * 8192)
+    for one in answer["answers"]:
+        row = one["recommended"]
+        assert row["mfu"] * H100_FLOPS * 64 * row["step_s"] == pytest.approx(flops, rel=0.02)
+        assert 0.35 < row["mfu"] < 0.55, "what both are published with on H100"
+        assert row["pp"] == 1 or one["engine"].startswith("megatron"), "FSDP has no pipeline stages"
+    rate = {one["engine"].partition("@")[0]: one["recommended"]["tokens_per_s"] for one in answer["answers"]}
+    assert max(rate, key=rate.get) == answer["recommended"]
+
+
+def meta(answer):
+    """The Llama 3 Herd of Models, Table 4: 41 % MFU on 16,384 GPUs; model card: 30.84 million GPU-hours, restarts included."""
+    assert answer["mfu"] == pytest.approx(0.41, abs=0.02)
+    assert 0.85 < answer["days"] * 24 * 16_384 / 30.84e6 < 1
+
+
+def pasted_vllm(answer):
+    row, best = answer["pasted"], answer["best"]
+    assert (row["tp"], row["gpus"], row["idle_gpus"]) == (4, 4, 4)
+    assert row["rank"] > 1
+    assert best["tokens_per_s"] > row["tokens_per_s"]
+    by_little(row, 128)
+
+
+def pasted_sglang(answer):
+    """256 tokens with 8 of 256 experts each touch nearly all of them: each GPU reads its eighth of 671 GB."""
+    assert answer["engine"].startswith("sglang")
+    assert 1 < answer["step_s"] / (671e9 / 8 / H200_BYTES) < 3
+    assert answer["tokens_per_s"] == pytest.approx(8 * 32 / answer["step_s"], rel=1e-3)
+
+
+def pasted_megatron(answer):
+    assert answer["model"] == "llama-2-70b", "found by its sizes"
+    flops = trained_flops(68.7e9, 80, 8192, 8192, 128 * 8192)
+    assert answer["mfu"] * H100_FLOPS * 64 * answer["step_s"] == pytest.approx(flops, rel=0.03)
+    assert not answer["fits"]
+    assert answer["memory_bytes_per_rank"] > 79.11 * GiB * 0.95
+
+
+def kubernetes(answer):
+    assert (answer["cluster"], answer["gpus"], answer["engine"]) == ("8xh100-sxm", 8, "vllm@0.12.0"), "all from the manifest"
+    assert answer["max_concurrency"] == pytest.approx(answer["kv_tokens"] / 16_384, rel=1e-3)
+    assert answer["weights_bytes_per_rank"] == pytest.approx(70.55e9 * 2 / 4, rel=0.01)
+
+
+def compose(answer):
+    assert answer["cluster"] == "2xl40s"
+    assert 1 < answer["step_s"] / (32.76e9 * 2 / 2 / L40S_BYTES) < 1.5, "the weights are read once per token"
+
+
+def llm_d(answer):
+    times = {row["metric"]: row["mean_s"] for row in answer["times"]}
+    assert answer["gpus"] == 2 * 2 + 4
+    assert times["e2e"] == pytest.approx(times["ttft"] + (answer["offered"]["output_len_mean"] - 1) * times["tpot"], rel=0.02)
+    assert answer["utilisation"] == pytest.approx(4 / answer["capacity_requests_per_s"], rel=1e-3)
+
+
+def nccl_tests(answer):
+    last = [row for row in answer["sections"][0]["findings"] if row["code"] == "size"][-1]
+    busbw = [2 * 7 / 8 * GiB / last[name] for name in ("measured", "predicted")]
+    assert busbw[0] == pytest.approx(234.3e9, rel=1e-3), "as nccl-tests counts"
+    assert 400e9 < busbw[1] < 490e9, "what hosts of eight H100 are published with"
+    assert last["verdict"] == "disagree"
+
+
+def benchmark(answer):
+    told = {row["code"]: row for row in answer["sections"][0]["findings"]}
+    times = [told[name]["measured"] for name in ("ttft_mean", "tpot_mean")]
+    assert told["duration"]["measured"] == pytest.approx(640 / 64 * (times[0] + 511 * times[1]), rel=0.03), "ten rounds of 64"
+    assert answer["model"] == "qwen3-32b", "named by the file"
+    assert abs(told["tpot_mean"]["difference"]) < 0.25
+    assert answer["verdict"] == "agree"
+
+
+def log(answer):
+    found = {row["item"]: row for row in answer["sections"][0]["findings"]}
+    assert found["KV tokens in that memory"]["predicted"] == GiB / (2 * 8 * 2 * 32 * 2 / 2 * 2), "1 GiB at 2 KiB per token and rank"
+    assert answer["verdict"] == "agree"
+
+
+def ci(answer):
+    assert answer["verdict"] == "same"
+    assert all(row["low_s"] < row["measured_s"] < row["high_s"] for row in answer["latencies"])
+
+
+def student(answer):
+    sent = [row for row in answer["items"] if row["op"] == "all-reduce"]
+    assert sum(row["count"] for row in sent if row["nbytes"] == 4096 * 2) == 2 * 32 + 1, (
+        "two per layer and the embedding's, of one token"
+    )
+    assert sum(row["exposed_s"] for row in answer["items"]) == pytest.approx(answer["step_s"], rel=1e-3)
+
+
+ANCHORS = {
+    "Serve Qwen3-235B for RAG": qwen_for_rag,
+    "L40S or H100, by cost": l40s_or_h100,
+    "gpt-oss-120b: TP 8 or 2 x TP 4": gpt_oss,
+    "DeepSeek-V3 on two hosts of eight H200": deepseek,
+    "128k context": long_context,
+    "My own `config.json`": own_config,
+    "Prompts on one kind of GPU, decoding on another": two_pools,
+    "MI355X": mi355x,
+    "A rack: GB200 NVL72": rack,
+    "A box without NVLink": pcie_box,
+    "A chip that commtax does not know": unknown_chip,
+    "20 requests per second": requests_20,
+    "50 requests per second": requests_50,
+    "Cost per year": cost_of_a_year,
+    "My own price": own_price,
+    "Prefix caching": prefixes,
+    "EAGLE": eagle,
+    "Number formats": number_formats,
+    "LoRA adapters": lora,
+    "Decode context parallelism": dcp,
+    "Dual-batch overlap": dbo,
+    "Fused all-reduce": fused_allreduce,
+    "FSDP or Megatron": fsdp_or_megatron,
+    "405B, as Meta trained it": meta,
+    "A vLLM command": pasted_vllm,
+    "An SGLang command": pasted_sglang,
+    "A Megatron command": pasted_megatron,
+    "A Kubernetes manifest": kubernetes,
+    "A Compose file": compose,
+    "Values for llm-d's chart": llm_d,
+    "nccl-tests": nccl_tests,
+    "A benchmark result": benchmark,
+    "A server's log": log,
+    "A check for CI": ci,
+    "A student's first hour": student,
+}
+
+
+@each("title", list(TASKS))
+def test_a_task_is_answered(title, run):
+    """By its document, which has every figure that is printed."""
+    words, code = command_of(TASKS[title])
+    done = run(words)
+    assert done.returncode == code, done.stderr
+    ANCHORS[title](json.loads(done.document))
+
+
+@each("title", ["128k context", "L40S or H100, by cost", "EAGLE", "A Megatron command", "A server's log", "A check for CI"])
+def test_the_document_of_a_task_is_what_json_prints(title, run):
+    words, _ = command_of(TASKS[title])
+    assert json.loads(run((*words, "--json")).stdout) == json.loads(run(words).document)
+
+
+def test_every_task_has_a_question_an_answer_and_a_way_to_read_it():
+    assert len(TASKS) >= 30
+    assert set(TASKS) == set(ANCHORS)
+    for title, body in TASKS.items():
+        asked, shown, read = re.fullmatch(r"\n(.+?)\n\n```console\n(.+?)\n```\n\n(.+?)\s*", body, re.S).groups()
+        assert all([asked, read, shown.startswith("$ commtax "), len(shown.splitlines()) > 2]), title
