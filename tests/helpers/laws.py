@@ -135,16 +135,18 @@ def _links(rng: Random, scope: str) -> tuple[str, str]:
 
 
 def faster_links_are_no_slower(rng: Random) -> str | None:
-    """A step over a link that is better in bandwidth and latency."""
+    """A step over a link that is better in bandwidth and latency; a library that takes another protocol for it may err by 1 %."""
     scope = rng.choice(("intra", "inter"))
     asked = _served(rng, ENGINES) | {"phase": rng.choice(("decode", "prefill")), "batch": _number(rng, 1, 64)}
     cluster, links = asked.pop("cluster"), _links(rng, scope)
     try:
         places = [catalog.cluster(cluster, **{scope: key}) for key in links]
+        if places[0].nics_per_host > places[1].nics_per_host:
+            return None
         slow, fast = (float(commtax.bill(cluster=place, **asked).step_s) for place in places)
     except ValueError:
         return None
-    return _order(asked | {"cluster": cluster}, "step", fast, slow, f"{scope} {links[0]} -> {links[1]}")
+    return _order(asked | {"cluster": cluster}, "step", fast * 0.99, slow, f"{scope} {links[0]} -> {links[1]}")
 
 
 # Collectives
@@ -212,7 +214,8 @@ def times_in_prompts(rng: Random) -> str | None:
     """A longer prompt never brings the first token, or the last, earlier.
 
     Where a front end holds requests up, longer ones relieve its queue: there only the last token counts. Long prompts keep
-    other requests from decoding, and steps with fewer of them are shorter: a whole request may gain a part of a percent.
+    other requests from decoding, and steps with fewer of them are shorter; where prompts run first, fewer of them share a
+    step and the first need not wait for the others. Both were seen to gain up to half a percent.
     """
     asked = _loop(rng)
     less, more = asked["input_len"], _more(rng, asked["input_len"], 65536)
@@ -227,7 +230,7 @@ def times_in_prompts(rng: Random) -> str | None:
     engine = short.question.engine
     if engine.host.frontend_request_s or engine.host.frontend_token_s:
         return last
-    return last or _order(asked, "TTFT", float(short.ttft_s), float(long.ttft_s), change)
+    return last or _order(asked, "TTFT", float(short.ttft_s) * 0.99, float(long.ttft_s), change)
 
 
 def tokens_in_clients(rng: Random) -> str | None:
@@ -392,6 +395,8 @@ def plans_gain_from_faster_links(rng: Random) -> str | None:
     try:
         slow, fast = (catalog.cluster(text, **{scope: key}) for key in links)
     except ValueError:
+        return None
+    if slow.nics_per_host > fast.nics_per_host:
         return None
     return _better(_goal(rng), (slow, fast), f"{scope} {links[0]} -> {links[1]}", slack=True)
 

@@ -115,6 +115,18 @@ def test_waiting_by_hand():
     assert running_requests(load, engine, 215, 99) == 2  # 100 + 10/2 tokens each
 
 
+def test_ranks_that_step_together_wait_for_each_others_prompts():
+    """Long answers, so that no two prompts meet: of 8 ranks with 2 clients each, a request waits for 15 prompts of 2 s."""
+    load, vllm = ClosedLoopLoad(2, 100, 1e9), catalog.engine("vllm")
+    many, one, few = (
+        closed_loop(x, Steps(1.0, 3.0, ranks=r), x.concurrency if x.concurrency > 1 else 1.0, 0.0, vllm)
+        for x, r in ((load, 8), (load, 1), (ClosedLoopLoad(0.125, 100, 1e9), 8))
+    )
+    assert float(many.stretch_s) * 1e9 == pytest.approx(15 * 2, rel=1e-3)
+    assert float(one.stretch_s) * 1e9 == pytest.approx(1 * 2, rel=1e-3)
+    assert float(few.stretch_s) == 0  # one client for all ranks
+
+
 def test_a_full_cache_by_hand():
     """10,000 tokens, 900 in and 100 out: 11 prompts come in, 10 requests can end; a third of the output outgrows each prompt."""
     vllm, load = catalog.engine("vllm"), ClosedLoopLoad(40, 900, 100)

@@ -228,12 +228,14 @@ def closed_loop(
     decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs, engine)
-    extra = extra * _waiting_factor(load, steps, seqs)
+    waited_for = _waiting_factor(load, steps, seqs)
+    extra = extra * waited_for
     # Prompts that have room beside one token's way through all stages.
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
     ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
+    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - 1 / waited_for)  # all ranks' prompts but the own one
+    stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
     turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
@@ -244,7 +246,7 @@ def closed_loop(
     first = way + boundary + own + before
     life = first + decodes * tpot
     # The first R never wait for a slot, and those sent with them wait half as long as later ones.
-    waiting = load.concurrency - seqs
+    waiting = np.maximum(0.0, load.concurrency - seqs)
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     slot = waiting / seqs * life * late
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
@@ -305,7 +307,8 @@ def _waiting_factor(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
 
 def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
     """Share of the ranks that have no prompt in a step in which one has."""
-    return (1 - 1 / steps.ranks) * (1 - np.minimum(1.0, arrivals_per_step(load, seqs)))
+    each = (steps.ranks * np.minimum(seqs, load.concurrency) - 1) / np.maximum(1, steps.ranks - 1)  # clients of another rank
+    return (1 - 1 / steps.ranks) * (1 - np.clip(arrivals_per_step(load, 1 + np.clip(each, 0, seqs)), 0.0, 1.0))
 
 
 def disaggregated_means(
