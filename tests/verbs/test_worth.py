@@ -129,7 +129,7 @@ def test_an_undecided_gain_names_what_it_rests_on_and_when_it_is_lost():
     told = " ".join(run("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", "16").stdout.split())
     assert "Undecided, measure first: eagle3=5 (+60%), eagle=3 (+40%), if drafts are accepted as often as with" in told
     assert "A loss once the KV cache is full: eagle3=5 (-13%), eagle=3 (-16%)." in told
-    assert "weighs whole requests" not in told
+    assert "for whole requests" not in told
 
 
 def test_the_command_says_what_to_set_and_json_holds_every_row():
@@ -137,7 +137,7 @@ def test_the_command_says_what_to_set_and_json_holds_every_row():
     assert "pays" in told.stdout
     assert "mtp=2 (+82%), if drafts are accepted as often as with deepseek-r1." in " ".join(told.stdout.split())
     assert "Worth it only once the KV cache is full: fp8-kv (-3.4% here, +23% then)." in " ".join(told.stdout.split())
-    assert "One decode step is weighed, without the prompts that join it; --concurrency N weighs" in " ".join(told.stdout.split())
+    assert "Gains are for one decode step, without the prompts that share it; for whole requests" in " ".join(told.stdout.split())
     assert "not in vLLM: sbo (SGLang)" in told.stdout
     assert "overlap" not in told.stdout, "each reason only for those who ask for details"
     document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)

@@ -71,8 +71,8 @@ def _stage_words(answer: ServingPlans, i: int) -> str:
 
 def _communication_words(answer: ServingPlans, i: int, share: float, usual: float) -> str:
     links = waited_links(answer.step_of(answer.plans, i))
-    across = "it crosses hosts, and " if answer.question.cluster.inter.key in links else ""
-    return f"{across}{share:.0%} of its decode step, instead of {usual:.0%}, is exposed communication over {', '.join(links)}"
+    across = "it spans hosts, and " if answer.question.cluster.inter.key in links else ""
+    return f"{across}{share:.0%} of its decode step, not {usual:.0%}, is exposed communication over {', '.join(links)}"
 
 
 def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossReason]:

@@ -81,7 +81,7 @@ def _figures(a: FleetPlans) -> Iterator[str]:
         f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
     )
     yield ", ".join(times) + sure
-    used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of its capacity"
+    used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
     known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
     if known:
@@ -203,7 +203,7 @@ def _notes(a: FleetPlans) -> Remarks:
     full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
     details += [f"{counted_note(q)}; {full}"] * known
     grows = (
-        "headroom: how much the rate may grow before a limit is exceeded; tokens/s/GPU: output tokens/s per GPU at that higher rate"
+        "headroom: how much the rate may grow before a limit is exceeded; tokens/s/GPU: output tokens/s per GPU at the highest rate within the limits"
     )
     told = [str(note) for note in q.notes if note.code in TOLD]
     return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)

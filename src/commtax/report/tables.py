@@ -152,7 +152,7 @@ def say_asked(console: Console, asked: Question, *more: str, gpus: str = "") -> 
         say(console, ", ".join(more), "dim")
 
 
-STEP_WITHOUT = {"decode": "without the prompts that join it", "prefill": "without the tokens that are decoded"}
+STEP_WITHOUT = {"decode": "without the prompts that share it", "prefill": "without the tokens that are decoded"}
 """What a step leaves out of what a server does."""
 
 

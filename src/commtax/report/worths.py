@@ -38,7 +38,7 @@ def show_worth(console: Console, w: Worth) -> None:
     if not w.requests:
         say(
             console,
-            f"One {w.question.phase} step is weighed, {STEP_WITHOUT[w.question.phase]}; --concurrency N weighs whole requests.",
+            f"Gains are for one {w.question.phase} step, {STEP_WITHOUT[w.question.phase]}; for whole requests, add --concurrency N.",
         )
     say(console, _now(w))
     say_asked(console, w.question)
@@ -262,14 +262,14 @@ def _remarks(w: Worth) -> Iterator[str]:
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
     replaced = [f" (another drafter replaces {row.asked})" for row in w.on if row.technique.group == DRAFTS]
     alone = f"on top of {_on(w)}{''.join(replaced)}" if _on(w) else "with this technique alone"
-    yield f"gain: {what}, {alone}, at the best of its usual values; --technique evaluates several together"
+    yield f"gain: {what}, {alone}, at its best common setting; --technique evaluates several together"
     yield "undecided: the range includes both a gain and a loss"
     if w.swept:
-        tried = " and ".join(f"{_axis(name)} from {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
-        yield f"pays off: where the central prediction is a gain; tried: {tried}, one at a time"
+        tried = " and ".join(f"{_axis(name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
+        yield f"pays off: where the central prediction is a gain; tried: {tried}, each varied alone"
     if any(not isnan(row.full_gain) for row in w.here):
         each = f"{w.question.context:,.0f} tokens per request"
-        yield f"when full: gain at the largest batch that fits ({each}), for techniques that change the room for KV"
+        yield f"when full: gain at the largest batch that fits ({each}), for techniques that change KV capacity"
     if w.requests and w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
     for row in (*w.on, *w.here):
