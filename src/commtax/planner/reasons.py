@@ -51,7 +51,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         lack = max(holds(replan(judged_by_memory(base), **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         largest = " of the largest" if len(these) > 1 else ""
         name = _family_words(legal.take(these)) + dtype_words(base, index)
-        lacks = f"does not fit: each GPU{largest} needs {lack:.1f} GiB more for one request of {length:,} tokens"
+        lacks = f"does not fit: each GPU{largest} is {lack:.1f} GiB short even for one request of {length:,} tokens"
         yield Rejected(name, lacks, dtype=index)
 
 

@@ -96,8 +96,8 @@ def adapter_words(judged: Fit) -> str:
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
     asked = judged.question
-    request = "" if asked.trains else f" for one request of {asked.limits.max_model_len:,.0f} tokens"
-    say(console, f"Each GPU needs {format_bytes(judged.shortfall_bytes)} more{request}.", style="red")
+    request = "" if asked.trains else f", even for one request of {asked.limits.max_model_len:,.0f} tokens"
+    say(console, f"Each GPU is {format_bytes(judged.shortfall_bytes)} short{request}.", style="red")
     for i, advice in enumerate(judged.advice):
         say(console, f"  {'It would also fit' if i else 'It would fit'} with {advice}.")
     if not asked.trains and not judged.advice:

@@ -45,10 +45,10 @@ def why_it_does_not_start(q: Question) -> str:
         if starts(workers):
             continue
         judged = add_advice(holds(judged_by_memory(workers)))
-        lack = f"each GPU{kind} needs {format_bytes(judged.shortfall_bytes)} more"
+        lack = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
         remedies = ", or with ".join(judged.advice)
         more = f"it would fit with {remedies}" if remedies else "use more GPUs or a smaller model"
-        return f"{lack} for one request of {q.limits.max_model_len:,} tokens (--max-model-len); {more}"
+        return f"{lack} even for one request of {q.limits.max_model_len:,} tokens (--max-model-len); {more}"
     return ""
 
 

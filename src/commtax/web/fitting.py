@@ -21,7 +21,7 @@ def fit_answer(state: State) -> Record:
 def memory_answer(state: State) -> Record:
     """The same, and how the page shows it."""
     judged = _judge(state)
-    lack = "" if judged.fits else f". Each GPU needs {format_bytes(judged.shortfall_bytes)} more"
+    lack = "" if judged.fits else f". Each GPU is {format_bytes(judged.shortfall_bytes)} short"
     return {
         **fit_document(judged),
         "sentence": f"{fit_words(judged)}{lack}.",
