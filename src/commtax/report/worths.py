@@ -38,7 +38,7 @@ def show_worth(console: Console, w: Worth) -> None:
     if not w.requests:
         say(
             console,
-            f"Gains are for one {w.question.phase} step, {STEP_WITHOUT[w.question.phase]}; for whole requests, add --concurrency N.",
+            f"Gains are for one {w.question.phase} step, {STEP_WITHOUT[w.question.phase]}; for whole requests add --concurrency N.",
         )
     say(console, _now(w))
     say_asked(console, w.question)
