@@ -13,6 +13,7 @@ import numpy as np
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.each_alone import alone_words, questions_alone
 from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
@@ -100,11 +101,16 @@ def plan(
 
 def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
-    answer = search_with_techniques(put) if AUTO in put.goal.technique_sets else serving_search.search_serving(put)
+    answer = _search(put)
     if len(answer.plans):
+        answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         own = answer.recommended
-        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own)))
+        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own), *alone_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
+
+
+def _search(put: Question) -> ServingPlans:
+    return search_with_techniques(put) if AUTO in put.goal.technique_sets else serving_search.search_serving(put)
 
 
 def plan_training(

@@ -13,6 +13,7 @@ from commtax.planner.choosing import KINDS, TRAINED, kinds, margin, ratio_error,
 from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
+from commtax.planner.pool_use import pool_words
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.records import record_from
@@ -23,6 +24,7 @@ from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
 
+UNCHECKED = "predictions of two pools inside one host are unchecked: measure it before you rely on it"
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
@@ -164,23 +166,26 @@ def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, firs
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` delivers, how it compares with others (the recommended one with those beside it), and what its steps take."""
     rows = answer.plans
-    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), _delivers(answer, i)]
+    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
         said += compare_recommended(answer)
     elif i:
         said.append(f"{distance_words(answer, i)} than the best: {_reason_beside(answer, i, 0)}")
-    return [*said, f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free", *_waits(answer, i)]
+    said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
+    return [*said, *pool_words(answer, rows, i), *_waits(answer, i)]
 
 
-def _delivers(answer: ServingPlans, i: int) -> str:
-    """The times beside their limits, the rate, and how sure the limits are."""
+def delivers(answer: ServingPlans, i: int) -> str:
+    """The times beside their limits, the rate with its range, and how sure the limits are."""
     rows, goal = answer.plans, answer.question.goal
     most = {name: f" (limit {format_seconds(limit)})" for name, limit in goal.times}
     times = [f"{said} {format_seconds(float(getattr(rows, name)[i]))}{most.get(name, '')}" for name, said in SAID.items()]
     assumed = "" if all(is_catalogued(place.chip) for place in answer.question.places) else " on assumed times"
     sure = f"{percent(answer.kept(rows, i))} likely to meet {'each' if len(most) > 1 else 'the'} limit{assumed}"
     kept = f"; {sure}, {percent(goal.confidence)} required (--confidence)" if most else ""
-    return f"{', '.join(times)}, {float(rows.tokens_per_s[i]):,.0f} tokens/s{_dollars(answer, i)}{kept}"
+    low, high = answer.range_of(rows, i, "tokens_per_s")
+    rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+    return f"{', '.join(times)}, {rate}{_dollars(answer, i)}{kept}"
 
 
 def _dollars(answer: ServingPlans, i: int) -> str:
@@ -206,7 +211,9 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     kind = kinds(rows, q.cluster)
     if own:
         best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {_lead_words(answer, 0, own)}"
-        yield f"{best}, {doubt_of_lead(answer, own)}"
+        fewer = int(rows.gpus[0] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
+        dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
+        yield f"{best}{dearer}, {doubt_of_lead(answer, own)}"
     for i, simpler in _next_plans(range(len(rows)), kind, own):
         role = f"the best simpler plan{_other_kind(kind, i, own)}" if simpler else _next_role(own)
         than = "than with" if q.goal.objective == "latency" else "than"
@@ -218,7 +225,7 @@ def doubt_of_lead(answer: ServingPlans, own: int) -> str:
     """Why the best is not the recommended one."""
     within = margin(answer.question, _differ_in_pools(answer, 0, own))
     if isinf(within):
-        return "but predictions of two pools inside one host are unchecked: measure it before you rely on it"
+        return f"but {UNCHECKED}"
     return f"within the margin of {percent(within)} (--margin); measure both"
 
 

@@ -16,7 +16,7 @@ from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, margin, simplest_served
+from commtax.planner.choosing import effort, margin, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
@@ -365,11 +365,7 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
     """Found plans, best first, and which to run."""
     plans, near = best_first(q, found.points)
     answer = ServingPlans(q, found.count, plans=plans, near=near)
-    return replace(answer, recommended=_recommended(q, plans)) if len(plans) else answer
-
-
-def _recommended(q: Question, plans: ServingColumns) -> int:
-    return simplest_served(q, effort(q, plans), columns.objective_value(q, plans))
+    return replace(answer, recommended=recommended_row(q, plans)) if len(plans) else answer
 
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
@@ -382,7 +378,7 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=lost)
     if not len(plans):
         return answer
-    first = _recommended(q, plans)
+    first = recommended_row(q, plans)
     # nothing says where between short requests and many tokens/s to run
     open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
@@ -396,7 +392,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         keys = [np.round(np.log(value), 11), *columns.order(q, every)]
         first = _best_rows(keys, columns.family(every), _least_gains(q)[every.exchange.astype(int)])
         plans = every.take(first)
-        yield OperatingPoint(name, PLACES[name], plans, simplest_served(q, effort(q, plans), value[first], power))
+        simplest = simplest_served(q, effort(q, plans), value[first], power)
+        yield OperatingPoint(name, PLACES[name], plans, recommended_row(q, plans) if name == "most" else simplest)
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
