@@ -317,3 +317,31 @@ def test_acceptance_of_another_model_widens_a_gain():
     assert said.accepted == ""
     assert said.gain == pytest.approx(other.gain)
     assert other.high / other.low > said.high / said.low
+
+
+@pytest.mark.parametrize(("engine", "batch"), [("vllm", 4), ("vllm", 64), ("vllm@0.15", 4)])
+def test_where_an_engine_stops_fusing_its_limit_is_named(engine, batch):
+    """vLLM gives the fused kernel 512 KiB at the most on 8 Hopper GPUs: 32 rows of 8,192 numbers of 2 bytes."""
+    asked = ("worth", "llama-3.3-70b", "-c", "8xh100-sxm", "-tp", "8", "--engine", engine, "--batch", batch)
+    told = " ".join(run(*asked, *(("--technique", "fused-allreduce") if engine == "vllm" else ())).stdout.split())
+    limit = (
+        commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, batch=batch, engine="vllm", technique="fused-allreduce").on[0].pays[0]
+    )
+    assert (limit.high, limit.until) == (32, "vLLM fuses sums of up to 512 KiB on 8 GPUs, 32 tokens")
+    if engine == "vllm":
+        assert f"pays off: batch up to 32 ({limit.until})." in told
+        assert ("changes nothing here" in told.split(".")[1]) == (batch > limit.high)
+    else:
+        row = next(
+            row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine=engine).rows if row.pays and row.pays[0].until
+        )
+        assert (row.technique.key, row.pays[0]) == ("fused-allreduce", limit)
+
+
+def test_a_limit_that_does_not_decide_is_not_named():
+    """SGLang fuses up to 2,048 rows, and its kernel stops paying long before."""
+    row = next(
+        row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine="sglang").rows if row.asked == "fused-allreduce"
+    )
+    assert row.pays[0].high < 2048
+    assert not row.pays[0].until

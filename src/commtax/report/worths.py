@@ -180,7 +180,8 @@ def _set_words(row: TechniqueWorth) -> str:
     if row.since:
         worth = f"is worth {spread} here, against the same engine without it"
         brings = worth if row.verdict in WEIGHED else "changes nothing here"
-        return f"{row.asked} is on by default {row.since}, and {brings}."
+        where = f"; pays off: {', or '.join(map(_pay_text, row.pays))}" if row.pays else ""
+        return f"{row.asked} is on by default {row.since}, and {brings}{where}."
     if row.verdict not in WEIGHED:
         return f"{row.asked}, which is set, {row.verdict}."
     return f"{row.asked}, which is set, {WEIGHED[row.verdict]}: {spread} compared with leaving it out{_doubt([row])}."
@@ -248,10 +249,12 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
 def _pay_text(pays: PayRange) -> str:
     name, low, high = _axis(pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
     if low == high:
-        return f"{name} {low} alone"
-    if pays.high == pays.ends[1]:
-        return f"{name} {low} and above"
-    return f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
+        said = f"{name} {low} alone"
+    elif pays.high == pays.ends[1]:
+        said = f"{name} {low} and above"
+    else:
+        said = f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
+    return f"{said} ({pays.until})" if pays.until else said
 
 
 def _axis(name: str) -> str:

@@ -1,17 +1,22 @@
 """Where a technique pays: along one axis at a time, of a step its batch and context, of requests the clients and the prompts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from commtax.arrays import Array
+from commtax.cost.fused_reduce import most_fused_tokens
 from commtax.question import STEP_AXES
 from commtax.records import dataclass
+from commtax.spec import DTYPE_BYTES
+from commtax.units import format_bytes, plural
 from commtax.verbs.billing import price
-from commtax.verbs.settling import Settled
+from commtax.verbs.settling import Settled, terms_of
 
 MOST_BATCH = 1024
 ALIKE = 1e-9  # share by which rates may differ that are the same
+BATCH = STEP_AXES[0]
 CLIENTS, PROMPT = "clients", "prompt"  # axes where requests are asked about; else batch and context of a step
 
 Swept = Mapping[str, tuple[Array, Array]]
@@ -26,6 +31,7 @@ class PayRange:
     low: float
     high: float
     ends: tuple[float, float]  # of what was looked at
+    until: str = ""  # the rule that ends it at ``high``, where one of the engine's does
 
 
 def step_grids(q: Settled) -> dict[str, Array]:
@@ -54,7 +60,7 @@ def rate_over(q: Settled, axis: str, grid: Array) -> Array:
     return np.asarray(price(q.but(**{axis: grid})).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
 
 
-def pay_ranges(q: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
+def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
     """Where along each axis it gains, and axes along which it nowhere does; those along which it does everywhere are left out."""
     found, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
@@ -62,8 +68,24 @@ def pay_ranges(q: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[st
         if not gains.any():
             never.append(axis)
         elif not gains.all():
-            found.append(_pay_range(axis, grid, gains))
+            pays = _pay_range(axis, grid, gains)
+            found.append(replace(pays, until=fused_until(q, base, swept)) if axis == BATCH else pays)
     return tuple(found), tuple(never)
+
+
+def fused_until(q: Settled, base: Settled, swept: Swept) -> str:
+    """The engine's limit on fused sums, where a technique pays up to it and no further."""
+    if BATCH not in swept or q.techniques.fused_reduce == base.techniques.fused_reduce:
+        return ""
+    tokens = most_fused_tokens(terms_of(q))
+    last = tokens // (1 + float(q.speculative))
+    if not 1 <= last < swept[BATCH][0][-1]:
+        return ""
+    around = np.array([last, last + 1]).astype(int)
+    gains = rate_over(q, BATCH, around) / rate_over(base, BATCH, around) - 1 > ALIKE
+    nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
+    words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
+    return words if gains.tolist() == [True, False] else ""
 
 
 def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:

@@ -199,7 +199,7 @@ def weigh_usual(q: Settled, usual: Sequence[UsualTechnique], requests: bool) -> 
         row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
         try:
             if found.separable:
-                bare = Scale(q.but(engine=without_usual(q.engine)), requests, flips=False)
+                bare = Scale(q.but(engine=without_usual(q.engine)), requests)
                 row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
         except ValueError:
             pass  # the reason that it is refused for stands
@@ -252,7 +252,7 @@ class Scale:
         best = min(tried, key=_rank)
         if best.refused or not self._swept:
             return best
-        pays, never = pay_ranges(self._with(best.asked), self._swept)
+        pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
         return replace(best, pays=pays, never=never)
 
     def _beside(self, one: Technique) -> TechniqueWorth | None:
@@ -304,7 +304,8 @@ class Scale:
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
         """A technique that was asked for in so many words, by all that it changes."""
         q = self.question.but(**changes)
-        return self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q)
+        pays, never = pay_ranges(q, self.question, self._swept)
+        return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base, judged = price(q), self.bill, fit_of_step(q)
