@@ -1,5 +1,6 @@
 """What one command says another does not deny: what starts, what is too close to call, what was left out, what would help."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -10,13 +11,10 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.planner import StandingPlan
-from commtax.planner.columns import NO_SERVING
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.reasons import with_names_of_their_own
 from commtax.report.comparisons import fastest_words, flip_words
-from commtax.report.planning import _place
 from commtax.verbs.cache_room import full_length_requests
 from commtax.verbs.fitting import holds
 from commtax.verbs.settling import ask, settle
@@ -123,6 +121,61 @@ def test_a_limit_that_is_advised_holds():
     assert commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", slo={"p99_itl": said.removeprefix("limits of p99 ITL ")}, **asked).plans
 
 
-def test_more_gpus_are_counted_out():
-    place = _place(StandingPlan("TP 4", NO_SERVING, rank=2, gain=2.42), 9, "its tokens/s", 2.0)
-    assert place.endswith("the best has 2.42 x its tokens/s with 2 x its GPUs, 1.21 x per GPU")
+SPLIT = """\
+modelArtifacts: {uri: "hf://meta-llama/Llama-3.1-70B-Instruct"}
+decode: {replicas: 1, parallelism: {tensor: 4}, containers: [{name: vllm, modelCommand: vllmServe}]}
+prefill: {replicas: 2, parallelism: {tensor: 2}, containers: [{name: vllm, modelCommand: vllmServe}]}
+"""
+
+
+@pytest.mark.parametrize("words", [("simulate", "--request-rate", "2"), ("simulate", "--concurrency", "4"), ("bill",), ("plan",)])
+def test_servers_that_would_not_start_as_pasted_are_one_verdict(tmp_path, words):
+    """Llama-3.1-70B on two H100s leaves the cache 1.59 GiB of 20 (131,072 tokens of 160 KiB): ``fit`` says no, and the others
+    say with which length their figures hold; with that length all of them are silent."""
+    file = tmp_path / "values.yaml"
+    file.write_text(SPLIT)
+    said = ("--from", str(file), "--cluster", "8xh100-sxm")
+    judged = run_here("fit", *said)
+    longest = re.search(r"--max-model-len (\d+)", judged.stdout)[1]
+    assert (judged.returncode, "131,072 tokens" in judged.stdout) == (1, True)
+    done = run_here(*words, *said)
+    first = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    told = "ould not start with the checkpoint's own 131,072 tokens: each GPU for prompts needs 18.41 GiB more; the figures hold"
+    assert f"{told} with --max-model-len {longest} or less." in first
+    if words[0] != "bill":  # which takes no such length
+        done = run_here(*words, *said, "--max-model-len", longest)
+        assert (done.returncode, "would not start" in done.stdout) == (0, False), done.stderr
+
+
+def test_engines_that_start_with_less_are_not_said_to_refuse():
+    notes = commtax.simulate("llama-3.1-70b", "2xh100-sxm", tp=2, engine="sglang", input_len=256).notes
+    said = next(note for note in notes if note.code == "own-length")
+    assert said.startswith("SGLang has no room for the checkpoint's own 131,072 tokens: ")
+    assert not [note for note in commtax.simulate("llama-3.1-70b", "4xh100-sxm", tp=4).notes if note.code == "own-length"]
+
+
+def test_pools_in_one_host_are_called_unchecked_wherever_they_are_priced():
+    words = {"tp": 2, "disaggregated": True, "prefill_workers": 1, "decode_workers": 1}
+    for place, told in (("4xh100-sxm", True), ("2x8xh100-sxm", False)):
+        answers = (
+            commtax.simulate("llama-3.1-8b", place, **words),
+            commtax.serve("llama-3.1-8b", place, request_rate=1, num_prompts=20, **words),
+        )
+        assert {any(note.code == "pools" for note in one.notes) for one in answers} == {told}
+
+
+def test_one_judgement_of_a_pasted_plan():
+    """Twice the pasted server is the recommended plan, which is not rejected; and without limits each verdict says for what."""
+    half = ("plan", "--from", "vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 32768", "--cluster", "8xh100-sxm")
+    limits = ("--ttft", "1s", "--tpot", "30ms")
+    out = " ".join(run_here(*half, *limits).stdout.split())
+    assert "Recommended: 8 GPUs = 2 replicas x TP 4" in out
+    assert "; the recommended plan is 2 of yours: 2.00 x its tokens/s." in out
+    found = json.loads(run_here(*half, *limits, "--json").stdout)
+    assert found["recommended"]["mode"] != found["best"]["mode"]
+    assert not [lost for lost in found["rejected"] if lost["family"].startswith("2 replicas x TP 4")]
+    served = ("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --data-parallel-size 2 --max-model-len 16384",)
+    out = " ".join(run_here("plan", "--from", *served, "--cluster", "8xh100-sxm").stdout.split())
+    assert "start from balanced: 8 GPUs = TP 8" in out
+    assert "; for most tokens/s no plan is better; it is the recommended plan; when users wait, yours is as good as TP 8" in out

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
+from commtax.ledger import Z80
 from commtax.planner import plan
 from strategies import questions
 
@@ -120,3 +121,23 @@ def test_published_steps_on_mi300x_lie_in_their_range(batch, seconds):
     assert step.low_s <= seconds <= step.high_s
     kernels = [line for line in step.lines if line.kind == "compute" and np.any(np.asarray(line.exposed_s) > 0)]
     assert all(line.source.kind == "assumed" for line in kernels)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options"),
+    [
+        ("8xh100-sxm", {"tp": 4, "disaggregated": True, "prefill_tp": 2, "prefill_workers": 2, "decode_workers": 1}),
+        ("8xh100-sxm", {"tp": 4}),
+        ("8xh200-sxm", {"tp": 8, "engine": "sglang"}),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.5, 3.0])
+def test_requests_in_time_are_no_surer_than_the_closed_loop_of_their_load(cluster, options, rate):
+    """The same constants err, whoever asks: first tokens by more than steps do, and with them whole requests."""
+    o = commtax.serve("llama-3.1-70b", cluster, request_rate=rate, num_prompts=200, **options)
+    for statistic, loop in (("ttft_mean", "ttft_s"), ("e2e_mean", "tokens_per_s")):
+        ours, theirs = factor(o.statistic(statistic), *o.range_of(statistic)), np.exp(2 * Z80 * o.alike.sigma_of(loop))
+        assert ours >= (0.999 if statistic == "ttft_mean" else 0.9) * theirs
+    steps, (low, high) = o.range_of("ttft_mean", o.step_ends), o.range_of("ttft_mean")
+    assert low <= steps[0] <= steps[1] <= high
+    assert o.range_of("tpot_mean") == o.range_of("tpot_mean", o.step_ends), "tokens after the first err as steps do"

@@ -32,7 +32,7 @@ from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
-from commtax.verbs.longest_request import why_it_does_not_start
+from commtax.verbs.longest_request import own_length_notes, why_it_does_not_start
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 
@@ -45,6 +45,7 @@ class StandingPlan:
     rank: int = 0  # 0: it is not good
     gain: float = 1.0  # the winner's worth over its own
     reason: str = ""  # why it is not good
+    remark: str = ""  # that its servers would not start as they are, and how they would
     tuned: StandingPlan | None = None  # the same sizes, with the exchange, copies of experts and techniques that serve them best
 
 
@@ -185,14 +186,23 @@ def rank_own_plan(
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
+    said = "; ".join(own_length_notes(_pools(replan(q, weights_dtype=q.goal.dtypes[index], **sizes), prompts), q.requests.tokens))
     if not len(good):
-        return StandingPlan(answer.gpu_words(near, 0), near, reason=f"exceeds the limit: {best_times(answer, every)}")
+        missed = f"exceeds the limit: {best_times(answer, every)}"
+        return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=said)
     theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
     gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
-    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
+    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=said)
+
+
+def _pools(run: Question, prompts: Plan | None) -> Question:
+    """One of the servers of each kind."""
+    if not prompts:
+        return run.but(disaggregated=False)
+    return run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:

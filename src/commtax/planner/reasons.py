@@ -20,11 +20,11 @@ from commtax.records import record_from
 from commtax.spec import Plan
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.confidence import percent
+from commtax.verbs.disaggregation import UNCHECKED
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
 
-UNCHECKED = "predictions of two pools inside one host are unchecked: measure it before you rely on it"
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
@@ -116,19 +116,24 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
 
 
 def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
-    """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and why."""
-    rows, q = answer.plans, answer.question
+    """Degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more: by how much, and why.
+
+    What is recommended for another point was not rejected.
+    """
+    rows, q, own = answer.plans, answer.question, answer.recommended
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    behind = list(_degrees_behind(rows, objective_value(q, rows)))
-    told = [0, *behind]
+    chosen = {answer.gpu_words(point.plans, point.recommended) for point in answer.places}
+    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), own) if answer.gpu_words(rows, i) not in chosen]
+    told = [own, *behind]
     shares = dict(zip(told, answer.comm_fractions(rows.take(np.array(told))).tolist(), strict=True))
     for i in behind:
-        yield Rejected(_name(answer, i), f"{distance_words(answer, i)}: {reason_behind(answer, i, shares[i], shares[0])}")
+        why = reason_behind(answer, i, shares[i], shares[own], own)
+        yield Rejected(_name(answer, i), f"{distance_words(answer, i, own)}: {why}")
 
 
-def _degrees_behind(rows: ServingColumns, value: Array) -> Iterator[int]:
-    """The best plan of each degree that loses by a tenth or more, each once."""
+def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[int]:
+    """The best plan of each degree that loses to plan ``own`` by a tenth or more, each once."""
     named = set[int]()
     for axis in ("tp", "pp", "ep"):
         for size in unique_values(getattr(rows, axis)).tolist():
@@ -136,19 +141,19 @@ def _degrees_behind(rows: ServingColumns, value: Array) -> Iterator[int]:
             if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(same[0])
-            if value[i] <= 0.9 * value[0] and i not in named:
+            if value[i] <= 0.9 * value[own] and i not in named:
                 named.add(i)
                 yield i
 
 
-def distance_words(answer: ServingPlans, i: int) -> str:
-    """How far plan ``i`` is behind the winner, in the objective's own measure."""
+def distance_words(answer: ServingPlans, i: int, own: int = 0) -> str:
+    """How far plan ``i`` is behind another, the best unless said, in the objective's own measure."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
-        return f"requests take {float(value[0] / value[i]) - 1:.0%} longer"
+        return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
-        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[0])}"
-    share = 1 - float(value[i] / value[0])
+        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[own])}"
+    share = 1 - float(value[i] / value[own])
     return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {_unit(answer)}"
 
 
@@ -225,7 +230,7 @@ def doubt_of_lead(answer: ServingPlans, own: int) -> str:
     """Why the best is not the recommended one."""
     within = margin(answer.question, _differ_in_pools(answer, 0, own))
     if isinf(within):
-        return f"but {UNCHECKED}"
+        return f"but {UNCHECKED} it before you rely on it"
     return f"within the margin of {percent(within)} (--margin); measure both"
 
 

@@ -246,7 +246,7 @@ def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
     for score, _, listed in _scores(q, known, np.ones(len(known))):
         best = _best_each(families, np.where(met, score, -np.inf), len(first))
-        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, _both_margins(q)))
+        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class LoadGrid:
         """By each score, what the plans of this way themselves must reach to be listed, or to be within the margin of the best."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, self.points) <= 1
         scored = ((np.where(met, score, -np.inf), listed) for score, _, listed in _scores(q, self.points, self.load))
-        return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, _both_margins(q)) for score, listed in scored]
+        return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, power_margin(q)) for score, listed in scored]
 
     def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
         """… what each plan must reach to beat what is known of it, and to be told of."""
@@ -356,7 +356,7 @@ def _least(best: Array, listed: int, within: float) -> float:
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
 
 
-def _both_margins(q: Question) -> float:
+def power_margin(q: Question) -> float:
     """Both tokens/s and the time of a request are in the power."""
     return (1 + margin(q)) ** 2 - 1
 

@@ -7,12 +7,13 @@ from commtax.planner.choosing import KINDS, kinds, ratio_error
 from commtax.planner.columns import OperatingPoint, ServingColumns, ServingPlans
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
-from commtax.planner.reasons import UNCHECKED, delivers, doubt_of_lead, dtype_words
+from commtax.planner.reasons import delivers, doubt_of_lead, dtype_words
 from commtax.report.drawing import Console
 from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
 from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
+from commtax.verbs.disaggregation import UNCHECKED
 
 USUAL = "balanced"
 """The point to start from where users wait."""
@@ -77,7 +78,7 @@ def simpler_sentence(a: ServingPlans) -> str:
     if not rows.mode[own]:
         return gives
     error = ratio_error(q, pools=True)
-    doubt = UNCHECKED if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
+    doubt = f"{UNCHECKED} both" if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
     return f"{gives} {doubt[0].upper()}{doubt[1:]}."
 
 
