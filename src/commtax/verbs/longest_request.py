@@ -70,7 +70,7 @@ def own_length_notes(q: Question, tokens: Number) -> list[Note]:
     if most < np.max(tokens):
         return []
     own, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
-    lacks = " and ".join(f"each GPU{kind} needs {format_bytes(lack)} more" for kind, (_, lack) in short.items())
+    lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
     verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
     return [Note("own-length", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
 
