@@ -2,31 +2,23 @@
 
 from dataclasses import replace
 
-from commtax.planner.columns import OperatingPoint, ServingColumns, ServingPlans
+from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
 from commtax.planner.reasons import doubt_of_lead, dtype_words
 from commtax.report.drawing import Console
 from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
 from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
 
-USUAL = "balanced"
-"""The point to start from where users wait."""
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}
 """What the point that counts nothing but the objective is called."""
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
-
-
-def usual_point(a: ServingPlans) -> OperatingPoint:
-    """The one to start from."""
-    return next(point for point in a.places if point.name == USUAL)
 
 
 def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
     """The plan that the answer names first: the recommended one, or that of the point to start from."""
     if not a.places:
         return a.plans, a.recommended
-    usual = usual_point(a)
-    return usual.plans, usual.recommended
+    return a.usual.plans, a.usual.recommended
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -49,8 +41,7 @@ def start_sentence(a: ServingPlans) -> str:
 
 def best_sentence(a: ServingPlans) -> str:
     """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
-    point = usual_point(a)
-    here, own = replace(a, plans=point.plans), point.recommended
+    here, own = replace(a, plans=a.usual.plans), a.usual.recommended
     if not here.plans.mode[0] or here.plans.mode[own]:
         return ""
     clients = plural(int(here.plans.concurrency[0]), "client")
