@@ -26,10 +26,9 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import check_option, share_of
-from commtax.verbs.closed_loop import serve
 from commtax.verbs.fitting import fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
-from commtax.verbs.longest_request import check_lengths, why_it_does_not_start
+from commtax.verbs.served_plans import ServedPlan, serve_plan
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
@@ -204,37 +203,6 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedPlan:
-    """Whole requests of some clients, all servers of one plan together."""
-
-    plan: str
-    link: str
-    clients: int
-    gpus: int
-    question: Question
-    ttft_s: float = 0.0
-    tpot_s: float = 0.0
-    refused: str = ""
-    fits: bool = False
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens of all clients, each of whom has one request under way."""
-        length = int(self.question.requests.output_len)
-        request_s = self.ttft_s + (length - 1) * self.tpot_s
-        return self.clients * length / request_s if request_s else 0.0
-
-    @property
-    def rate(self) -> float:
-        return self.tokens_per_s
-
-    @property
-    def load(self) -> int:
-        """What plans are compared at."""
-        return self.clients
-
-
-@dataclass(frozen=True, slots=True)
 class BreakEven:
     """``first`` is faster below ``at``, ``then`` from it on; between ``earliest`` and ``at`` graph padding decides."""
 
@@ -376,7 +344,7 @@ def compared_plans(
     rows = [row for plan in tried for row in (plan.row(int(b)) for b in batches)]
     legal = [p for p in tried if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
-    served = tuple(plan.served(int(clients)) for plan in tried for clients in concurrency)
+    served = tuple(serve_plan(one.question, one.name, one.shown, int(clients)) for one in tried for clients in concurrency)
     return PlanTable(tuple(rows), tuple(flips), put, int(put.context), tuple(keys) if links else (), served=served)
 
 
@@ -407,17 +375,6 @@ class PlanOnLink:
             return PlanRow(*where, priced, fits=bool(fits(priced)))
         except ValueError as error:
             return PlanRow(*where, None, str(error))
-
-    def served(self, clients: int) -> ServedPlan:
-        """Requests of clients that are shared out over all ranks; where ranks are more, some idle and the others have one each."""
-        q = self.question
-        where, ranks = (self.name, self.shown, clients, int(q.plan.all_gpus), q), int(q.plan.dp * q.plan.replicas)
-        try:
-            loop = serve(settle(check_lengths(q.but(concurrency=max(clients, ranks)))))
-        except ValueError as error:
-            return ServedPlan(*where, refused=str(error))
-        room = bool(loop.kv_tokens >= q.requests.tokens + loop.state_tokens) and not why_it_does_not_start(loop.question)
-        return ServedPlan(*where, float(loop.ttft_s), float(loop.tpot_s), fits=room)
 
 
 def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
