@@ -175,6 +175,10 @@ class SearchAnswer(Answer):
         return describe_layout(rows.plan_of(i))
 
 
+USUAL = "balanced"
+"""The place to start from where users wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
     """A place between the shortest requests and the most tokens/s: plans there, best first, each at its best load for it."""
@@ -200,6 +204,11 @@ class ServingPlans(SearchAnswer):
     places: tuple[OperatingPoint, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
     alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself, in one pool
+
+    @property
+    def usual(self) -> OperatingPoint:
+        """Of the places, the one to start from where users wait."""
+        return next(point for point in self.places if point.name == USUAL)
 
     @property
     def exchanges(self) -> tuple[ExpertExchange, ...]:

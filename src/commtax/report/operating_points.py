@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import isinf
 
 from commtax.planner.choosing import KINDS, kinds, ratio_error
-from commtax.planner.columns import OperatingPoint, ServingColumns, ServingPlans
+from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
 from commtax.planner.reasons import delivers, doubt_of_lead, dtype_words
@@ -15,24 +15,16 @@ from commtax.units import format_seconds, plural
 from commtax.verbs.confidence import percent
 from commtax.verbs.disaggregation import UNCHECKED
 
-USUAL = "balanced"
-"""The point to start from where users wait."""
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}
 """What the point that counts nothing but the objective is called."""
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
-
-
-def usual_point(a: ServingPlans) -> OperatingPoint:
-    """The one to start from."""
-    return next(point for point in a.places if point.name == USUAL)
 
 
 def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
     """The plan that the answer names first: the recommended one, or that of the point to start from."""
     if not a.places:
         return a.plans, a.recommended
-    usual = usual_point(a)
-    return usual.plans, usual.recommended
+    return a.usual.plans, a.usual.recommended
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -55,8 +47,7 @@ def start_sentence(a: ServingPlans) -> str:
 
 def best_sentence(a: ServingPlans) -> str:
     """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
-    point = usual_point(a)
-    here, own = replace(a, plans=point.plans), point.recommended
+    here, own = replace(a, plans=a.usual.plans), a.usual.recommended
     if not here.plans.mode[0] or here.plans.mode[own]:
         return ""
     clients = plural(int(here.plans.concurrency[0]), "client")
