@@ -58,7 +58,7 @@ def best_sentence(a: ServingPlans) -> str:
 
 def simpler_sentence(a: ServingPlans) -> str:
     """The best plan of a simpler kind for the point to start from, and how far predictions of two pools are to be trusted."""
-    point, q = usual_point(a), a.question
+    point, q = a.usual, a.question
     rows, own, kind = point.plans, point.recommended, kinds(point.plans, q.cluster)
     simpler = next((i for i in range(own + 1, len(rows)) if kind[i] < kind[own]), None)
     if simpler is None:

@@ -4,11 +4,11 @@ from math import isinf
 
 from commtax.planner import StandingPlan, choosing
 from commtax.planner.choosing import margin
-from commtax.planner.columns import FAMILY, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
+from commtax.planner.columns import FAMILY, USUAL, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
 from commtax.planner.serving_search import power_margin
 from commtax.question import Question
 from commtax.report.drawing import Console
-from commtax.report.operating_points import MOST, USUAL, answered
+from commtax.report.operating_points import MOST, answered
 from commtax.report.tables import say
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.confidence import percent
