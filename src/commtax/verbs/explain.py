@@ -124,7 +124,7 @@ def comm_of(b: StepBill, axis: str) -> list[Line]:
 
 
 def _exposure_reason(b: StepBill, line: Line) -> str:
-    if line.item.whole_axis not in b.async_axes:
+    if not b.runs_beside(line):
         return "on the critical path: nothing runs beside it"
     total, window = float(line.total_s), float(line.window_s)
     if total > window:

@@ -175,7 +175,7 @@ def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
         link=str(top.link),
         more=len(lines) - 1,
         top_s=float(top.total_s),
-        window_s=float(top.window_s) if overlaps else 0.0,
+        window_s=float(top.window_s) if b.question.trains and b.runs_beside(top) else 0.0,
         comm_s=sum(float(x.total_s) for x in lines),
         exposed_s=exposed,
         bubble_s=bubble,
