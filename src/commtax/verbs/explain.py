@@ -249,6 +249,8 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
     if b.exposed_comm_s and beside_dp:
         yield _try("exposed", "nothing overlapped", async_axes=())
+    if plan.tp > 1 and not plan.sequence_parallel:
+        yield _try("sequence-parallel", "sequence parallel", sequence_parallel=True)
     if plan.tp > 1 and plan.sequence_parallel and not beside_tp:
         yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
     if plan.ep > 1 and not beside_ep:
