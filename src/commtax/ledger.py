@@ -40,6 +40,7 @@ Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "upda
 ``draft``: a drafter's, behind the pass that checks its last drafts."""
 Window = (
     Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "layers"]
+    | Literal["column input gradients", "column weight gradients"]
     | Literal["other attention", "other experts", "other experts and shared", "other attention and shared"]
     | Literal["other projections", "other core", "own shared", "own down", "own down and shared"]
     | Literal["output projection before", "down product before", "QKV projection behind", "gate product behind"]

@@ -45,9 +45,42 @@ def test_full_recompute_reissues_the_forward():
 def test_sequence_parallel_gathers_again_in_backward():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1, sequence_parallel=True)
     assert found["layers forward", "all-gather"].count == 2 * 32
-    assert found["layers backward", "all-gather"].count == 4 * 32
+    assert found["layers backward", "all-gather"].count == found["inputs again", "all-gather"].count == 2 * 32
     assert found["layers backward", "reduce-scatter"].count == 2 * 32
     assert ("layers forward", "all-reduce") not in found
+
+
+def exposures(**how):
+    """Of each tensor-parallel collective inside layers, the share that hides."""
+    priced = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=8, batch=4, **how)
+    inside = [x for x in priced.items if x.kind == "comm" and x.item.axis == "tp" and x.item.part == "layers"]
+    return {(x.item.what, x.item.op): float(x.hidden_s / x.total_s) for x in inside}
+
+
+def test_backward_of_columns_hides_its_own_collectives_and_no_others():
+    """Megatron's LinearWithGradAccumulationAndAsyncCommunication: windows are long here, so half of each hides (the engine's
+    share); forward and the gradients of rows' outputs have nothing to run beside."""
+    whole, split = exposures(), exposures(sequence_parallel=True)
+    assert whole == {("layers forward", "all-reduce"): 0.0, ("layers backward", "all-reduce"): 0.5}
+    beside = {("inputs again", "all-gather"), ("layers backward", "reduce-scatter")}
+    assert split == {
+        name: 0.5 if name in beside else 0.0
+        for name in [
+            *beside,
+            ("layers forward", "all-gather"),
+            ("layers forward", "reduce-scatter"),
+            ("layers backward", "all-gather"),
+        ]
+    }
+    assert set(exposures(async_axes=()).values()) == {0.0}
+    assert set(exposures(lora_rank=8).values()) == {0.0}, "frozen products have no weight gradients"
+    assert set(exposures(engine="megatron-2021@2.5").values()) == {0.0}
+
+
+def test_deferred_weight_gradients_hide_nothing():
+    """Zero-bubble schedules run them where the pipeline would idle."""
+    hidden = [exposures(pp=2, schedule=schedule)["layers backward", "all-reduce"] for schedule in ("1f1b", "zb-h1")]
+    assert hidden == [0.5, 0.0]
 
 
 def test_gradients():

@@ -318,3 +318,30 @@ def test_launches_that_take_no_time_are_not_told():
         for note in commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True).notes
     }
     assert not any("launches without graphs take 0 s" in note for note in notes)
+
+
+@pytest.mark.parametrize(("batch", "says"), [(1, "without data-parallel attention (tp 8, dp 1) the step takes"), (64, "")])
+def test_the_other_layout_of_attention_is_the_step_of_as_many_requests(batch, says):
+    """DeepSeek-V3 on eight H200: at one request per rank each rank reads all attention weights for a row; at 64 that pays."""
+    q = {"model": "deepseek-v3", "cluster": "8xh200-sxm", "engine": "sglang"}
+    data = commtax.bill(**q, dp=8, ep=8, batch=batch)
+    tensor = commtax.bill(**q, tp=8, batch=8 * batch)
+    there, back = ({c.code: c for c in counterfactuals(b)} for b in (data, tensor))
+    assert there["tensor-attention"].step_s == pytest.approx(float(tensor.step_s))
+    assert back["data-attention"].step_s == pytest.approx(float(data.step_s))
+    assert says in sentence(data)
+    assert ("without data-parallel attention" in sentence(data)) == (float(tensor.step_s) < 0.8 * float(data.step_s)) == bool(says)
+    assert ("with data-parallel attention" in sentence(tensor)) == (float(data.step_s) < 0.8 * float(tensor.step_s))
+
+
+def test_other_layouts_of_attention_are_of_mixtures_alone():
+    codes = {c.code for c in counterfactuals(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=64))}
+    assert codes.isdisjoint({"tensor-attention", "data-attention"})
+
+
+def test_simulate_tells_the_other_layout_of_attention_where_it_halves_the_time_of_a_token():
+    one = ("deepseek-v3", "-c", "8xh200-sxm", "-e", "sglang", "--concurrency", "1")
+    data, tensor = (run_here("simulate", *one, *plan).stdout.splitlines() for plan in (("-dp", "8", "-ep", "8"), ("-tp", "8")))
+    best = tensor[0].split(" (")[0]
+    assert data[1].startswith(f"Without data-parallel attention (tp 8, dp 1) the same clients have {best} (-")
+    assert not any("parallel attention" in line for line in tensor)

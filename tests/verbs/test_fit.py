@@ -17,6 +17,7 @@ from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
 from commtax.cost.memory import on_chip, weights
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
+from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fitting import fits, judge, limits_of
 from commtax.verbs.settling import ask
 from each import each
@@ -234,8 +235,46 @@ def test_training_fit():
     big = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1)
     assert not big.fits
     assert big.shortfall_bytes == pytest.approx(big.memory.total - big.budget_bytes)
-    assert big.advice == ("--zero 2",)
-    assert commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1, zero=2).fits
+    assert big.advice[0].startswith("--zero 2 (")
+
+
+TYPED = {"-tp": "tp", "-pp": "pp", "--zero": "zero", "--recompute": "recompute", "--micro-batch": "micro_batch"}
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "options"),
+    [
+        ("llama-2-70b", "8x8xh100-sxm", {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}),
+        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "batch": 1}),
+        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "batch": 16, "micro_batch": 16, "engine": "fsdp"}),
+        ("llama-3.1-70b", "8x8xh100-sxm", {"tp": 8, "batch": 16, "micro_batch": 16, "context": 8192}),
+    ],
+)
+def test_advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first(model, cluster, options):
+    failed = commtax.train_fit(model, cluster, **options)
+    assert not failed.fits
+    assert failed.advice
+    steps = []
+    for advice in failed.advice:
+        words = advice.split(" (")[0].replace("--sequence-parallel", "").split()
+        typed = {TYPED[k]: int(v) if v.isdigit() else v for k, v in zip(words[::2], words[1::2], strict=True)}
+        changed = {**options, **typed, "sequence_parallel": "--sequence-parallel" in advice or None}
+        assert commtax.train_fit(model, cluster, **changed).fits, advice
+        steps.append(float(commtax.train_bill(model, cluster, **changed).step_s))
+    assert steps == sorted(steps)
+    now = float(commtax.train_bill(model, cluster, **options).step_s)
+    assert [f"{step / now - 1:+.0%} time" in advice for step, advice in zip(steps, failed.advice, strict=True)] == [True] * len(
+        steps
+    )
+
+
+def test_splitting_sequences_is_advised_before_recomputing_everything():
+    """70B with TP 8 x PP 4 at 8,192 tokens: both fit, and sequence parallelism repeats no product."""
+    unfit = {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}
+    advice = commtax.train_fit("llama-2-70b", "8x8xh100-sxm", **unfit).advice
+    assert [words.split(" (")[0] for words in advice] == ["--sequence-parallel", "--recompute full"]
+    explained = ExplainedStep(commtax.train_bill("llama-2-70b", "8x8xh100-sxm", **unfit))
+    assert f"It would fit with {advice[0]}." in explained.sentence
 
 
 @pytest.mark.parametrize(

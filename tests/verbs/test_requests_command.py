@@ -73,6 +73,7 @@ def test_nothing_queues_in_an_idle_server():
     assert idle.statistic("queue_p50") < 1e-3 < 0.1 < fixed < idle.statistic("ttft_p50")
     (told,) = [note for note in outcome_document(idle, Slo())["notes"] if "fixed time per request" in note]
     assert f"{format_seconds(fixed)} of each TTFT, is fitted on published runs" in told
+    assert "an idle server may take less" in told
 
 
 def test_readers_of_benchmarks_read_it(document):

@@ -305,7 +305,8 @@ def test_a_run_that_beats_its_plan_is_told_what_the_plan_lacks():
     assert near.options == "--sequence-parallel --zero 1 --schedule interleaved --chunks 8"
     assert "--engine llama3" in fits.options
     assert fits.fits
-    assert [near.mfu, fits.mfu] == pytest.approx([0.41, 0.41], rel=0.05)
+    assert fits.mfu == pytest.approx(0.41, rel=0.05)
+    assert near.mfu == pytest.approx(0.41, rel=0.1), "the run was another stack's, which hides less behind gradients than Megatron"
     whole = commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **words, engine="llama3", schedule="interleaved", chunks=8)
     assert completed_plans(whole, 0.41) == [], "a run as predicted lacks nothing"
 

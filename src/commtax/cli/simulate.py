@@ -1,7 +1,7 @@
 """``commtax simulate``."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +24,7 @@ from commtax.verbs import requests
 from commtax.verbs.checking import number, positive
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import WORKERS, check_pools, prompter
+from commtax.verbs.explain import LARGE, LAYOUTS, attention_layouts
 from commtax.verbs.fitting import add_advice, holds
 from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.requests import RequestsInTime
@@ -61,6 +62,8 @@ def simulate_command(order: Order) -> None:
         order.output.remarks.append(ONE_CLIENT)
     elif not np.ndim(q.requests.concurrency) and not order.output.as_json:  # another question's answer: none of the document
         simulated = replace(simulated, notes=(*simulated.notes, *_beginning(simulated)))
+    if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
+        simulated = replace(simulated, notes=(*simulated.notes, *_other_layout(simulated)))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
     order.output.answer(closed_loop.simulation_document, show, simulated)
 
@@ -88,6 +91,21 @@ def _beginning(simulated: ClosedLoop) -> list[Note]:
         return []
     text = f"a benchmark of {USUAL_ROUNDS} requests per client, all of whom start at once, has TTFT {format_seconds(run.ttft_s)}"
     return [Note("beginning", f"{text} (--prompts-per-client {USUAL_ROUNDS})")]
+
+
+def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
+    """What the same clients get with attention shared out the other way, where that makes tokens much sooner."""
+    q = simulated.question
+    for tried in attention_layouts(q.vary(batch=int(q.plan.tp))):  # a step's batch, which clients do not have
+        sizes = {name: value for name, value in tried.changes.items() if name != "batch"}
+        try:
+            other = serve(q.but(**sizes))
+        except ValueError:
+            continue
+        saved = 1 - float(other.tpot_s) / float(simulated.tpot_s)
+        if saved > LARGE and closed_loop.holds_one(other):
+            times = f"TPOT {format_seconds(other.tpot_s)} ({-saved:.0%}), TTFT {format_seconds(other.ttft_s)}"
+            yield Note("layout", f"{LAYOUTS[tried.code].capitalize()} ({tried.what}) the same clients have {times}")
 
 
 def _means(q: Question) -> list[Note]:

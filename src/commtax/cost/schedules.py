@@ -205,6 +205,11 @@ class Schedule:
             raise Refusal(f"{self.name}: {self.domain} (got p={p}, m={m}, chunks={v})")
         return self.make(p, m, v)
 
+    @property
+    def keeps_backward_whole(self) -> bool:
+        """Weight gradients of a layer follow its input gradients at once, not where the pipeline would idle."""
+        return self.idle is _fill_and_drain
+
     def passes(self, v: int) -> int:
         """Chunks of a rank that one microbatch passes."""
         return (self.chunks or v) // self.directions

@@ -13,9 +13,12 @@ from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
 from commtax.cost.traffic import ONCE, ROUND_TRIP, exchange_item, expected_destinations, tp_item
-from commtax.ledger import Item, Part
+from commtax.ledger import Item, Part, Window
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
+
+INPUTS: Window = "column input gradients"
+WEIGHTS: Window = "column weight gradients"
 
 
 def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
@@ -50,6 +53,9 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
     With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel
     output, and Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient.
     Experts work on tokens that are gathered after the dispatch: each of top_k copies, and nothing is gathered again.
+
+    Where an engine launches them so, the sum of an input's gradient runs beside the weight gradient of the columns that it went
+    into, and the second gather of that input beside its gradient (Korthikanti et al. 2022, section 4.2.2).
     """
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
@@ -60,7 +66,8 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
     if not plan.sequence_parallel:
         return [
             tp_item("layers forward", "all-reduce", payload, (sites + each) * forward, plan, "layers", "forward"),
-            tp_item("layers backward", "all-reduce", payload, sites + each, plan, "layers", "backward"),
+            _beside(tp_item("layers backward", "all-reduce", payload, sites, plan, "layers", "backward"), WEIGHTS, engine),
+            tp_item("experts backward", "all-reduce", payload, each, plan, "experts", "backward"),
             tp_item("embedding", "all-reduce", payload, m, plan, "embedding", "forward"),
             tp_item("head backward", "all-reduce", payload, m, plan, "head", "backward"),
             loss,
@@ -69,14 +76,15 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
     gathers, scatters = 2 if kept else forward, forward - 0.5 * (forward > 1 and engine.trains.recompute_stops)
     routed, passes = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1), each * (forward + 1)
     passes = 0 * passes if engine.sends.experts_whole else passes
-    again, note = (2, "output gradients, and inputs again") if engine.trains.regathers_inputs else (1, "output gradients")
+    again = sites if engine.trains.regathers_inputs else 0 * sites
     narrow = DTYPE_BYTES[plan.weights_dtype or plan.activations_dtype] / DTYPE_BYTES[plan.activations_dtype]
     small = min(1.0, narrow) if engine.trains.narrow_gathers and plan.weights_dtype != ROWWISE else 1.0
     return [
         tp_item("layers forward", "all-gather", payload * small, sites * gathers, plan, "layers", "forward"),
         tp_item("layers forward", "reduce-scatter", payload, sites * scatters, plan, "layers", "forward"),
-        tp_item("layers backward", "all-gather", payload * small, again * sites, plan, "layers", "backward", note=note),
-        tp_item("layers backward", "reduce-scatter", payload, sites, plan, "layers", "backward"),
+        tp_item("layers backward", "all-gather", payload * small, sites, plan, "layers", "backward", note="output gradients"),
+        _beside(tp_item("inputs again", "all-gather", payload * small, again, plan, "layers", "backward"), INPUTS, engine),
+        _beside(tp_item("layers backward", "reduce-scatter", payload, sites, plan, "layers", "backward"), WEIGHTS, engine),
         tp_item("expert tokens", "all-gather", routed, passes, plan, "experts", note="forward, and gradients backward"),
         tp_item("expert tokens", "reduce-scatter", routed, passes, plan, "experts"),
         tp_item("embedding", "reduce-scatter", payload, m, plan, "embedding", "forward"),
@@ -85,6 +93,11 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
         tp_item("head backward", "reduce-scatter", payload, m, plan, "head", "backward"),
         loss,
     ]
+
+
+def _beside(item: Item, window: Window, engine: Engine) -> Item:
+    """A collective of backward with its window, where the engine launches it there."""
+    return replace(item, overlaps_with=window) if engine.overlaps.column_gradients else item
 
 
 def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:

@@ -19,7 +19,7 @@ from commtax.cost.kernels import Factor, KernelFactors, applied_s, kernel_line, 
 from commtax.cost.pricing import Pricer, comm_lines
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers
-from commtax.cost.train_traffic import training_items, updated_params
+from commtax.cost.train_traffic import INPUTS, WEIGHTS, training_items, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window, Windows
 from commtax.question import WhatIf
 from commtax.records import replace
@@ -30,6 +30,9 @@ MOST_MOVED = 4
 """Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
 BETWEEN = ("dp", "pp")
 """Axes whose collectives run between microbatches and between stages, not inside layers."""
+COLUMNS = ("qkv", "gate", "up")
+"""Products whose inputs every tensor-parallel rank has whole."""
+GRADIENTS = (INPUTS, WEIGHTS)
 
 
 def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
@@ -188,8 +191,13 @@ def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> flo
 
 
 def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
-    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
+    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head.
+
+    Where all products are cut into pieces, gathers and scatters run beside any of them.
+    """
     plan, trains = t.plan, t.engine.trains
+    if item.overlaps_with in GRADIENTS and item.op != "all-reduce" and "tp" in t.settings.beside(t.engine):
+        return replace(item, overlaps_with="products")
     if item.axis == "ep":
         return replace(item, nbytes=item.nbytes * t.settings.trained_imbalance)
     if item.axis in ("dp", "edp") and plan.zero < 3 and trains.bucket_bytes:
@@ -208,6 +216,8 @@ def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Numb
 
     A stage with one chunk has nothing to compute while it waits for its neighbour.
     """
+    if item.overlaps_with in GRADIENTS:
+        return float(settings.async_axes != ())
     waits = item.whole_axis == "pp" and settings.async_axes is None and plan.chunks <= 1
     if waits or item.whole_axis not in settings.beside(engine):
         return 0.0
@@ -221,6 +231,12 @@ _Passes = tuple[Number, Number, Number]
 def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
     """Of one microbatch."""
     return _total([x for x in lines if x.item.stage in stages]) / m
+
+
+def _columns_s(layers: list[Line], stage: Stage) -> Number:
+    """Seconds of one kind of gradient of products that take whole inputs; experts have their tokens exchanged instead."""
+    products = [x for x in layers if x.item.form == "gemm" and x.item.stage == stage and x.item.part != "experts"]
+    return _total([x for x in products if x.item.place in COLUMNS])
 
 
 def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerms) -> Windows:
@@ -238,6 +254,8 @@ def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerm
         "next forward": forward if trains.gathers_ahead else 0.0 * forward,
         "every forward": m * forward,
         "products": products,
+        INPUTS: _columns_s(layers, "backward"),
+        WEIGHTS: _columns_s(layers, "weight-gradient") * SCHEDULES[plan.schedule].keeps_backward_whole,
         "attention": _total([x for x in layers if x.item.part == "attention"]),
         "layers": _total(layers),
     }

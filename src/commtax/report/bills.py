@@ -218,7 +218,7 @@ def _show_taxes(console: Console, b: StepBill) -> None:
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
     item, axis = x.item, Text(x.item.whole_axis, style=SENT)
-    window = format_seconds(x.window_s) if item.whole_axis in b.async_axes and x.window_s else "none"
+    window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
     return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
 

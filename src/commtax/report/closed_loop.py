@@ -34,6 +34,8 @@ LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
 """What TTFT is made of."""
 Run = dict[str, float]
 """All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
+TOLD_FIRST = ("prefixes", "layout")
+"""Notes that belong to the answer itself."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -67,7 +69,7 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
-    for note in (note for note in s.notes if note.code == "prefixes"):
+    for note in (note for note in s.notes if note.code in TOLD_FIRST):
         say(console, note)
     parts = {"TTFT": (_first_token_parts(s), float(s.ttft_s))}
     if s.requests.output_len > 1:
@@ -100,7 +102,12 @@ def fixed_time_notes(s: ClosedLoop) -> list[str]:
         return []
     own = engine.host.host_label
     how = own.kind if own else "fitted on published runs" if engine.host.calibrated else "assumed"
-    return [f"the server's fixed time per request, {format_seconds(engine.host.request_s)} of each TTFT, is {how} ({engine.key})"]
+    told = f"the server's fixed time per request, {format_seconds(engine.host.request_s)} of each TTFT, is {how} ({engine.key})"
+    mixed = engine.host.of_mixtures and engine.host.mixture_request != 1 and engine.host.calibrated and not own
+    several = (
+        ": runs of mixtures of experts with several clients, which do not tell it from other waits; an idle server may take less"
+    )
+    return [told + several * mixed]
 
 
 def _handover_source(s: ClosedLoop) -> list[str]:
@@ -133,7 +140,7 @@ def _largest(parts: list[tuple[str, float]], whole_s: float) -> str:
 def _remarks(s: ClosedLoop, *details: str) -> Remarks:
     """What host times rest on changes how an answer is read only where they were not measured so."""
     sure = s.basis == "calibrated" and not s.question.engine.host.host_label
-    said = [note for note in s.notes if note.code not in ("too-long", "prefixes", OWN_LENGTH)]
+    said = [note for note in s.notes if note.code not in ("too-long", OWN_LENGTH, *TOLD_FIRST)]
     return (*said, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
 
 

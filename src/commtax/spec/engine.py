@@ -173,6 +173,8 @@ class Overlapping:
     shared_rows: int = 0  # … in steps of at most so many rows; 0: in all
     sequence_bytes: Mapping[str, float] = field(default_factory=dict)  # a rank's part from which it splits sequences, by family …
     sequence_hidden: int = 0  # … in models of at least this width
+    # Training: sums of columns' input gradients run beside weight gradients, inputs are gathered again beside input gradients.
+    column_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)

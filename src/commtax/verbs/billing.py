@@ -65,6 +65,10 @@ class StepBill(Bill, Answer):
         """Axes whose collectives run beside compute."""
         return self.question.what_if.beside(self.question.engine)
 
+    def runs_beside(self, line: Line) -> bool:
+        """Whether a collective is launched beside compute: with its whole axis, or by itself."""
+        return line.item.whole_axis in self.async_axes or bool(np.any(np.asarray(line.hidden_s) > 0))
+
     @property
     def bubble_s(self) -> Number:
         return self._sum(lambda line: line.exposed_s, "bubble")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.cost.inventory import num_active_params, num_params
+from commtax.cost.placement import expert_ranks
 from commtax.cost.training import dp_token_threshold, tp_tax
 from commtax.ledger import Line
 from commtax.question import Changes, Question
@@ -23,6 +24,10 @@ COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
 
 
+LAYOUTS = {"tensor-attention": "without data-parallel attention", "data-attention": "with data-parallel attention"}
+"""What-ifs of attention, and their words."""
+LARGE = 0.2
+"""Share of a step from which on another layout that saves it is the answer, whatever communication costs."""
 WORTH_NAMING = 0.005
 """Share of a step from which on a sentence names what saves it."""
 
@@ -50,15 +55,21 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
 
 def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """How much of the step is communication, why, and what helps."""
-    head = f"{b.question.kind.title} at batch {int(b.question.batch):,}"
+    head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:{_layout_words(b, what_ifs)}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
-        return f"{head}: no communication; {_compute_words(b)}."
+        return f"{head} no communication; {_compute_words(b)}."
     share = float(b.comm_fraction)
     top = max(lines, key=lambda x: float(x.exposed_s))
-    whole = f"{head}: {share:.0%} of the step is communication"
+    whole = f"{head} {share:.0%} of the step is communication"
     biggest = f"{top.item.what} {top.item.op}, {top.bound}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
+
+
+def _layout_words(b: StepBill, what_ifs: list[Counterfactual]) -> str:
+    """The other layout of attention, where it saves much of the step."""
+    better = [c for c in what_ifs if c.code in LAYOUTS and c.fits and -c.delta_s > LARGE * float(b.step_s)]
+    return "".join(f" {LAYOUTS[c.code]} ({c.what}) the step takes {-c.delta_s / float(b.step_s):.0%} less;" for c in better)
 
 
 def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]) -> str:
@@ -123,7 +134,7 @@ def comm_of(b: StepBill, axis: str) -> list[Line]:
 
 
 def _exposure_reason(b: StepBill, line: Line) -> str:
-    if line.item.whole_axis not in b.async_axes:
+    if not b.runs_beside(line):
         return "on the critical path: nothing runs beside it"
     total, window = float(line.total_s), float(line.window_s)
     if total > window:
@@ -221,6 +232,7 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     for code, size, note in (("narrower", tp // 2, "fewer ranks"), ("wider", 2 * tp, "more ranks")):
         if size:  # experts follow tp, as engines tie them to tp x dp
             yield _try(code, f"tp {size}", note, tp=size, ep=size * int(q.plan.dp) if q.plan.ep > 1 else 1)
+    yield from attention_layouts(q)
     if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
         yield _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")
     if not q.techniques.fused_reduce:
@@ -238,6 +250,21 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
 
 
+def attention_layouts(q: Question) -> Iterator[Counterfactual]:
+    """Attention of a mixture shared out the other way on the same GPUs and for the same requests: by tensor or data parallelism."""
+    tp, dp, batch = int(q.plan.tp), int(q.plan.dp), int(q.batch)
+    plain = {"redundant_experts": 0} if q.plan.redundant_experts else {}
+    if q.model.experts is None:
+        return
+    if dp > 1 and expert_ranks(q.plan, q.engine).over_replicas:
+        code, sizes = "tensor-attention", {"tp": tp * dp, "dp": 1, "ep": 1, "batch": batch * dp, **plain}
+    elif dp == 1 and tp > 1 and batch % tp == 0:
+        code, sizes = "data-attention", {"tp": 1, "dp": tp, "ep": tp, "batch": batch // tp}
+    else:
+        return
+    yield _try(code, f"tp {sizes['tp']}, dp {sizes['dp']}", f"{LAYOUTS[code]}, same GPUs and requests", **sizes)
+
+
 def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfactual:
     return Counterfactual(code, what, changes, note)
 
@@ -248,6 +275,8 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
     if b.exposed_comm_s and beside_dp:
         yield _try("exposed", "nothing overlapped", async_axes=())
+    if plan.tp > 1 and not plan.sequence_parallel:
+        yield _try("sequence-parallel", "sequence parallel", sequence_parallel=True)
     if plan.tp > 1 and plan.sequence_parallel and not beside_tp:
         yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
     if plan.ep > 1 and not beside_ep:

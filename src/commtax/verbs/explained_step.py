@@ -15,6 +15,7 @@ from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, c
 from commtax.verbs.fitting import fit_of_step, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
+from commtax.verbs.train_fitting import train_holds
 
 if TYPE_CHECKING:
     from commtax.verbs.worth import TechniqueWorth
@@ -120,13 +121,14 @@ class ExplainedStep:
     def memory(self) -> Memory:
         return _trained_memory(self.bill) if self.bill.question.trains else _served_memory(self.bill)
 
-    @property
+    @cached_property
     def lacking(self) -> str:
         """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
         m, q = self.memory, self.bill.question
         if q.trains:
             usable = f"{format_bytes(m.capacity_bytes)}, {USABLE:.0%} of it usable"
-            return f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {usable}."
+            advised = "".join(f" It would fit with {options}." for options in train_holds(q).advice[:1])
+            return f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {usable}.{advised}"
         needed = f"each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         return f"Does not fit in memory: {needed}; {m.note}."
 
@@ -175,7 +177,7 @@ def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
         link=str(top.link),
         more=len(lines) - 1,
         top_s=float(top.total_s),
-        window_s=float(top.window_s) if overlaps else 0.0,
+        window_s=float(top.window_s) if b.question.trains and b.runs_beside(top) else 0.0,
         comm_s=sum(float(x.total_s) for x in lines),
         exposed_s=exposed,
         bubble_s=bubble,

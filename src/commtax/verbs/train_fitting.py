@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
 
 from commtax.answer import Answer
 from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.options import check_taken
+from commtax.question import Changes
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.verbs import checking
-from commtax.verbs.billing import USABLE
+from commtax.verbs.billing import USABLE, price
 from commtax.verbs.fitting import check_memory
 from commtax.verbs.keywords import TrainFitOptions
 from commtax.verbs.settling import Settled, resolve_question, settle
+
+MOST_ADVISED = 3
+RECOMPUTED = ("none", "selective", "full")
+Choice = tuple[str, Changes]
+"""An option as a command line has it, and what it changes."""
+UNCHANGED: Choice = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +68,76 @@ def train_fit(
 
 
 def train_holds(asked: Settled) -> TrainFit:
-    """The training plan of a question judged, with the first change that would make it fit."""
+    """The training plan of a question judged, with the changes that would make it fit, the cheapest in time first."""
     check_memory(asked)
-    judged = _train_judge(asked)
-    if judged.fits:
-        return judged
-    helps = (options for options, changed in _train_tries(asked) if _train_judge(changed).fits)
-    return replace(judged, advice=tuple(islice(helps, 1)))
+    judged = train_judge(asked)
+    return judged if judged.fits else replace(judged, advice=tuple(_advice(asked)))
 
 
-def _train_judge(asked: Settled) -> TrainFit:
+def train_judge(asked: Settled) -> TrainFit:
+    """… without advice."""
     budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
     return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
 
 
-def _train_tries(asked: Settled) -> Iterator[tuple[str, Settled]]:
-    """Recomputation, sharding, both with split sequences, wider tp, then a pipeline too: options to add, and the question so."""
-    plan, sharded = asked.plan, 3 if asked.engine.trains.master_is_parameter or asked.plan.pp == 1 else 1
-    yield "--recompute full", asked.vary(recompute="full")
-    if plan.dp > 1:
-        yield from ((f"--zero {z}", asked.vary(zero=z)) for z in range(plan.zero + 1, sharded + 1))
+def _advice(asked: Settled) -> Iterator[str]:
+    """Options to add to the command, each with what it costs."""
+    found = _least_changes(asked) or _with_more_gpus(asked)
+    now = float(price(asked).step_s)
+    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in found)[:MOST_ADVISED]:
+        more = f" on {gpus} GPUs" if gpus > asked.plan.num_gpus else ""
+        yield f"{options} ({step_s / now - 1:+.0%} time{more})"
+
+
+def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
+    """All sets of options on the same GPUs with which it fits, and with none of them less far."""
+    ladders = _ladders(asked)
+    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
+        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
+            continue
+        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
+        changed = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        if changed and train_judge(changed).fits:
+            found[rungs] = " ".join(words for words, _ in chosen if words), changed
+    return list(found.values())
+
+
+def _ladders(asked: Settled) -> list[list[Choice]]:
+    """What may be changed without more GPUs: of each the ways to say it, those that free the least first."""
+    plan, micro = asked.plan, int(asked.micro_batch)
+    ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        split, stages = asked.vary(sequence_parallel=True), range(plan.zero, (sharded if plan.dp > 1 else plan.zero) + 1)
-        words = [(f"--sequence-parallel{f' --zero {z}' if z > plan.zero else ''}", split.vary(zero=z)) for z in stages]
-        yield from words
-        yield from ((f"{said} --recompute full", tried.vary(recompute="full")) for said, tried in words)
+        ladders.append([("--sequence-parallel", {"sequence_parallel": True})])
+    further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
+    ladders.append([(f"--recompute {kind}", {"recompute": kind}) for kind in further])
+    if plan.dp > 1:
+        ladders.append([(f"--zero {stage}", {"zero": stage}) for stage in range(plan.zero + 1, 4)])
+    smaller = (micro >> halved for halved in range(1, micro.bit_length()))
+    ladders.append([(f"--micro-batch {size}", {"micro_batch": size}) for size in smaller])
+    return [[UNCHANGED, *ladder] for ladder in ladders]
+
+
+def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
+    try:
+        return asked.but(**changes)
+    except ValueError:
+        return None  # this engine or these sizes cannot have it
+
+
+def _with_more_gpus(asked: Settled) -> list[tuple[str, Settled]]:
+    """Wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
+    plan = asked.plan
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
-    wide = asked.vary(sequence_parallel=True, recompute="full")
-    yield from ((f"-tp {t} --sequence-parallel --recompute full", wide.vary(tp=t)) for t in degrees if t > plan.tp)
     widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
     room = asked.cluster.num_gpus // (widest * int(plan.dp))
-    for deep in range(2, min(room, asked.model.num_layers) + 1):
-        if plan.zero <= 1 and asked.model.num_layers % deep == 0:
-            options = f"-tp {widest} -pp {deep} --sequence-parallel --recompute full"
-            yield options, wide.vary(tp=widest, pp=deep)
+    sizes = [{"tp": t} for t in degrees if t > plan.tp]
+    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if asked.model.num_layers % deep == 0]
+    tried = ((size, larger) for size in sizes if (larger := _if_legal(asked, size)))
+    by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
+    found = ([(_options(size, more), q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus)
+    return next(filter(None, found), [])
+
+
+def _options(size: Mapping[str, int], more: str) -> str:
+    return " ".join([*(f"-{axis} {n}" for axis, n in size.items()), *more.split()])

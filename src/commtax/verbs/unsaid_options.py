@@ -8,15 +8,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from commtax import catalog
-from commtax.question import Changes
 from commtax.records import dataclass
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.settling import Settled
-from commtax.verbs.train_fitting import train_holds
-
-Choice = tuple[str, Changes]
-"""An option as a command line has it, and what it changes."""
-UNCHANGED: Choice = ("", {})
+from commtax.verbs.train_fitting import UNCHANGED, Choice, train_judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
     First the plan of the same engine that comes nearest to what was measured; where that does not fit, the nearest that does.
     """
     width = math.log(float(b.step_s) / float(b.low_s))
-    if measured_mfu <= float(b.mfu) * math.exp(width) and train_holds(b.question).fits:
+    if measured_mfu <= float(b.mfu) * math.exp(width) and train_judge(b.question).fits:
         return []
 
     def rank(one: CompletedPlan) -> tuple[float, float]:
@@ -82,7 +77,7 @@ def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Itera
             continue
         try:
             bill = price(q.but(**changes))
-            yield CompletedPlan(options, float(bill.mfu), float(bill.memory_bytes_per_rank), train_holds(bill.question).fits)
+            yield CompletedPlan(options, float(bill.mfu), float(bill.memory_bytes_per_rank), train_judge(bill.question).fits)
         except ValueError:
             continue  # this engine or these sizes cannot have it
 
