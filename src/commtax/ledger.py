@@ -148,6 +148,11 @@ class Line:
     def exposed_s(self) -> Number:
         return self.total_s - self.hidden_s
 
+    @property
+    def bound(self) -> str:
+        """What most of one collective's time is: ``latency``, which no size changes, or ``bandwidth``."""
+        return "latency" if float(self.fixed_s) > float(self.moving_s) else "bandwidth"
+
     def beside(self, window_s: Number, hidden: Number, sigma: Number) -> Line:
         """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
         same = (self.link, self.algorithm, self.names, self.why, self.source, self.via, self.flops)

@@ -87,7 +87,7 @@ def test_what_binds_is_told_beside_a_claim_and_of_a_host():
     lines = screen(Audit(claim(), (section(),)))
     assert lines[1].startswith("to judge it: the files hold no step")
     assert lines[2] == "2 ranks, 8 decode steps of 11.2 ms, mainly compute (71%)"
-    host = section(notes=(Note("no device", "the trace has no GPU events: all times are the host's"),))
+    host = section(notes=(Note("no device", "the trace has no GPU events: all times are host times"),))
     assert screen(Audit(None, (host,)))[0].endswith("mainly operations of the host (71%): no culprit found")
     whole = replace(host, steps=(StepRow(0, 0, WHOLE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
     assert screen(Audit(None, (whole,)))[0] == "1 rank, 0 s as a whole, nothing was timed: nothing could be determined"

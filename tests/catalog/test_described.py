@@ -159,7 +159,11 @@ def test_paths_are_the_user_s(tmp_path, monkeypatch):
         ('chip = "h100"\nintra = "xgmi"', "xgmi joins AMD chips"),
         (
             'chip = "h100"\n[intra]\nkind = "roce"\nbandwidth_Bps = 1e9',
-            "intra.kind='roce': one of memory, nvlink, pcie, xgmi; Ethernet, ICI or another scale-up link is nvlink",
+            "intra.kind='roce': inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it",
+        ),
+        (
+            'chip = "h100"\n[intra]\nkind = "ici"\nbandwidth_Bps = 1e9',
+            "intra.kind='ici': one of memory, nvlink, pcie, xgmi; ICI or another scale-up link is nvlink",
         ),
         ('chip = "h100"\n[intra]\nkind = "nvlink"', "intra.bandwidth_Bps: missing; bytes a second are needed"),
         ('chip = "h100"\n[intra]\nkind = "nvlink"\nbandwidth_Bps = 0', "nearest valid: 1000"),
@@ -279,3 +283,37 @@ def test_the_smallest_file_of_the_docs_is_a_host_and_several_need_a_network(tmp_
         assert tried(written(tmp_path, "\n".join(line for line in lines if line != left_out), "less.toml"))[1], left_out
     file = written(tmp_path, f'inter = "ib-ndr"\n{smallest}')
     assert catalog.cluster(f"2x{file}").num_gpus == 8
+
+
+GAUDI = "gpus_per_host = 8\n[chip]\nmemory_bytes = 128e9\nmemory_Bps = 3.7e12\nflops_per_s = { bf16 = 1835e12 }\n[intra]\n"
+
+
+@pytest.mark.parametrize(
+    ("intra", "latency_s", "said"),
+    [
+        ('kind = "xgmi"', 1e-6, ["latency_s 1 µs (as xgmi-mi355x)", "mesh 8 GPUs, of which 2 have 1/7 of the bandwidth"]),
+        ('kind = "roce"\nswitched = false', 5e-6, ["latency_s 5 µs (as roce-800)", "mesh 8 GPUs"]),
+        ('kind = "roce"\nswitched = true', 5e-6, ["latency_s 5 µs (as roce-800)"]),
+        ('kind = "xgmi"\nlatency_s = 3e-6\nmesh = 8', 3e-6, []),
+    ],
+)
+def test_what_a_description_leaves_out_is_told_with_whose_it_is(tmp_path, intra, latency_s, said):
+    file = written(tmp_path, f"{GAUDI}{intra}\nbandwidth_Bps = 525e9", "own.toml")
+    place = catalog.cluster(file)
+    assert place.intra.latency_s == latency_s
+    assert ("own-intra" in place.remark) == bool(said)
+    for command in (("bill", "-tp", "8"), ("plan", "--top", "1")):
+        notes = json.loads(run_here(command[0], "llama-3.1-8b", "--cluster", file, *command[1:], "--json").stdout)["notes"]
+        told = " ".join(str(note) for note in notes)
+        assert all(words in told for words in (*said, "visible_bytes (programs see all of memory_bytes)"))
+
+
+def test_a_network_inside_a_host_is_the_layout_of_its_kind_as_late_as_the_network(tmp_path):
+    ways = ['kind = "roce"\nswitched = false', 'kind = "xgmi"\nlatency_s = 5e-6']
+    roce, mesh = (commtax.bill("llama-3.1-8b", written(tmp_path, f"{GAUDI}{way}\nbandwidth_Bps = 525e9"), tp=8) for way in ways)
+    assert float(roce.step_s) == float(mesh.step_s)
+
+
+def test_nothing_is_assumed_of_what_the_catalogue_says(tmp_path):
+    assert catalog.cluster(written(tmp_path, 'chip = "h100"\nintra = "pcie5"')).remark == ""
+    assert catalog.cluster(written(tmp_path, spelled_out("dgx-h100"))).remark == ""

@@ -198,6 +198,50 @@ def test_ranges_of_several_clusters_say_what_is_close(objective, ratio):
     assert ("the best there: " in said) == (not same_plan(there, other) and not same_plan(there, found.best))
 
 
+@settings(max_examples=3, deadline=None)
+@given(
+    objective=st.sampled_from(("cost", "throughput")),
+    confidence=st.sampled_from((0.5, 0.65, 0.9)),
+    places=st.sampled_from((("1xl40s", "1xh100-sxm"), ("2xa100-80-sxm", "1xh200-sxm"))),
+)
+def test_where_users_wait_clusters_are_compared_at_one_speed(objective, confidence, places):
+    """Without limits: at times that the balanced plan of each cluster keeps, as a search with these limits answers."""
+    asked = {"objective": objective, "confidence": confidence, "disaggregated": False}
+    found = commtax.plan_several("llama-3.1-8b", places, **asked)
+    goals = {(answer.question.goal.ttft_s, answer.question.goal.tpot_s) for answer in found.waited.answers}
+    ((ttft_s, tpot_s),) = goals
+    for open_ended, limited in zip(found.answers, found.waited.answers, strict=True):
+        usual, own = open_ended.usual.plans, open_ended.usual.recommended
+        assert (usual.ttft_s[own] <= ttft_s, usual.tpot_s[own] <= tpot_s) == (True, True)
+        assert (limited.plans.sure_ttft_s <= ttft_s).all()
+        assert (limited.plans.sure_tpot_s <= tpot_s).all()
+        assert limited.plans.tokens_per_s[0] >= usual.tokens_per_s[own]
+    typed = commtax.plan_several("llama-3.1-8b", places, ttft_s=ttft_s, tpot_s=tpot_s, **asked)
+    assert typed.waited is None
+    assert [one.deciding(objective) for one in typed.plans] == [one.deciding(objective) for one in found.waited.plans]
+
+
+def test_a_slow_gpu_that_looks_cheaper_is_not_recommended_where_users_wait():
+    """An L40S at its balanced point costs less per token than an H100 at its own, which is three times as fast; at the speed
+    of the L40S the H100 serves so many more clients that it is cheaper."""
+    found = commtax.plan_several("llama-3.1-8b", ["1xl40s", "1xh100-sxm"], usd_per_gpu_hour=[1.09, 3.99], objective="cost")
+    points = [answer.usual for answer in found.answers]
+    usd = [float(a.usd_per_million_tokens(p.plans)[p.recommended]) for a, p in zip(found.answers, points, strict=True)]
+    slow, fast = (float(p.plans.tpot_s[p.recommended]) for p in points)
+    assert usd[0] < usd[1]
+    assert slow > 3 * fast
+    own, (other,) = found.waited.recommended, found.waited.beside
+    assert [one.answer.question.cluster.key for one in (own, other)] == ["1xh100-sxm", "1xl40s"]
+    rate = float(own.answer.plans.tokens_per_s[own.row])
+    assert own.money.usd_per_million_tokens == pytest.approx(3.99 / (rate * 3600) * 1e6)
+    told = " ".join(run_here(*TWO, "--objective", "cost").stdout.split())
+    first, _, then = told.partition("When nobody waits: ")
+    assert "When users wait: 1 GPU = TP 1 on 1xh100-sxm;" in first
+    assert then.startswith("1 GPU = TP 1 on 1xl40s;")
+    waited = json.loads(run_here(*TWO, "--objective", "cost", "--json").stdout)["when_users_wait"]
+    assert (waited["recommended"]["cluster"], [row["cluster"] for row in waited["beside"]]) == ("1xh100-sxm", ["1xl40s"])
+
+
 def test_the_recommended_row_of_several_clusters_is_marked():
     done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
     assert "1 ◆ " in " ".join(done.stdout.split())

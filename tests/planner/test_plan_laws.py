@@ -274,7 +274,7 @@ def test_a_pasted_plan_is_priced_as_pasted():
     said = " ".join(out.split())
     assert "Pasted: 8 GPUs = DP 8 x TP 1, experts over 8, 8 clients:" in said
     assert re.search(
-        r"all \d+ good plans are better, the best has 2.\d+ x its speed. run as .* \(DeepEP\), it would have 1.0", said
+        r"all \d+ good plans are better; the recommended plan has 2.\d+ x its speed. run as .* \(DeepEP\), it would have 1.0", said
     )
 
 

@@ -38,7 +38,7 @@ FIRST = {
     "exact": r"One step: 66 operations",
     "plan": r"Recommended and best: \d GPUs? = ",
     "no plan": r"No plan is 65% likely to meet the limits\.",
-    "clusters": r"Recommended and best: ",
+    "clusters": r"No limit is given .* When users wait: ",
     "compare": r"Most tokens/s in a decode step: tp8 at every point compared",
     "over": r"Steps of .* most tokens/s: ",
     "simulate": r"TPOT \d.*\(.* to .*\), TTFT ",

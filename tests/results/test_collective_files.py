@@ -1,12 +1,15 @@
 """Outputs of nccl-tests and rccl-tests that are cut, hold several tests, one rank or other columns, or are JSON."""
 
 import json
+import re
 
 import pytest
 
+from cli_run import run_here
 from commtax.audit import audit
 from commtax.report.audit_words import headline
 from commtax.results import collective_tests, nccl_tests
+from paths import ROOT
 
 HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
 TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
@@ -130,3 +133,32 @@ def test_rows_of_nothing_are_in_the_average_and_are_not_missing(audited):
     text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
     (average,) = (f for f in audited(text).findings if "average" in f.item)
     assert average.reason == "as printed: the mean of these rows"
+
+
+SLOW = (ROOT / "examples" / "all-reduce-8xh100.txt").read_text()
+
+
+def test_a_host_that_its_devices_name_is_judged_as_if_it_were_named(tmp_path):
+    file = tmp_path / "nccl.txt"
+    file.write_text(SLOW)
+    named, own = (run_here("audit", file, *place, "--json") for place in (("--cluster", "8xh100-sxm"), ()))
+    assert (named.returncode, own.returncode) == (1, 1)
+    verdicts = [[(f["item"], f["verdict"]) for f in json.loads(done.stdout)["sections"][0]["findings"]] for done in (named, own)]
+    assert verdicts[0] == verdicts[1]
+    for place in (("--cluster", "8xh100-sxm"), ()):
+        told = " ".join(run_here("audit", file, *place).stdout.split())
+        assert "all-reduce of 1 GiB took 1.90 x the time that it should" in told
+        assert "1 GiB reaches 234.3 GB/s of bus bandwidth where 446.2 GB/s is to be expected" in told
+        assert "nvidia-smi nvlink -s" in told
+
+
+@pytest.mark.parametrize(("device", "hosts"), [("NVIDIA L40S", 1), ("NVIDIA H100 NVL", 1), ("NVIDIA H100 80GB HBM3", 2)])
+def test_names_that_do_not_tell_links_judge_nothing(tmp_path, device, hosts):
+    """Cards may have bridges or not, and no name tells the network between hosts."""
+    file = tmp_path / "nccl.txt"
+    text = SLOW.replace("NVIDIA H100 80GB HBM3", device)
+    file.write_text(re.sub(r"(Rank  [4-7] .*) node7 ", r"\1 node8 ", text) if hosts > 1 else text)
+    done = run_here("audit", file)
+    assert done.returncode == 0
+    assert "give --cluster to judge it" in " ".join(done.stdout.split())
+    assert "disagree" not in done.stdout

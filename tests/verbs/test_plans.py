@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
+from commtax.planner.choosing import ratio_error
 from commtax.report.comparisons import flip_words
 from commtax.verbs.comparing import compare_plans, parse_plan
 from each import each
@@ -135,8 +135,53 @@ def test_where_the_lead_changes_back_and_forth_is_said():
     assert flip.earliest < flip.at
     words = flip_words(flip)
     assert f"tp8 is faster below {flip.earliest:.0f}, 2xtp4 from {flip.at:.0f} on; in between the lead changes" in words
-    clear = flip_words(replace(flip, earliest=flip.at))
-    assert clear.endswith(f"below {flip.at:.0f}, 2xtp4 from {flip.at:.0f} on")
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    pair=st.sampled_from((("gpt-oss-120b", "tp8", "2xtp4"), ("llama-3.1-8b", "tp8", "8xtp1"), ("qwq-32b", "tp8", "2xtp4"))),
+    batch=st.integers(1, 1024),
+)
+def test_a_break_even_and_the_verdict_at_a_batch_are_one_judgement(pair, batch):
+    """Where a break-even calls a plan faster, the table at that batch does; where it is too close, neither does."""
+    model, *names = pair
+    found = compare_plans(model, "8xh100-sxm", names, batches=[batch])
+    flip, within = next(f for f in found.break_evens if f.axis == "batch"), ratio_error(found.question)
+    below, above = flip.sure(within)
+    rates = {row.plan: row.rate for row in found.rows}
+    lead = rates[flip.then] / rates[flip.first]
+    if below and batch < below:
+        assert 1 / lead > 1 + within
+    elif above and batch >= above:
+        assert lead > 1 + within
+    else:
+        assert 1 / lead <= 1 + flip.leads(within)[0] + 1e-9
+        assert lead <= 1 + flip.leads(within)[1] + 1e-9
+
+
+def test_whole_requests_of_plans_are_those_of_simulate():
+    clients, lengths = [1, 64, 256], {"input_len": 512, "output_len": 64}
+    found = compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], concurrency=clients, context=512, output_len=64)
+    assert [(row.plan, row.clients) for row in found.served] == [(plan, n) for plan in ("tp8", "2xtp4") for n in clients]
+    for row in found.served:
+        sizes = {name: parse_plan(row.plan)[name] for name in ("tp", "replicas")}
+        alone = commtax.simulate("gpt-oss-120b", "8xh100-sxm", **sizes, concurrency=max(row.clients, sizes["replicas"]), **lengths)
+        assert (row.ttft_s, row.tpot_s) == (pytest.approx(float(alone.ttft_s)), pytest.approx(float(alone.tpot_s)))
+        assert row.tokens_per_s == pytest.approx(row.clients * 64 / float(alone.e2e_s)), (
+            "Little's law; an idle server earns nothing"
+        )
+
+
+def test_whole_requests_are_the_first_answer_where_clients_are_given():
+    words = ("gpt-oss-120b", "--cluster", "8xh100-sxm", "--plans", "tp8,2xtp4")
+    said = " ".join(run(*words, "--batches", "8,256").stdout.split())
+    assert "--concurrency 8,256 also compares whole requests" in said
+    whole = run(*words, "--concurrency", "8,256").stdout
+    assert " ".join(whole.split()).startswith("Most tokens/s of whole requests (1,024 tokens in, 128 out): ")
+    assert "2xtp4 at concurrency 256" in " ".join(whole.split("plan ")[0].split())
+    for wrong in (("--output-len", "64"), ("--concurrency", "0"), ("--phase", "prefill", "--concurrency", "8")):
+        assert run(*words, *wrong).returncode == 2
+    assert "does not fit" in run("llama-3.1-70b", "--cluster", "8xh100-sxm", "--plans", "tp1,tp4", "--concurrency", "8").stdout
 
 
 def test_help_tells_two_servers_from_two_ranks():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
+from commtax.ledger import Z80
 from commtax.planner import plan
 from strategies import questions
 
@@ -120,3 +121,22 @@ def test_published_steps_on_mi300x_lie_in_their_range(batch, seconds):
     assert step.low_s <= seconds <= step.high_s
     kernels = [line for line in step.lines if line.kind == "compute" and np.any(np.asarray(line.exposed_s) > 0)]
     assert all(line.source.kind == "assumed" for line in kernels)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options"),
+    [
+        ("8xh100-sxm", {"tp": 4, "disaggregated": True, "prefill_tp": 2, "prefill_workers": 2, "decode_workers": 1}),
+        ("8xh100-sxm", {"tp": 4}),
+        ("8xh200-sxm", {"tp": 8, "engine": "sglang"}),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.5, 3.0])
+def test_fixed_times_before_a_first_token_err_as_in_the_closed_loop(cluster, options, rate):
+    """Steps are stretched; the server's fixed time and a cache's way to another worker err by as much as first tokens do."""
+    o = commtax.serve("llama-3.1-70b", cluster, request_rate=rate, num_prompts=200, **options)
+    steps, (low, high) = o.range_of("ttft_mean", o.step_ends), o.range_of("ttft_mean")
+    fixed, factor = float(o.alike.served.request_s + o.alike.served.moved_s), float(np.exp(Z80 * o.alike.sigma_of("ttft_s")))
+    assert steps[0] - low == pytest.approx(fixed * (1 - 1 / factor), rel=0.05)
+    assert high - steps[1] == pytest.approx(fixed * (factor - 1), rel=0.05)
+    assert o.range_of("tpot_mean") == o.range_of("tpot_mean", o.step_ends), "tokens after the first err as steps do"

@@ -188,3 +188,16 @@ def test_a_training_bill_explains_collectives_with_their_window():
     assert document["way"]["window"] == "backward"
     assert 0 < document["hidden_s"] < document["total_s"]
     assert math.isclose(document["times"] * sum(p["seconds"] for p in document["parts"]), document["total_s"], rel_tol=EXACT)
+
+
+@pytest.mark.parametrize("batch", [1, 16, 2048])
+def test_a_collective_is_bound_by_what_the_bill_says_binds_it(batch):
+    asked = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--batch", batch)
+    bill = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=batch)
+    top = max((one for one in every_why(bill) if one.kind == "comm"), key=lambda one: one.exposed_s)
+    parts = {part.name: part.seconds for part in top.explanation.parts}
+    assert top.bound == ("latency" if parts["latency"] > parts["wire"] else "bandwidth")
+    told, because = (" ".join(run_here(*asked, *more).stdout.split()) for more in ((), ("--why", top.number)))
+    assert f", {top.bound}-bound: " in told
+    assert f"of the step, {top.bound}-bound " in because
+    assert "bytes bind" not in because

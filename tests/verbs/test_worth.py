@@ -15,8 +15,9 @@ from commtax.catalog.technique_misses import kind_of, missed
 from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
 from commtax.statement import Refusal
 from commtax.verbs.fitting import fit_of_step
+from commtax.verbs.paying import ALIKE
 from commtax.verbs.settling import resolve_question, settle
-from commtax.verbs.worth import ALIKE, Scale
+from commtax.verbs.worth import Scale
 
 STEPS = (
     ("deepseek-v3", "8xh200-sxm", {"tp": 8, "batch": 32}),
@@ -40,7 +41,8 @@ def test_the_table_agrees_with_bills_to_the_digit(weighed):
         priced = commtax.bill(model, cluster, **{**options, "technique": row.asked})
         assert (row.step_s, row.tokens_per_s) == (float(priced.step_s), float(priced.tokens_per_s)), row.asked
         assert row.kv_tokens == fit_of_step(priced.question).kv_tokens
-        assert row.gain == pytest.approx(row.tokens_per_s / float(plain.tokens_per_s) * plain.num_gpus / priced.num_gpus)
+        base = commtax.bill(model, cluster, **{**options, "technique": row.beside}) if row.beside else plain
+        assert row.gain == pytest.approx(row.tokens_per_s / float(base.tokens_per_s) * base.num_gpus / priced.num_gpus)
 
 
 def test_every_technique_is_told_once_best_first_with_a_flag_or_a_reason(weighed):
@@ -77,7 +79,8 @@ def test_it_pays_where_it_is_said_to_pay(weighed):
         for pays in row.pays:
             for at in (pays.low, pays.high):
                 changed = {**options, pays.axis: int(at)}
-                plain, other = (commtax.bill(model, cluster, **changed, **on).tokens_per_s for on in ({}, {"technique": row.asked}))
+                sets = ({"technique": row.beside} if row.beside else {}, {"technique": row.asked})
+                plain, other = (commtax.bill(model, cluster, **changed, **on).tokens_per_s for on in sets)
                 assert other > plain * (1 + ALIKE / 2), (row.asked, pays)
 
 
@@ -129,7 +132,7 @@ def test_an_undecided_gain_names_what_it_rests_on_and_when_it_is_lost():
     told = " ".join(run("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", "16").stdout.split())
     assert "Undecided, measure first: eagle3=5 (+60%), eagle=3 (+40%), if drafts are accepted as often as with" in told
     assert "A loss once the KV cache is full: eagle3=5 (-13%), eagle=3 (-16%)." in told
-    assert "weighs whole requests" not in told
+    assert "for whole requests" not in told
 
 
 def test_the_command_says_what_to_set_and_json_holds_every_row():
@@ -137,7 +140,7 @@ def test_the_command_says_what_to_set_and_json_holds_every_row():
     assert "pays" in told.stdout
     assert "mtp=2 (+82%), if drafts are accepted as often as with deepseek-r1." in " ".join(told.stdout.split())
     assert "Worth it only once the KV cache is full: fp8-kv (-3.4% here, +23% then)." in " ".join(told.stdout.split())
-    assert "One decode step is weighed, without the prompts that join it; --concurrency N weighs" in " ".join(told.stdout.split())
+    assert "Gains are for one decode step, without the prompts that share it; for whole requests" in " ".join(told.stdout.split())
     assert "not in vLLM: sbo (SGLang)" in told.stdout
     assert "overlap" not in told.stdout, "each reason only for those who ask for details"
     document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)
@@ -201,16 +204,39 @@ def test_what_a_technique_needs_is_set_with_it():
     rows = {row.technique.key: row for row in commtax.worth("deepseek-v3", "2x8xh100-sxm", **wide).rows}
     for key, flag in (("dbo", "--enable-two-batch-overlap"), ("sbo", "--enable-single-batch-overlap")):
         row = rows[key]
-        assert row.asked == f"{key},deepep-ll"
+        assert (row.asked, row.name) == (f"{key},deepep-ll", f"{key} (on top of deepep-ll)")
         assert (flag in row.flag, "--moe-a2a-backend deepep" in row.flag) == (True, True)
         priced = commtax.bill("deepseek-v3", "2x8xh100-sxm", **wide, technique=row.asked)
         assert row.step_s == float(priced.step_s)
-        assert row.own_gain == pytest.approx(row.gain / rows["deepep-ll"].gain)
+        assert row.gain == pytest.approx(row.tokens_per_s / rows["deepep-ll"].tokens_per_s)
     both = commtax.worth("deepseek-v3", "2x8xh100-sxm", **wide, technique="dbo,deepep-ll").rows
     assert not any(row.asked.startswith("dbo,") for row in both), "what is set is no pair with another exchange"
     helix = Scale(settle(resolve_question("deepseek-v3", "8xb200-sxm", {"tp": 8, "engine": "trtllm"})), flips=False)
     row = helix.weigh(technique("dcp"), "dcp=4")
     assert row.flag.startswith("--tp_size 2; context_parallel_size: 4"), row.flag
+
+
+@pytest.mark.parametrize("load", [{"batch": 64}, {"batch": 256}, {"concurrency": 512, "context": 512, "output_len": 64}], ids=str)
+def test_a_technique_is_judged_by_what_it_adds_whether_what_it_needs_is_set_or_not(load):
+    asked = ("deepseek-v3", "4x8xh200-sxm")
+    bare = commtax.worth(*asked, dp=32, ep=32, **load)
+    row = next(row for row in bare.rows if row.technique.key == "dbo")
+    based = commtax.worth(*asked, dp=32, ep=32, technique=row.beside, **load)
+    same = next(one for one in based.rows if one.technique.key == "dbo")
+    assert (row.verdict, row.pays, row.never) == (same.verdict, same.pays, same.never)
+    assert (row.gain, row.low, row.high, row.full_gain) == pytest.approx(
+        (same.gain, same.low, same.high, same.full_gain), nan_ok=True
+    )
+    assert row.tokens_per_s == pytest.approx(same.tokens_per_s)
+
+
+def test_a_part_that_loses_is_not_worth_setting():
+    """DeepEP's kernels gain half, and halving batches of 64 on top of them loses a sixth: 45,260 / 54,204 tokens/s."""
+    told = json.loads(run("worth", "deepseek-v3", "-c", "4x8xh200-sxm", "-dp", "32", "-ep", "--batch", "64", "--json").stdout)
+    rows = {row["technique"]: row for row in told["weighed"]}
+    assert (rows["dbo"]["on_top_of"], rows["dbo"]["verdict"], rows["deepep-ll"]["verdict"]) == ("deepep-ll", "loses", "gains")
+    assert rows["dbo"]["gain"] == pytest.approx(rows["dbo"]["tokens_per_s"] / rows["deepep-ll"]["tokens_per_s"])
+    assert "Not worth it: dbo (-17% on top of deepep-ll)" in told["verdict"]
 
 
 def test_every_form_of_the_answer_has_the_same_verdicts(tmp_path):
@@ -291,3 +317,31 @@ def test_acceptance_of_another_model_widens_a_gain():
     assert said.accepted == ""
     assert said.gain == pytest.approx(other.gain)
     assert other.high / other.low > said.high / said.low
+
+
+@pytest.mark.parametrize(("engine", "batch"), [("vllm", 4), ("vllm", 64), ("vllm@0.15", 4)])
+def test_where_an_engine_stops_fusing_its_limit_is_named(engine, batch):
+    """vLLM gives the fused kernel 512 KiB at the most on 8 Hopper GPUs: 32 rows of 8,192 numbers of 2 bytes."""
+    asked = ("worth", "llama-3.3-70b", "-c", "8xh100-sxm", "-tp", "8", "--engine", engine, "--batch", batch)
+    told = " ".join(run(*asked, *(("--technique", "fused-allreduce") if engine == "vllm" else ())).stdout.split())
+    limit = (
+        commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, batch=batch, engine="vllm", technique="fused-allreduce").on[0].pays[0]
+    )
+    assert (limit.high, limit.until) == (32, "vLLM fuses sums of up to 512 KiB on 8 GPUs, 32 tokens")
+    if engine == "vllm":
+        assert f"pays off: batch up to 32 ({limit.until})." in told
+        assert ("changes nothing here" in told.split(".")[1]) == (batch > limit.high)
+    else:
+        row = next(
+            row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine=engine).rows if row.pays and row.pays[0].until
+        )
+        assert (row.technique.key, row.pays[0]) == ("fused-allreduce", limit)
+
+
+def test_a_limit_that_does_not_decide_is_not_named():
+    """SGLang fuses up to 2,048 rows, and its kernel stops paying long before."""
+    row = next(
+        row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine="sglang").rows if row.asked == "fused-allreduce"
+    )
+    assert row.pays[0].high < 2048
+    assert not row.pays[0].until

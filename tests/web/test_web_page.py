@@ -199,6 +199,18 @@ def test_a_point_of_the_front_loads_its_step(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
+def test_a_trained_plan_is_trained_in_every_view(visit: Callable[..., Any]) -> None:
+    for view, word in (("step", "mfu"), ("fit", "optimizer")):
+        page = visit("m=llama-3.2-1b&c=8xh100-sxm&ph=train&gb=64&ttft=1000#plan")
+        page.wait_for_selector(".plan")
+        page.click(f"#views a[href='#{view}']")
+        until(page, "location.search.includes('dp=')")
+        painted(page)
+        assert "ph=train" in page.url
+        until(page, "word => document.body.innerText.toLowerCase().includes(word)", word)
+
+
+@needs_browser
 def test_techniques_are_weighed_and_a_click_turns_one_on(visit: Callable[..., Any]) -> None:
     page = visit("m=llama-3.1-70b&c=8xh100-sxm&tp=8", viewport={"width": 1280, "height": 4200})
     page.wait_for_selector("table.worth tbody tr")

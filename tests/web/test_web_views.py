@@ -68,7 +68,8 @@ def test_what_the_page_shows_is_what_its_command_prints(kind: str) -> None:
     told = json.loads(run_here(*shlex.split(found["command"])[1:], *more).stdout)
     assert [row["verdict"] for row in found["plans"]] == [row["verdict"] for row in told["plans"]][: len(found["plans"])]
     assert found["recommended"] == told["recommended"]
-    begun = next((point["row"] for point in found.get("points", ()) if point["name"] == "balanced"), chosen)  # without limits
+    start = (point["row"] for point in found.get("points", ()) if point["name"].endswith(("balanced", " for users")))
+    begun = next(start, chosen)  # without limits
     assert begun["commands"]["launch"] == told["emit"]["launch"], "it starts as the command line starts it"
     assert begun["commands"]["benchmark"] == told["emit"].get("benchmark", "")
     assert not any("--" in text for text in words(found)), "options are words of the command line"
@@ -284,7 +285,11 @@ def test_clusters_side_by_side_and_a_request_rate(visit: Callable[..., Any]) -> 
     )
     page.fill("#in-cs", "2xl40s")
     page.keyboard.press("Enter")
-    until(page, "document.querySelectorAll('.sides .side').length === 2 && document.querySelector('.side.chosen') !== null")
+    until(
+        page,
+        "document.querySelectorAll('.sides:not(.points) .side').length === 2 && document.querySelector('.side.chosen') !== null",
+    )
+    assert [text.split(" ", 1)[1] for text in page.locator(".points h3").all_inner_texts()] == ["for users", "for bulk work"]
     assert "cs=2xl40s" in page.url
     assert len(set(page.locator("#plans-body .legend li").all_inner_texts()) & {"2xh100-sxm", "2xl40s"}) == 2
     page.click("#compared button")

@@ -83,23 +83,28 @@ def _cluster(whole: TableView, stem: str) -> Cluster:
     check_keys(whole, FIELDS, HOMES)
     cited = citations(whole)
     counts, sources = numbers(whole, physics.DESCRIBED_CLUSTER, cited)
-    links = {name: _link(whole, name, cited, f"{stem}-{name}") for name in SCOPES if name in whole.table}
+    read = {name: _link(whole, name, cited, f"{stem}-{name}") for name in SCOPES if name in whole.table}
+    links = {name: one for name, (one, _) in read.items()}
     alone = {"inter": link(UNUSED)} if counts.get("num_hosts", 1) == 1 else {}
-    kind = _chip(whole, alone | links, cited, stem)
+    kind, assumed = _chip(whole, alone | links, cited, stem)
+    remark = "; ".join(filter(None, [*(words for _, words in read.values()), assumed]))
     place = usual_hosts(kind, 1, int(counts.get("gpus_per_host", kind.gpus_per_host)))
     place = with_inside_link(place, links["intra"]) if "intra" in links else place
     place = with_between(place, links["inter"]) if "inter" in links else place
     called = line(whole, "name") or line(whole, "key") or f"hosts of {place.gpus_per_host} {kind.name}"
-    said = replace(place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge))
+    said = replace(
+        place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge), remark=remark
+    )
     return with_fields(said, counts)
 
 
-def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> Chip:
-    """A chip of the catalogue, or one of its own with the links that it names, else those that the cluster has."""
+def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:
+    """A chip of the catalogue, or one of its own with the links that it names, else those that the cluster has; and what is
+    assumed of it."""
     if "chip" not in whole.table:
         raise Refusal("chip: missing; name one of the catalogue, such as h100-sxm, or describe it in [chip]", "chip")
     if isinstance(named := whole.table["chip"], str):
-        return chip(named)
+        return chip(named), ""
     part = TableView.of(named, "chip", "a name, or a table as in catalog/chips,")
     return own_chip(part, {name: _usual_link(part, name, links) for name in ("intra", "inter")}, cited | citations(part), stem)
 
@@ -114,11 +119,11 @@ def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
     return own.key if find("links", own.key) == own.key else nearest_links(own.kind, name, own.bandwidth_Bps, name)[0].key
 
 
-def _link(whole: TableView, name: str, cited: Sources, key: str) -> Link:
-    """A link of the catalogue, or one of its own."""
+def _link(whole: TableView, name: str, cited: Sources, key: str) -> tuple[Link, str]:
+    """A link of the catalogue, or one of its own and what is assumed of it."""
     entry = whole.table[name]
     if isinstance(entry, str):
-        return _check_scope(link(entry), SCOPES[name], entry)
+        return _check_scope(link(entry), SCOPES[name], entry), ""
     part = TableView.of(entry, name, "a name, or a table as in catalog/links,")
     return own_link(part, SCOPES[name], cited | citations(part), key)
 

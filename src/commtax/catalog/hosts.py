@@ -81,7 +81,8 @@ def parse_counts(text: str) -> Cluster:
         near = did_you_mean(name, "chips", "clusters").removesuffix("?")
         instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
         raise Refusal(
-            f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (docs/hosts.md)", "cluster"
+            f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (commtax catalog --help shows one)",
+            "cluster",
         ) from None
     remark = ""
     if not second or (kind.nvlink_domain and gpus > _largest_host(kind)):

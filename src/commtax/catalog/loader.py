@@ -168,7 +168,7 @@ def _abbreviates(short: str, name: str) -> bool:
 COUNTS = re.compile(r"(?:\d{1,15}x){0,2}")
 INSTEAD = (
     "and no kernels were measured on it, so it has no price here; --cluster FILE.toml can describe it by its peaks, memory and "
-    "links, priced as assumed (docs/hosts.md, 'A host or cluster of your own')"
+    "links, priced as assumed (commtax catalog --help shows one)"
 )
 
 

@@ -7,7 +7,7 @@ that no measurement of another thing is taken for its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from commtax.catalog import physics
@@ -17,6 +17,7 @@ from commtax.catalog.table_view import TableView
 from commtax.records import record_from, with_fields
 from commtax.spec import Chip, Citation, Link
 from commtax.statement import Refusal
+from commtax.units import format_seconds
 
 CHIP_TEXTS = ("key", "name", "vendor", "family", "compute_capability", "intra", "inter", "note")
 CHIP_FIELDS = {*CHIP_TEXTS, "aliases", "flops_per_s", "sources", *physics.DESCRIBED_CHIP}
@@ -27,14 +28,29 @@ PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """Types of arithmetic that a chip has peaks for."""
 RATES = ("family", "memory_Bps", "flops_per_s")
 """What makes a chip the one that was measured under its name."""
-OTHER_KINDS = "Ethernet, ICI or another scale-up link is nvlink through switches, xgmi from chip to chip (docs/hosts.md)"
+OTHER_KINDS = "ICI or another scale-up link is nvlink through switches, xgmi from chip to chip; Ethernet is roce (docs/hosts.md)"
+UNSAID_OF_CHIP = {
+    "visible_bytes": "programs see all of memory_bytes",
+    "l2_bytes": "no cache",
+    "num_sms": "exchanges take no SMs from kernels",
+    "family": "kernels as other chips'",
+}
+"""What is assumed of a described chip that does not say it."""
+UNSAID_OF_LINK: dict[str, Callable[[float], str]] = {
+    "latency_s": format_seconds,
+    "mesh": lambda gpus: f"{gpus} GPUs, of which 2 have 1/{gpus - 1} of the bandwidth" if gpus else "",
+    "efficiency": lambda share: f"{share:g}" if share < 1 else "",
+    "fill_s": lambda seconds: format_seconds(seconds) if seconds else "",
+}
+"""What decides a link's times, and how a value is told that another link lends it; "" where that is none."""
 LONGEST = 200  # signs of a name or a note that are kept
 
 Sources = dict[str, Citation]
 
 
-def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> Chip:
-    """A chip of a table; ``links`` are its usual ones by the catalogue's names, ``name`` its own where the table has none."""
+def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> tuple[Chip, str]:
+    """A chip of a table, and what is assumed of it; ``links`` are its usual ones by the catalogue's names, ``name`` its own where
+    the table has none."""
     check_keys(part, CHIP_FIELDS)
     texts = {key: line(part, key) for key in CHIP_TEXTS}
     makers = {"generic": "generic"} | {known.family: known.vendor for known in map(chip, stems("chips"))}
@@ -45,7 +61,14 @@ def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: st
     said: dict[str, object] = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
     said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources | their}
     said |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
-    return _named_chip(record_from(Chip, said), name)
+    made = _named_chip(record_from(Chip, said), name)
+    return made, assumed_words(
+        made.name, "chip", [f"{key} ({words})" for key, words in UNSAID_OF_CHIP.items() if key not in part.table]
+    )
+
+
+def assumed_words(name: str, where: str, what: Collection[str]) -> str:
+    return f"assumed of {name}, as [{where}] does not say: {', '.join(what)}" if what else ""
 
 
 def _peaks(part: TableView, cited: Sources) -> tuple[dict[str, float], Sources]:
@@ -65,21 +88,39 @@ def _named_chip(made: Chip, name: str) -> Chip:
     return replace(made, key=f"{made.key} of {name}") if taken else made
 
 
-def own_link(part: TableView, scope: str, cited: Sources, name: str) -> Link:
-    """A link of a table: what it does not say is as in the catalogued link of its kind whose rate is nearest."""
+def own_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
+    """A link of a table, and what is assumed of it: what it does not say is as in the catalogued link of its kind whose rate is
+    nearest. A network inside a host is laid out as switches or a mesh are, and is as late as the network."""
     check_keys(part, LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
     given = {**facts, **{key: _flag(part, key) for key in LINK_FLAGS if key in part.table}}
-    near = nearest_links(texts["kind"], scope, facts["bandwidth_Bps"], part.named("kind"))
-    for known in near:
+    rate, where = facts["bandwidth_Bps"], part.named("kind")
+    kind = _layout(texts["kind"], given, where) if scope == "intra" else texts["kind"]
+    near = nearest_links(kind, scope, rate, where)
+    for known in near if kind == texts["kind"] else ():
         if texts["key"] in ("", known.key) and all(getattr(known, fact) == value for fact, value in given.items()):
-            return known
+            return known, ""
     key = texts["key"] if texts["key"] and not find("links", texts["key"]) else name
     made = replace(near[0], key=key, name=texts["name"] or key, note=texts["note"], aliases=(), sources=sources, num_links=0)
-    return with_fields(made, given)
+    lent = dict.fromkeys(UNSAID_OF_LINK, near[0])
+    if kind != texts["kind"]:
+        lent["latency_s"] = nearest_links(texts["kind"], "inter", rate, where)[0]
+    told = {fact: words(getattr(lent[fact], fact)) for fact, words in UNSAID_OF_LINK.items() if fact not in given}
+    unsaid = [f"{fact} {value} (as {lent[fact].key})" for fact, value in told.items() if value]
+    return with_fields(made, {"latency_s": lent["latency_s"].latency_s, **given}), assumed_words(key, part.where, unsaid)
+
+
+def _layout(kind: str, given: Mapping[str, object], name: str) -> str:
+    """The kind of link inside a host that a network between hosts is laid out as, if it is run there; else the kind itself."""
+    if kind not in {known.kind for known in map(link, stems("links")) if known.scope == "inter"}:
+        return kind
+    if "switched" not in given:
+        rule = "inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it"
+        raise Refusal(f"{name}='{kind}': {rule}", name)
+    return "nvlink" if given["switched"] else "xgmi"
 
 
 def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:

@@ -6,10 +6,12 @@ from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.options import taken_by
-from commtax.statement import Refusal
+from commtax.records import replace
+from commtax.statement import Note, Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, question_traffic
 from commtax.verbs.explained_step import ExplainedStep
+from commtax.verbs.longest_request import own_length_notes
 from commtax.verbs.settling import settle
 
 TIMED = [name for name, option in taken_by("bill").items() if option.part == "what_if" and name not in taken_by("traffic()")]
@@ -29,7 +31,8 @@ def bill_command(order: Order) -> None:
         raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
     if given.exact:
         _show_exact(order)
-    explained = ExplainedStep(price(settle(order.question)))
+    priced = price(settle(order.question))
+    explained = ExplainedStep(replace(priced, notes=(*_own_length(order), *priced.notes)))
     if given.emit:
         order.output.emitted = order.commands(explained.bill)
     if given.html:
@@ -42,6 +45,14 @@ def bill_command(order: Order) -> None:
 
         order.output.answer(why_document, show_why, why(explained.bill, given.why))
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
+
+
+def _own_length(order: Order) -> list[Note]:
+    """That servers would not start with the model's own length: this one, or those for prompts that were pasted beside it."""
+    q, servers = order.question, order.launch.servers if order.launch else None
+    if servers and servers.prefill_workers and q.phase != "prefill":
+        q = q.but(disaggregated=True, prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, replicas=1)
+    return own_length_notes(q, int(q.context) + 1)
 
 
 def _show_exact(order: Order) -> None:

@@ -9,6 +9,7 @@ import click
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
+from commtax.question import OUTPUT_LEN
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
@@ -25,6 +26,7 @@ def compare_command(order: Order) -> None:
         raise Refusal.about(over="give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
     if given.over:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
+        refuse(given, ("clients", "answer_len"), "belongs to --plans")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
     if given.plans:
         _plans(order)
@@ -57,7 +59,11 @@ def _plans(order: Order) -> NoReturn:
     placed = placement_by_topology(given.topo, q.cluster, remarks) if given.topo else None
     where = (lambda sizes: placed(Plan(**sizes)).cluster) if placed else None
     links = [name for name in given.links.split(",") if name]
-    table = compared_plans(q, given.plans.split(","), links, batches, where)
+    clients = given.clients or []
+    if given.answer_len and not clients:
+        raise Refusal.about(output_len="belongs to whole requests; give their clients with --concurrency")
+    q = q.but(input_len=int(q.context), output_len=given.answer_len or OUTPUT_LEN)
+    table = compared_plans(q, given.plans.split(","), links, batches, where, clients)
     if all(row.bill is None for row in table.rows):
         raise Refusal.about(plans=f"none of them is legal; first: {table.rows[0].refused}")
     table = replace(table, notes=tuple(dict.fromkeys(remarks)))

@@ -111,7 +111,8 @@ def _serve_on_several(order: Order) -> NoReturn:
     put = with_prices([goal.but(cluster=place) for place in (goal.cluster, *order.others)], given.price)
     found = best_of_several(put, given.objective or "")
     if given.emit:
-        order.output.emitted = _commands(order, chosen.answer, chosen.row) if (chosen := found.recommended) else {}
+        chosen = (found.waited or found).recommended  # the plan that the answer names first
+        order.output.emitted = _commands(order, chosen.answer, chosen.row) if chosen else {}
     order.output.answer(
         several_clusters.several_document, several_clusters.show_several, found, given.top, code=0 if found.plans else 1
     )

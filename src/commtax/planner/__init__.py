@@ -13,6 +13,7 @@ import numpy as np
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.each_alone import alone_words, questions_alone
 from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
@@ -31,7 +32,7 @@ from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
-from commtax.verbs.longest_request import why_it_does_not_start
+from commtax.verbs.longest_request import own_length_notes, why_it_does_not_start
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 
@@ -44,6 +45,7 @@ class StandingPlan:
     rank: int = 0  # 0: it is not good
     gain: float = 1.0  # the winner's worth over its own
     reason: str = ""  # why it is not good
+    remark: str = ""  # that its servers would not start as they are, and how they would
     tuned: StandingPlan | None = None  # the same sizes, with the exchange, copies of experts and techniques that serve them best
 
 
@@ -100,11 +102,16 @@ def plan(
 
 def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
-    answer = search_with_techniques(put) if AUTO in put.goal.technique_sets else serving_search.search_serving(put)
+    answer = _search(put)
     if len(answer.plans):
+        answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         own = answer.recommended
-        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own)))
+        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own), *alone_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
+
+
+def _search(put: Question) -> ServingPlans:
+    return search_with_techniques(put) if AUTO in put.goal.technique_sets else serving_search.search_serving(put)
 
 
 def plan_training(
@@ -179,14 +186,23 @@ def rank_own_plan(
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
+    said = "; ".join(own_length_notes(_pools(replan(q, weights_dtype=q.goal.dtypes[index], **sizes), prompts), q.requests.tokens))
     if not len(good):
-        return StandingPlan(answer.gpu_words(near, 0), near, reason=f"exceeds the limit: {best_times(answer, every)}")
+        missed = f"exceeds the limit: {best_times(answer, every)}"
+        return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=said)
     theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
     gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
-    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
+    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=said)
+
+
+def _pools(run: Question, prompts: Plan | None) -> Question:
+    """One of the servers of each kind."""
+    if not prompts:
+        return run.but(disaggregated=False)
+    return run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:

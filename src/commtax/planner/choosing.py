@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.files import table
-from commtax.planner.columns import Array, ServingColumns, TrainColumns
+from commtax.planner.columns import Array, ServingColumns, TrainColumns, objective_value, paid_rate
 from commtax.planner.exchanges import exchanges
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
@@ -54,7 +54,8 @@ def ratio_error(q: Question, pools: bool = False) -> float:
 
     ``pools``: one of both has two pools and the other has one.
     """
-    apart = ("pools_in_one_host" if q.cluster.num_hosts == 1 else "pools") if pools else ""
+    inside = q.cluster.num_hosts == 1 and not q.requests.prefill_cluster
+    apart = ("pools_in_one_host" if inside else "pools") if pools else ""
     return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures", apart)
 
 
@@ -119,8 +120,26 @@ def training_kinds(rows: TrainColumns, q: Question) -> Array:
 
 def simplest(complex_: Array, worth: Array, within: float) -> int:
     """The first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
-    near = np.flatnonzero(worth[0] <= worth * (1 + within) * (1 + 1e-12))
+    near = np.flatnonzero(_is_near(worth, within))
     return int(near[np.argmin(complex_[near])])
+
+
+def _is_near(worth: Array, within: float) -> Array:
+    return np.asarray(worth[0] <= worth * (1 + within) * (1 + 1e-12))
+
+
+def recommended_row(q: Question, rows: ServingColumns) -> int:
+    """Which of a search's plans to run; they are in order.
+
+    Workers on a cluster of their own are as many as are worth their price: of the simplest plans whose tokens/s predictions cannot
+    tell apart, the one with most for it. On one cluster GPUs that no plan uses are there all the same.
+    """
+    complex_, worth = effort(q, rows), objective_value(q, rows)
+    first = simplest_served(q, complex_, worth)
+    if not q.requests.prefill_cluster or q.goal.objective != "throughput":
+        return first
+    alike = np.flatnonzero((complex_ == complex_[first]) & _is_near(worth, margin(q)))
+    return int(alike[np.argmax(paid_rate(q, rows)[alike])])
 
 
 def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:

@@ -15,7 +15,7 @@ from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, record_from
-from commtax.spec import SERVING_AXES, SIZES, Plan
+from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop, serve
@@ -175,6 +175,10 @@ class SearchAnswer(Answer):
         return describe_layout(rows.plan_of(i))
 
 
+USUAL = "balanced"
+"""The place to start from where users wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
     """A place between the shortest requests and the most tokens/s: plans there, best first, each at its best load for it."""
@@ -199,6 +203,12 @@ class ServingPlans(SearchAnswer):
     front: ServingColumns = NO_SERVING
     places: tuple[OperatingPoint, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
+    alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself, in one pool
+
+    @property
+    def usual(self) -> OperatingPoint:
+        """Of the places, the one to start from where users wait."""
+        return next(point for point in self.places if point.name == USUAL)
 
     @property
     def exchanges(self) -> tuple[ExpertExchange, ...]:
@@ -250,9 +260,9 @@ class ServingPlans(SearchAnswer):
         servers = pools if rows.mode[i] else asked.but(disaggregated=False)
         return length_to_start_with(servers, float((1 + wanted.spread) * wanted.tokens))
 
-    def simulation(self, rows: ServingColumns, i: int, clients: int = 0) -> ClosedLoop:
-        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at another of the whole."""
-        copies, clients, asked = int(rows.replicas[i]), clients or int(rows.concurrency[i]), self.put(rows, i)
+    def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
+        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at others of the whole."""
+        copies, clients, asked = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
             return serve(settle(asked.but(concurrency=clients // copies, disaggregated=False)))
         ahead = rows.prompter(i)

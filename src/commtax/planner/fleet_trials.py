@@ -359,7 +359,7 @@ def with_ranges(trial: Trial) -> Trial:
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
     if not trial.sigma or not trial.holds:
         outcome = run_fleet(layout, size, q.offered.request_rate)
-        return replace(trial, ranges={name: outcome.range_of(name) for name in names})
+        return replace(trial, ranges={name: outcome.range_of(name, outcome.step_ends) for name in names})
     factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures

@@ -9,13 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtax.arrays import unique_values
 from commtax.planner.columns import ServingPlans, objective_value, request_s
 from commtax.planner.money import paid
+from commtax.planner.space import surely
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill
 
 TELLING = 1 / 3
 """The share of a loss that a reason has to explain."""
+BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])
+"""Times the clients of a plan: whether its throughput has peaked is seen by whether any of these loads has more …"""
+GROWS = 1.01
+"""… by more than next to nothing."""
 NOTHING = "nothing that is predicted tells them apart"
 
 
@@ -71,12 +77,12 @@ def _stage_words(answer: ServingPlans, i: int) -> str:
 
 def _communication_words(answer: ServingPlans, i: int, share: float, usual: float) -> str:
     links = waited_links(answer.step_of(answer.plans, i))
-    across = "it crosses hosts, and " if answer.question.cluster.inter.key in links else ""
-    return f"{across}{share:.0%} of its decode step, instead of {usual:.0%}, is exposed communication over {', '.join(links)}"
+    across = "it spans hosts, and " if answer.question.cluster.inter.key in links else ""
+    return f"{across}{share:.0%} of its decode step, not {usual:.0%}, is exposed communication over {', '.join(links)}"
 
 
 def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossReason]:
-    """Fewer clients (of a GPU, where its price counts): the cache is full, a limit is reached sooner, or more do not help."""
+    """Fewer clients (of a GPU, where its price counts), and what keeps more from it."""
     rows, goal = answer.plans, answer.question.goal
     gpus = np.asarray(paid(goal, rows.gpus, rows.prefill_gpus)) if goal.objective != "throughput" else np.ones(len(rows))
     each = rows.concurrency / gpus
@@ -86,14 +92,28 @@ def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossRea
     if gpus[i] != gpus[first]:
         own, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
         held = f"{own} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
-    words = f"its throughput peaks at {held}"
+    yield LossReason(1 - float(each[i] / each[first]), f"{_what_ends_it(answer, i)} {held}")
+
+
+def _what_ends_it(answer: ServingPlans, i: int) -> str:
+    """Why plan ``i`` has no more clients: the cache is full, no more are asked for, a limit is reached, or more do not help."""
+    rows, goal = answer.plans, answer.question.goal
     if rows.kv_headroom[i] < 0.05:
-        words = f"its KV cache has room for {held}"
-    elif rows.sure_tpot_s[i] > 0.95 * goal.tpot_s:
-        words = f"it reaches the TPOT limit at {held}"
-    elif rows.sure_ttft_s[i] > 0.95 * goal.ttft_s:
-        words = f"it reaches the TTFT limit at {held}"
-    yield LossReason(1 - float(each[i] / each[first]), words)
+        return "its KV cache has room for"
+    clients, ranks = int(rows.concurrency[i]), int(rows.replicas[i] * rows.dp[i])
+    if goal.max_concurrency is not None and clients + ranks > goal.max_concurrency:
+        return "--max-concurrency leaves it"
+    busier = answer.simulation(rows, i, unique_values(np.r_[clients + ranks, clients * BUSIER // ranks * ranks]))
+    rate = np.asarray(busier.tokens_per_s * (1 if rows.mode[i] else rows.replicas[i]))
+    if not np.any(rate > rows.tokens_per_s[i] * GROWS):
+        return "its throughput peaks at"
+    over = {name: np.asarray(surely(busier, name)) / limit for name, limit in goal.times}
+    worst = np.max([np.ones(len(rate)), *over.values()], axis=0)
+    if not np.any(worst > 1):
+        return "it is tried with no more than"
+    first = int(np.argmax(worst > 1))
+    name = max(over, key=lambda name: float(over[name][first]))
+    return f"it reaches the {name.removesuffix('_s').upper()} limit at"
 
 
 def _token_words(answer: ServingPlans, i: int, first: int) -> str:

@@ -13,12 +13,14 @@ from commtax.planner.choosing import KINDS, TRAINED, kinds, margin, ratio_error,
 from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
+from commtax.planner.pool_use import pool_words
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.records import record_from
 from commtax.spec import Plan
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.confidence import percent
+from commtax.verbs.disaggregation import UNCHECKED
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
@@ -51,7 +53,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
         lack = max(holds(replan(judged_by_memory(base), **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
         largest = " of the largest" if len(these) > 1 else ""
         name = _family_words(legal.take(these)) + dtype_words(base, index)
-        lacks = f"does not fit: each GPU{largest} needs {lack:.1f} GiB more for one request of {length:,} tokens"
+        lacks = f"does not fit: each GPU{largest} is {lack:.1f} GiB short even for one request of {length:,} tokens"
         yield Rejected(name, lacks, dtype=index)
 
 
@@ -114,19 +116,24 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
 
 
 def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
-    """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and why."""
-    rows, q = answer.plans, answer.question
+    """Degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more: by how much, and why.
+
+    What is recommended for another point was not rejected.
+    """
+    rows, q, own = answer.plans, answer.question, answer.recommended
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    behind = list(_degrees_behind(rows, objective_value(q, rows)))
-    told = [0, *behind]
+    chosen = {answer.gpu_words(point.plans, point.recommended) for point in answer.places}
+    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), own) if answer.gpu_words(rows, i) not in chosen]
+    told = [own, *behind]
     shares = dict(zip(told, answer.comm_fractions(rows.take(np.array(told))).tolist(), strict=True))
     for i in behind:
-        yield Rejected(_name(answer, i), f"{distance_words(answer, i)}: {reason_behind(answer, i, shares[i], shares[0])}")
+        why = reason_behind(answer, i, shares[i], shares[own], own)
+        yield Rejected(_name(answer, i), f"{distance_words(answer, i, own)}: {why}")
 
 
-def _degrees_behind(rows: ServingColumns, value: Array) -> Iterator[int]:
-    """The best plan of each degree that loses by a tenth or more, each once."""
+def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[int]:
+    """The best plan of each degree that loses to plan ``own`` by a tenth or more, each once."""
     named = set[int]()
     for axis in ("tp", "pp", "ep"):
         for size in unique_values(getattr(rows, axis)).tolist():
@@ -134,19 +141,19 @@ def _degrees_behind(rows: ServingColumns, value: Array) -> Iterator[int]:
             if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(same[0])
-            if value[i] <= 0.9 * value[0] and i not in named:
+            if value[i] <= 0.9 * value[own] and i not in named:
                 named.add(i)
                 yield i
 
 
-def distance_words(answer: ServingPlans, i: int) -> str:
-    """How far plan ``i`` is behind the winner, in the objective's own measure."""
+def distance_words(answer: ServingPlans, i: int, own: int = 0) -> str:
+    """How far plan ``i`` is behind another, the best unless said, in the objective's own measure."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
-        return f"requests take {float(value[0] / value[i]) - 1:.0%} longer"
+        return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
-        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[0])}"
-    share = 1 - float(value[i] / value[0])
+        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[own])}"
+    share = 1 - float(value[i] / value[own])
     return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {_unit(answer)}"
 
 
@@ -164,23 +171,26 @@ def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, firs
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` delivers, how it compares with others (the recommended one with those beside it), and what its steps take."""
     rows = answer.plans
-    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), _delivers(answer, i)]
+    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
         said += compare_recommended(answer)
     elif i:
         said.append(f"{distance_words(answer, i)} than the best: {_reason_beside(answer, i, 0)}")
-    return [*said, f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free", *_waits(answer, i)]
+    said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
+    return [*said, *pool_words(answer, rows, i), *_waits(answer, i)]
 
 
-def _delivers(answer: ServingPlans, i: int) -> str:
-    """The times beside their limits, the rate, and how sure the limits are."""
+def delivers(answer: ServingPlans, i: int) -> str:
+    """The times beside their limits, the rate with its range, and how sure the limits are."""
     rows, goal = answer.plans, answer.question.goal
     most = {name: f" (limit {format_seconds(limit)})" for name, limit in goal.times}
     times = [f"{said} {format_seconds(float(getattr(rows, name)[i]))}{most.get(name, '')}" for name, said in SAID.items()]
     assumed = "" if all(is_catalogued(place.chip) for place in answer.question.places) else " on assumed times"
     sure = f"{percent(answer.kept(rows, i))} likely to meet {'each' if len(most) > 1 else 'the'} limit{assumed}"
     kept = f"; {sure}, {percent(goal.confidence)} required (--confidence)" if most else ""
-    return f"{', '.join(times)}, {float(rows.tokens_per_s[i]):,.0f} tokens/s{_dollars(answer, i)}{kept}"
+    low, high = answer.range_of(rows, i, "tokens_per_s")
+    rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+    return f"{', '.join(times)}, {rate}{_dollars(answer, i)}{kept}"
 
 
 def _dollars(answer: ServingPlans, i: int) -> str:
@@ -206,7 +216,9 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     kind = kinds(rows, q.cluster)
     if own:
         best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {_lead_words(answer, 0, own)}"
-        yield f"{best}, {doubt_of_lead(answer, own)}"
+        fewer = int(rows.gpus[0] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
+        dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
+        yield f"{best}{dearer}, {doubt_of_lead(answer, own)}"
     for i, simpler in _next_plans(range(len(rows)), kind, own):
         role = f"the best simpler plan{_other_kind(kind, i, own)}" if simpler else _next_role(own)
         than = "than with" if q.goal.objective == "latency" else "than"
@@ -218,7 +230,7 @@ def doubt_of_lead(answer: ServingPlans, own: int) -> str:
     """Why the best is not the recommended one."""
     within = margin(answer.question, _differ_in_pools(answer, 0, own))
     if isinf(within):
-        return "but predictions of two pools inside one host are unchecked: measure it before you rely on it"
+        return f"but {UNCHECKED} it before you rely on it"
     return f"within the margin of {percent(within)} (--margin); measure both"
 
 

@@ -16,7 +16,7 @@ from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, margin, simplest_served
+from commtax.planner.choosing import effort, margin, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
@@ -246,7 +246,7 @@ def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
     for score, _, listed in _scores(q, known, np.ones(len(known))):
         best = _best_each(families, np.where(met, score, -np.inf), len(first))
-        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, _both_margins(q)))
+        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class LoadGrid:
         """By each score, what the plans of this way themselves must reach to be listed, or to be within the margin of the best."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, self.points) <= 1
         scored = ((np.where(met, score, -np.inf), listed) for score, _, listed in _scores(q, self.points, self.load))
-        return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, _both_margins(q)) for score, listed in scored]
+        return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, power_margin(q)) for score, listed in scored]
 
     def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
         """… what each plan must reach to beat what is known of it, and to be told of."""
@@ -356,7 +356,7 @@ def _least(best: Array, listed: int, within: float) -> float:
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
 
 
-def _both_margins(q: Question) -> float:
+def power_margin(q: Question) -> float:
     """Both tokens/s and the time of a request are in the power."""
     return (1 + margin(q)) ** 2 - 1
 
@@ -365,11 +365,7 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
     """Found plans, best first, and which to run."""
     plans, near = best_first(q, found.points)
     answer = ServingPlans(q, found.count, plans=plans, near=near)
-    return replace(answer, recommended=_recommended(q, plans)) if len(plans) else answer
-
-
-def _recommended(q: Question, plans: ServingColumns) -> int:
-    return simplest_served(q, effort(q, plans), columns.objective_value(q, plans))
+    return replace(answer, recommended=recommended_row(q, plans)) if len(plans) else answer
 
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
@@ -382,7 +378,7 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=lost)
     if not len(plans):
         return answer
-    first = _recommended(q, plans)
+    first = recommended_row(q, plans)
     # nothing says where between short requests and many tokens/s to run
     open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
     answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
@@ -396,7 +392,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         keys = [np.round(np.log(value), 11), *columns.order(q, every)]
         first = _best_rows(keys, columns.family(every), _least_gains(q)[every.exchange.astype(int)])
         plans = every.take(first)
-        yield OperatingPoint(name, PLACES[name], plans, simplest_served(q, effort(q, plans), value[first], power))
+        simplest = simplest_served(q, effort(q, plans), value[first], power)
+        yield OperatingPoint(name, PLACES[name], plans, recommended_row(q, plans) if name == "most" else simplest)
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:

@@ -3,7 +3,7 @@
 Each cluster is searched as if it were alone, so the price of a plan does not depend on what it is compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
+from commtax.units import round_up_seconds
 
 Ranked = TypeVar("Ranked")
 TOKENS = "tokens"
@@ -68,6 +69,7 @@ class SeveralPlans(Answer):
     answers: tuple[ServingPlans, ...]
     objective: str
     plans: tuple[RankedPlan, ...] = ()
+    waited: "SeveralPlans | None" = None  # without limits: the answer where users wait, at one speed on all clusters
 
     @property
     def best(self) -> RankedPlan | None:
@@ -119,13 +121,39 @@ def plan_several(
         raise Refusal.about(clusters="name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one")
     prices = price_per_cluster(len(clusters), usd_per_gpu_hour)
     wanted = {**options, "objective": objective or "cost"}
-    places = zip(clusters, prices, strict=True)
-    return rank_answers([plan(model, place, usd_per_gpu_hour=usd, **wanted) for place, usd in places], objective)
+    places = list(zip(clusters, prices, strict=True))
+    return _rank_searched(
+        lambda limits: [plan(model, place, usd_per_gpu_hour=usd, **wanted | limits) for place, usd in counting.counted(places)],
+        objective,
+    )
 
 
 def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
     """The same of questions, one a cluster."""
-    return rank_answers([best_serving(q.but(objective=objective or "cost")) for q in counting.counted(put)], objective)
+    asked = [q.but(objective=objective or "cost") for q in put]
+    return _rank_searched(lambda limits: [best_serving(q.but(**limits)) for q in counting.counted(asked)], objective)
+
+
+def _rank_searched(search: Callable[[dict[str, float]], list[ServingPlans]], objective: str) -> SeveralPlans:
+    """What a search finds on all clusters; and where nothing is limited also at one speed, because a slower one looks cheaper."""
+    with counting.part(0.0, 0.5):
+        found = rank_answers(search({}), objective)
+    open_ended = [a for a in found.answers if a.places]
+    if not open_ended:
+        return found
+    with counting.part(0.5, 1.0):
+        return replace(found, waited=rank_answers(search(slowest_balanced(open_ended)), objective))
+
+
+def slowest_balanced(answers: Sequence[ServingPlans]) -> dict[str, float]:
+    """Limits that the balanced points of all answers keep as surely as is asked for, so that each has a plan within them."""
+    return {
+        name: max(
+            round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
+            for a in answers
+        )
+        for name in ("ttft_s", "tpot_s")
+    }
 
 
 def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:

@@ -272,7 +272,7 @@ def _memory(d: AnswerDifference) -> str:
     cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
     cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
     missing = d.after.value(["shortfall_bytes"])
-    lacking = f": each GPU needs {float(missing) / 2**30:,.1f} GiB more" if isinstance(missing, int | float) and missing > 0 else ""
+    lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
     words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
     return f"{words}{cache or lacking}."
 

@@ -218,7 +218,7 @@ def _worth() -> Manner[Worth]:
     from commtax.report import worths
 
     def gains(w: Worth) -> list[BarRow]:
-        return [(row.asked, row.gain - 1, row.low - 1, row.high - 1) for row in w.here]
+        return [(row.name, row.gain - 1, row.low - 1, row.high - 1) for row in w.here]
 
     return Manner(
         worths.show_worth,

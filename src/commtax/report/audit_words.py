@@ -230,7 +230,8 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     if audited.culprit:
         return _culprit_words(audited.culprit)
     if audited.count(DISAGREE):
-        return f"something is off ({_counts(audited)})"
+        slow = any(f.code == "size" and f.verdict == DISAGREE for s in audited.sections if s.kind in PLACED for f in s.findings)
+        return f"something is off{f': {_headline_fact(audited)}' if slow else ''} ({_counts(audited)})"
     used = [typical_of_ranks(s) for s in audited.sections if s.steps]
     untimed = len(used) == len(audited.sections) and not any(u and u.total_s > 0 for u in used)  # steps that take no time
     if not any(says_anything(s) for s in audited.sections) or untimed:

@@ -18,6 +18,7 @@ from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
+from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 4
@@ -185,12 +186,18 @@ def _record(row: PlanRow) -> Record:
 
 def plans_document(compared: PlanTable) -> Record:
     """``compare --plans --json``."""
-    flips = [
-        {"axis": f.axis, "below": f.first, "from": f.then, **facts(f, "at", "earliest", "link", "batch")}
-        for f in compared.break_evens
-    ]
+    flips = list[Record]()
+    for f in compared.break_evens:
+        below, above = f.sure(ratio_error(compared.question))
+        surely = {"sure_below": below, "sure_from": above}
+        flips.append({"axis": f.axis, "below": f.first, "from": f.then, **facts(f, "at", "earliest", "link", "batch"), **surely})
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
-    return {**head, "break_even": flips, "notes": _remarks(compared)}
+    served = {"requests": [_served_record(row) for row in compared.served]} if compared.served else {}
+    return {**head, **served, "break_even": flips, "notes": _remarks(compared)}
+
+
+def _served_record(row: ServedPlan) -> Record:
+    return facts(row, "plan", "link", "clients", "gpus", "ttft_s", "tpot_s", "tokens_per_s", "fits", "refused")
 
 
 def _remarks(compared: PlanTable) -> list[str]:
@@ -207,9 +214,13 @@ def plan_rows(compared: PlanTable) -> list[Record]:
 
 def show_plans(console: Console, compared: PlanTable) -> None:
     """Who is fastest and where that flips, then every cell."""
-    say(console, fastest_words(compared), ANSWER)
-    if compared.phase in PER_STEP:
-        say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; commtax plan or simulate compares whole requests.")
+    if compared.served:
+        _show_served(console, compared)
+    say(console, fastest_words(compared), "" if compared.served else ANSWER)
+    if compared.phase in PER_STEP and not compared.served:
+        clients = ",".join(dict.fromkeys(str(row.batch) for row in compared.rows))
+        whole = f"--concurrency {clients} also compares" if compared.phase == "decode" else "commtax plan or simulate compares"
+        say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; {whole} whole requests.")
     _say_flips(console, compared)
     q = compared.question
     say(
@@ -231,24 +242,50 @@ def show_plans(console: Console, compared: PlanTable) -> None:
 
 def fastest_words(compared: PlanTable) -> str:
     """The plan with most tokens/s at each batch, on each link where links were asked for; several where they are too close."""
+    return _winners(compared, compared.rows, f"Most {rate_name(compared)}{PER_STEP.get(compared.phase, '')}", "at batch {}")
+
+
+def served_words(compared: PlanTable) -> str:
+    """The same of whole requests, by their clients."""
+    q = compared.served[0].question.requests
+    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
+    return _winners(compared, compared.served, most, "at concurrency {}")
+
+
+def _show_served(console: Console, compared: PlanTable) -> None:
+    """Whole requests: who serves most, and a line for each plan and load."""
+    say(console, served_words(compared), ANSWER)
+    rows: list[tuple[str | Text, ...]] = []
+    for row in compared.served:
+        head = (row.plan, row.link, f"{row.clients:,}", str(row.gpus))
+        if not row.fits:
+            rows.append((*head, "", "", "", "", Text("not legal" if row.refused else "does not fit", style="red")))
+            continue
+        times = (format_seconds(row.ttft_s), format_seconds(row.tpot_s))
+        rows.append((*head, *times, f"{row.rate:,.0f}", f"{row.rate / row.gpus:,.0f}", _mark(row, compared)))
+    names = ("plan", "link", ">clients", ">GPUs", ">TTFT", ">TPOT", ">tokens/s", ">per GPU", "")
+    show_table(console, names, rows, ("link", "GPUs"))
+    console.print()
+
+
+def _winners(compared: PlanTable, rows: Sequence[PlanRow] | Sequence[ServedPlan], most: str, where: str) -> str:
     several_links = len(compared.links) > 1
     best: dict[str, list[str]] = {}
-    for row in compared.rows:
+    for row in rows:
         leaders = _leaders(compared, row)
         if leaders and row is leaders[0]:
             names = " and ".join(r.plan for r in leaders)
             said = f"{names}, too close to call," if len(leaders) > 1 else names
-            best.setdefault(said, []).append(f"{row.batch:,}" + f" on {row.link}" * several_links)
+            best.setdefault(said, []).append(f"{row.load:,}" + f" on {row.link}" * several_links)
     if not best:
         return "None of these plans fits in memory."
-    most = f"Most {rate_name(compared)}{PER_STEP.get(compared.phase, '')}"
     ((plan, at), *others) = best.items()
     if not others and len(at) > 1:
         return f"{most}: {plan.rstrip(',')} at every point compared"
-    return f"{most}: " + "; ".join(f"{plan} at batch {', '.join(at)}" for plan, at in best.items())
+    return f"{most}: " + "; ".join(f"{plan} {where.format(', '.join(at))}" for plan, at in best.items())
 
 
-def _leaders(compared: PlanTable, row: PlanRow) -> list[PlanRow]:
+def _leaders(compared: PlanTable, row: PlanRow | ServedPlan) -> list[PlanRow | ServedPlan]:
     """Of the plans that fit beside a row, the fastest and those that it is not surely faster than; in their order."""
     beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
     best = max((r.rate for r in beside), default=0.0)
@@ -261,17 +298,21 @@ def _plan_cells(row: PlanRow, compared: PlanTable) -> tuple[str | Text, ...]:
         return (*head, *[""] * (8 if compared.phase == "prefill" else 7), Text("not legal", style="red"))
     first_s = (format_seconds(row.bill.ttft_s),) if compared.phase == "prefill" else ()
     rates = (*first_s, f"{row.rate:,.0f}", f"{row.rate / row.gpus:,.0f}")
+    return (*head, *_shown_times(row.bill, 0), *rates, "yes" if row.fits else "no", _mark(row, compared))
+
+
+def _mark(row: PlanRow | ServedPlan, compared: PlanTable) -> Text:
+    """Whether a row leads those beside it."""
     leaders, rivals = _leaders(compared, row), sum(r.fits for r in compared.beside(row))
     leads = rivals > 1 and any(r is row for r in leaders)
-    first = ("fastest" if len(leaders) == 1 else "close") if leads else ""
-    return (*head, *_shown_times(row.bill, 0), *rates, "yes" if row.fits else "no", Text(first, style="green"))
+    return Text(("fastest" if len(leaders) == 1 else "close") if leads else "", style="green")
 
 
 def _say_flips(console: Console, compared: PlanTable) -> None:
     if compared.phase == "train":
         return
     within = ratio_error(compared.question)
-    lines = [flip_words(f, within) for f in compared.break_evens if max(f.leads) > within]
+    lines = [flip_words(f, within) for f in compared.break_evens if any(f.sure(within))]
     if not lines:
         order = "changes the order of these plans" + f" by more than {within:.0%}" * bool(compared.break_evens)
         say(console, f"break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) {order}")
@@ -285,25 +326,22 @@ def _say_flips(console: Console, compared: PlanTable) -> None:
 
 
 def flip_words(f: BreakEven, within: float = 0.0) -> str:
-    """One swap in words; ``within``: leads that are too small to be sure of."""
-    sure, rate = min(f.leads) > within, f.axis == "bandwidth"
-    ragged = sure and not rate and f.earliest < f.at
-    at, until = (format_rate(x) if rate else f"{x:,.0f}" for x in (f.at, f.earliest if ragged else f.at))
-    below, above = f"below {until}", "above" if rate else f"from {at} on"
-    order = f"{f.first} is faster {below}, {f.then} {above}"
-    if not sure:
-        first, then = f.leads
-        order = f"{_side_words(f.first, below, first, within)}; {_side_words(f.then, above, then, within)}"
+    """Where either plan is surely faster, in words; ``within``: leads that are too small to be sure of."""
+    rate, (below, above), leads = f.axis == "bandwidth", f.sure(within), f.leads(within)
+    until, since = (format_rate(x or 0.0) if rate else f"{x or 0.0:,.0f}" for x in (below, above))
+    from_there = f"above {since}" if rate else f"from {since} on"
+    unsure = "the lead changes back and forth" if max(leads) > within else "it is too close to call"
+    most = f"leads of at most {max(leads):.0%}"
+    if below and above:
+        meet = below == above
+        order = f"{f.first} is faster below {until}, {f.then} {'above' if rate and meet else from_there}"
+        order += "" if meet else f"; in between {unsure}"
+    elif below:
+        order = f"{f.first} is faster below {until}; {'above' if rate else 'from there on'} {unsure} ({most})"
+    else:
+        order = f"{f.then} is faster {from_there}; below {unsure} ({most})"
     fixed = ", ".join(filter(None, (f"batch {f.batch}" if f.batch else "", f"on {f.link}" if f.link else "")))
-    back = "; in between the lead changes back and forth" if ragged else ""
-    return f"{f.axis}: {order}{f' ({fixed})' if fixed else ''}{back}"
-
-
-def _side_words(name: str, there: str, lead: float, within: float) -> str:
-    """One side of a swap of which only the other is sure."""
-    if lead <= within:
-        return f"{there} it is too close to call ({name} leads by at most {lead:.0%})"
-    return f"{name} is faster {there}, by up to {lead:.0%}"
+    return f"{f.axis}: {order}{f' ({fixed})' if fixed else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ def adapter_words(judged: Fit) -> str:
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
     asked = judged.question
-    request = "" if asked.trains else f" for one request of {asked.limits.max_model_len:,.0f} tokens"
-    say(console, f"Each GPU needs {format_bytes(judged.shortfall_bytes)} more{request}.", style="red")
+    request = "" if asked.trains else f", even for one request of {asked.limits.max_model_len:,.0f} tokens"
+    say(console, f"Each GPU is {format_bytes(judged.shortfall_bytes)} short{request}.", style="red")
     for i, advice in enumerate(judged.advice):
         say(console, f"  {'It would also fit' if i else 'It would fit'} with {advice}.")
     if not asked.trains and not judged.advice:
@@ -132,7 +132,7 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
 def _say_logged(console: Console, judged: Fit) -> None:
     """The room for KV as vLLM logs it."""
     limits = judged.question.limits
-    say(console, "In the words of vLLM's log:")
+    say(console, "vLLM would log:")
     say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
     say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
     low, high = judged.kv_tokens_range
@@ -140,7 +140,7 @@ def _say_logged(console: Console, judged: Fit) -> None:
     most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
     say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}{_ranks_words(judged)}")
     per_token = format_bytes(judged.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {judged.kv_blocks}, {judged.block_size} tokens each; {per_token} of KV per token per rank")
+    say(console, f"# GPU blocks: {judged.kv_blocks} ({judged.block_size} tokens each); {per_token} of KV per token per rank")
     if judged.state_bytes_per_sequence:
         _show_states(console, judged)
 
@@ -197,7 +197,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
 def _limits(judged: Fit) -> str:
     s, engine = judged.question.limits, judged.question.engine
     limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
-    used = f"utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory"
+    used = f"uses {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory"
     return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
 
 

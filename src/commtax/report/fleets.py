@@ -81,7 +81,7 @@ def _figures(a: FleetPlans) -> Iterator[str]:
         f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
     )
     yield ", ".join(times) + sure
-    used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of its capacity"
+    used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
     known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
     if known:
@@ -121,7 +121,8 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
         return
     tokens = COUNTS[best.layout.question.goal.cost_of]
     asked = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
-    full = f", ${million(m.full_usd_per_million_tokens)} at {best.full_rate:.3g} requests/s, the highest rate within the limits"
+    limited = "the highest rate within the limits" if best.layout.question.goal.slo else "its capacity"
+    full = f", ${million(m.full_usd_per_million_tokens)} at {best.full_rate:.3g} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
     yield f"{cost}: {asked}{full if m.full_usd_per_million_tokens else ''}"
     other = min(a.plans, key=_full_load_usd)
@@ -202,9 +203,7 @@ def _notes(a: FleetPlans) -> Remarks:
     said += [behind if a.objective == "cost" else without] * bool(chips)
     full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
     details += [f"{counted_note(q)}; {full}"] * known
-    grows = (
-        "headroom: how much the rate may grow before a limit is exceeded; tokens/s/GPU: output tokens/s per GPU at that higher rate"
-    )
+    grows = "headroom: how much the rate may grow before a limit is exceeded; tokens/s/GPU: output tokens/s per GPU at that rate"
     told = [str(note) for note in q.notes if note.code in TOLD]
     return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
 

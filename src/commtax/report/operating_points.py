@@ -1,32 +1,30 @@
 """Where to run when no limit says: the fastest, the balanced and the most productive point, each with its recommended plan."""
 
 from dataclasses import replace
+from math import isinf
 
-from commtax.planner.columns import OperatingPoint, ServingColumns, ServingPlans
-from commtax.planner.reasons import doubt_of_lead, dtype_words
+from commtax.planner.choosing import KINDS, kinds, ratio_error
+from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
+from commtax.planner.each_alone import alone_words
+from commtax.planner.pool_use import pool_words
+from commtax.planner.reasons import delivers, doubt_of_lead, dtype_words
 from commtax.report.drawing import Console
 from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
 from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
+from commtax.verbs.confidence import percent
+from commtax.verbs.disaggregation import UNCHECKED
 
-USUAL = "balanced"
-"""The point to start from where users wait."""
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}
 """What the point that counts nothing but the objective is called."""
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
-
-
-def usual_point(a: ServingPlans) -> OperatingPoint:
-    """The one to start from."""
-    return next(point for point in a.places if point.name == USUAL)
 
 
 def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
     """The plan that the answer names first: the recommended one, or that of the point to start from."""
     if not a.places:
         return a.plans, a.recommended
-    usual = usual_point(a)
-    return usual.plans, usual.recommended
+    return a.usual.plans, a.usual.recommended
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -49,8 +47,7 @@ def start_sentence(a: ServingPlans) -> str:
 
 def best_sentence(a: ServingPlans) -> str:
     """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
-    point = usual_point(a)
-    here, own = replace(a, plans=point.plans), point.recommended
+    here, own = replace(a, plans=a.usual.plans), a.usual.recommended
     if not here.plans.mode[0] or here.plans.mode[own]:
         return ""
     clients = plural(int(here.plans.concurrency[0]), "client")
@@ -59,12 +56,37 @@ def best_sentence(a: ServingPlans) -> str:
     return f"The best for {USUAL} has two pools, {best}, {doubt_of_lead(here, own)}."
 
 
+def simpler_sentence(a: ServingPlans) -> str:
+    """The best plan of a simpler kind for the point to start from, and how far predictions of two pools are to be trusted."""
+    point, q = a.usual, a.question
+    rows, own, kind = point.plans, point.recommended, kinds(point.plans, q.cluster)
+    simpler = next((i for i in range(own + 1, len(rows)) if kind[i] < kind[own]), None)
+    if simpler is None:
+        return ""
+    clients = plural(int(rows.concurrency[simpler]), "client")
+    named = f"The best simpler plan ({KINDS[int(kind[simpler])]}) is {a.workers(rows, simpler)}; {clients}"
+    gives = f"{named}: {delivers(replace(a, plans=rows), simpler)}."
+    if not rows.mode[own]:
+        return gives
+    error = ratio_error(q, pools=True)
+    doubt = f"{UNCHECKED} both" if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
+    return f"{gives} {doubt[0].upper()}{doubt[1:]}."
+
+
+def point_lines(a: ServingPlans) -> list[str]:
+    """What the point to start from gives, what is simpler, and what to beware of."""
+    rows, own = answered(a)
+    gives = f"{delivers(replace(a, plans=rows), own)}."
+    beware = (f"{line[0].upper()}{line[1:]}." for line in (*pool_words(a, rows, own), *alone_words(a, USUAL)))
+    return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
+
+
 def show_points(console: Console, a: ServingPlans) -> None:
     """The answer where nothing is limited: a row for each point, and when it is the one to choose."""
     for line in (OPEN, start_sentence(a)):
         say(console, line, ANSWER)
-    if better := best_sentence(a):
-        say(console, f"  {better}")
+    for line in point_lines(a):
+        say(console, f"  {line}")
     listed = [(a, point.plans, point.recommended) for point in a.places]
     columns = {"point": [point_name(a, point) for point in a.places]}
     columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">tokens/s", ">$/M")

@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.planner import StandingPlan, choosing
 from commtax.planner.choosing import margin
-from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
 from commtax.planner.reasons import SAID, missed_times, odds
@@ -21,6 +21,7 @@ from commtax.report.drawing import Console
 from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
 from commtax.report.operating_points import answered, show_points
+from commtax.report.pasted_plans import show_own_plan
 from commtax.report.plan_tables import (
     EXPENDABLE,
     NEAREST,
@@ -35,15 +36,13 @@ from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, sized_places
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 from commtax.verbs.confidence import percent
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
-GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None = None) -> None:
@@ -58,7 +57,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
         _say_recommended(console, a, ANSWER)
     for line in () if a.trains else best_of_types(a):
         say(console, f"  {line}")
-    _show_own_plan(console, a, pasted)
+    show_own_plan(console, a, pasted)
     _say_asked(console, a)
     if open_ended:
         console.print()
@@ -113,66 +112,6 @@ def spread_notes(q: Question) -> list[str]:
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
     said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
-
-
-def _show_own_plan(console: Console, a: Plans, pasted: StandingPlan | None) -> None:
-    """Where the plan that was pasted stands, in one sentence."""
-    if pasted is None:
-        return
-    if not len(pasted.rows):
-        say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
-        return
-    if isinstance(r := pasted.rows, TrainColumns):
-        gain = "its speed"
-        figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} per rank"
-    elif not a.trains:
-        figures, gain = _served_figures(a.question, r), GAIN[a.question.goal.objective]
-    whole = a.trains or a.question.goal.objective == "throughput"  # which more GPUs have more of
-    more = float(a.plans.gpus[0] / r.gpus[0]) if whole and len(a.plans) else 1.0
-    place, beside = _place(pasted, len(a.plans), gain, more), beside_recommended(a, pasted)
-    say(console, f"Pasted: {pasted.plan}{figures}; {place}{beside}.", "bold" if pasted.rank else "bold red")
-    better = pasted.tuned
-    if better and better.rank and pasted.gain > 1.005 * better.gain:
-        say(console, f"  run as {better.plan}, it would have {pasted.gain / better.gain:.2f} x {gain}")
-
-
-def beside_recommended(a: Plans, pasted: StandingPlan) -> str:
-    """The pasted plan against the recommended one: who runs a good plan need not change it for a simpler or an equal one."""
-    r = pasted.rows
-    if a.trains or not isinstance(r, ServingColumns) or not pasted.rank or a.question.goal.objective not in LEAD:
-        return ""
-    q, theirs = a.question, a.plans.take(slice(a.recommended, a.recommended + 1))
-    if a.gpu_words(theirs, 0) == pasted.plan:
-        clients = int(theirs.concurrency[0])
-        return "; it is the recommended plan" + (f", which has {plural(clients, 'client')}" if clients != r.concurrency[0] else "")
-    if q.goal.objective == "throughput" and r.gpus[0] != theirs.gpus[0]:  # which more GPUs have more of
-        return ""
-    lead = float(objective_value(q, r)[0] / objective_value(q, theirs)[0]) - 1
-    if round(100 * lead) > 0:
-        own, simple = (float(choosing.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
-        why = ", which is simpler" if simple < own else ""
-        return f"; yours {LEAD[q.goal.objective].format(lead)} than the recommended plan{why}: if it runs, keep it"
-    if 1 / (1 + lead) - 1 > margin(q):
-        return ""
-    return f"; yours is as good as the recommended plan within the margin of {percent(margin(q))} (--margin)"
-
-
-def _served_figures(q: Question, r: ServingColumns) -> str:
-    tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
-    tpot = f", TPOT {format_seconds(r.tpot_s[0])}" if q.requests.output_len > 1 else ""
-    times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
-    return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
-
-
-def _place(pasted: StandingPlan, count: int, unit: str, more: float) -> str:
-    """Its place among the good plans, or why it has none; the best has ``more`` times its GPUs."""
-    if not pasted.rank:
-        return pasted.reason
-    ahead = f"place {pasted.rank:,} among {count:,} good plans" if pasted.rank > 1 else "no plan is better"
-    if pasted.rank > count > 0:  # as it runs it is none of them
-        ahead = "the only good plan is better" if count == 1 else f"all {count:,} good plans are better"
-    each = f" with {more:.3g} x its GPUs, {pasted.gain / more:.2f} x per GPU" if more != 1 else ""
-    return ahead + (f", the best has {pasted.gain:.2f} x {unit}{each}" if pasted.gain > 1.005 else "")
 
 
 def _question_words(a: Plans) -> str:
@@ -276,7 +215,7 @@ def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
         figures = trained_figures(rows, 0) if len(rows) else {}
     elif isinstance(a, ServingPlans):
         figures = served_row(a, rows, 0) if len(rows) else {}
-    return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
+    return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
 
 
 def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:

@@ -11,8 +11,9 @@ from commtax.files import table
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
-from commtax.report.tables import ANSWER, longest_words, notes, say, say_asked, show_table
+from commtax.report.tables import ANSWER, OWN_LENGTH, longest_words, notes, say, say_asked, say_own_length, show_table
 from commtax.spec.stream import Lengths
+from commtax.statement import Note
 from commtax.units import format_seconds, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
@@ -53,6 +54,7 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
 
 def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """What makes the answer no, or only a part of it."""
+    say_own_length(console, o.notes)
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
@@ -229,9 +231,13 @@ def _engine(o: RequestsInTime, used: EngineUsage) -> str:
 
 
 def remarks(o: RequestsInTime) -> list[str]:
-    """Notes; idle GPUs are counted over both kinds of workers, where there are two."""
-    said = ("interrupted", *(["idle-gpus"] if o.fleet.prompts else []))
+    """Notes but those that stand first; idle GPUs are counted over both kinds of workers, where there are two."""
+    said = ("interrupted", OWN_LENGTH, *(["idle-gpus"] if o.fleet.prompts else []))
     return list(dict.fromkeys(note for note in o.notes if note.code not in said))
+
+
+def _own_length(o: RequestsInTime) -> list[Note]:
+    return [note for note in o.notes if note.code == OWN_LENGTH]
 
 
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
@@ -248,7 +254,7 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
         slo=_slo(o, slo) if slo.limits else None,
         usage=usage_of(o),
         tail=_tail(o),
-        notes=[*filter(None, [_saved(o)]), *remarks(o), *fixed_time_notes(o.alike)],
+        notes=[*filter(None, [_saved(o)]), *_own_length(o), *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
 
@@ -320,7 +326,7 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
         knee=None if knee is None else s.values[knee],
         most=None if most is None else s.values[most],
         runs=[{s.name: value, **_point(o, slo)} for value, o in zip(s.values, s.outcomes, strict=True)],
-        notes=remarks(first),
+        notes=[*_own_length(first), *remarks(first)],
     )
 
 

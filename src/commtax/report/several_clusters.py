@@ -1,15 +1,14 @@
 """Plans of several clusters ranked together, for a terminal and as a document; each cluster's own answer stands in the document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from commtax.planner.choosing import margin
-from commtax.planner.columns import ServingPlans
 from commtax.planner.reasons import dtype_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
-from commtax.report.documents import Record, document
+from commtax.report.documents import Record, document, facts
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes
-from commtax.report.operating_points import usual_point
+from commtax.report.operating_points import OPEN
 from commtax.report.plan_rows import served_rows
 from commtax.report.plan_tables import gpus_of, places, served_columns, show_ranked
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
@@ -28,16 +27,19 @@ UNITS = {
     "tokens": "tokens/s per GPU",
 }
 """What the figures that rank plans are of."""
+WAITED, UNWAITED = "When users wait", "When nobody waits"
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     """The sentence first: what to run, where, and what it costs."""
     q = a.answers[0].question
-    if a.best and a.recommended:
+    if a.waited:
+        say(console, OPEN, ANSWER)
+        _say_recommended(console, a.waited, WAITED, waiting_why(a.waited))
+        _say_recommended(console, a, UNWAITED, reasons_between(a))
+    elif a.best and a.recommended:
         alone = "Recommended and best" if same_plan(a.best, a.recommended) else "Recommended"
-        say(console, f"{alone}: {several_sentence(a.recommended)}", ANSWER)
-    for line in reasons_between(a):
-        say(console, f"  {line}")
+        _say_recommended(console, a, alone, reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
     where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
@@ -46,6 +48,20 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _show_ranking(console, a, top)
     counted = counted_note(q)
     notes(console, [note for note in _notes(a) if note != counted], [note for note in _notes(a) if note == counted])
+
+
+def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable[str]) -> None:
+    """What to run where, and why."""
+    if a.recommended:
+        say(console, f"{role}: {several_sentence(a.recommended)}", ANSWER)
+    for line in why:
+        say(console, f"  {line}")
+
+
+def speed_words(waited: SeveralPlans) -> str:
+    """The limits that clusters are compared at where nobody gives any."""
+    limits = ", ".join(limit_words(waited.answers[0].question))
+    return f"at one speed, which the balanced plan of each cluster reaches: {limits} (--ttft and --tpot set another)"
 
 
 def _question_words(a: SeveralPlans) -> str:
@@ -70,9 +86,6 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
     best, own = a.best, a.recommended
     if best is None or own is None:
         return
-    if own.answer.places:
-        balanced = ", or ".join(_balanced_words(answer) for answer in a.answers if answer.places)
-        yield f"no limit is given (--ttft, --tpot): that is for work that nobody waits for; when users wait, {balanced}"
     if not same_plan(best, own):
         first = f"the best is {_placed_words(best)}: {_figure_words(best, a.objective)} {UNITS[a.objective]}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
@@ -92,15 +105,6 @@ def _best_there(a: SeveralPlans, other: RankedPlan) -> str:
         return ""
     figure, words = _figure_words(first, a.objective).partition(" (")[0], first.answer.workers(first.answer.plans, first.row)
     return f" (the best there: {figure} with {words})"
-
-
-def _balanced_words(answer: ServingPlans) -> str:
-    """The point to start from on a cluster, and what its tokens cost."""
-    point, q = usual_point(answer), answer.question
-    rows, i = point.plans, point.recommended
-    usd = f", ${million(float(answer.usd_per_million_tokens(rows)[i]))} per million" if q.goal.usd_per_gpu_hour else ""
-    load = f"{plural(int(rows.concurrency[i]), 'client')} (TPOT {format_seconds(rows.tpot_s[i])}{usd})"
-    return f"{answer.layout(rows, i)} on {q.cluster.key} with {load}"
 
 
 def _placed_words(one: RankedPlan, chosen: str = "") -> str:
@@ -155,7 +159,8 @@ def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
     columns["cluster"] = [one.answer.question.cluster.key for one in shown]
     columns |= served_columns(listed, ">clients", ">TTFT", ">TPOT", ">likely", ">tokens/s", ">/GPU")
     columns[">$/hour"] = [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs]
-    show_ranked(console, columns | {">$/M": [million(m.usd_per_million_tokens) for m in costs]}, gpus_of(listed), EXPENDABLE)
+    columns[">$/M"] = [million(m.usd_per_million_tokens) for m in costs]
+    show_ranked(console, columns, gpus_of(listed), EXPENDABLE, aim=RANKED[a.objective] if a.waited else "")
 
 
 def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
@@ -188,13 +193,31 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         a.answers[0].question,
         plans=a,
         clusters=[answer.question.cluster.key for answer in a.answers],
-        recommended=_row(a.recommended) if a.recommended else None,
-        best=_row(a.best) if a.best else None,
+        recommended=ranked_row(a.recommended) if a.recommended else None,
+        best=ranked_row(a.best) if a.best else None,
         why=list(reasons_between(a)),
-        ranking=[_row(one) for one in a.listed(top)],
+        waited=_waited_record(a.waited) if a.waited else None,
+        ranking=[ranked_row(one) for one in a.listed(top)],
         answers=[plans_document(answer, top) for answer in a.answers],
         notes=_notes(a),
     )
+
+
+def _waited_record(waited: SeveralPlans) -> Record:
+    """What to run where users wait, on each cluster at one speed."""
+    goal, own = waited.answers[0].question.goal, waited.recommended
+    beside = [ranked_row(one) for one in waited.beside]
+    return {
+        **facts(goal, "ttft_s", "tpot_s"),
+        "recommended": ranked_row(own) if own else None,
+        "beside": beside,
+        "why": waiting_why(waited),
+    }
+
+
+def waiting_why(waited: SeveralPlans) -> list[str]:
+    """The speed, and why this cluster at it."""
+    return [speed_words(waited), *reasons_between(waited)]
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:
@@ -203,5 +226,6 @@ def several_rows(a: SeveralPlans) -> list[Record]:
     return [{"cluster": one.answer.question.cluster.key, **listed[id(one.answer)][one.row]} for one in a.plans]
 
 
-def _row(one: RankedPlan) -> Record:
+def ranked_row(one: RankedPlan) -> Record:
+    """A plan and where it runs."""
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}

@@ -6,6 +6,7 @@ from commtax.catalog.hardware import is_catalogued
 from commtax.question import Question
 from commtax.report.drawing import Console, DrawnTable, Text, telling
 from commtax.spec import Cluster, Number
+from commtax.statement import Note
 from commtax.units import format_seconds, plural
 from commtax.verbs.settling import describe_gpus
 
@@ -18,6 +19,7 @@ NOTHING_S = 1e-12
 MOST_REJECTED = 16
 BETWEEN = 2  # spaces between columns
 ANSWER = "bold"
+OWN_LENGTH = "own-length"
 """The style of an answer's first sentence: no colour, which some grounds would swallow."""
 SENT = "magenta"
 """Of names of what is sent: dark enough on white, light enough on black."""
@@ -89,6 +91,12 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
+def say_own_length(console: Console, remarks: Iterable[Note]) -> None:
+    """That servers would not start with the model's own length: before the figures, which hold with another."""
+    for note in (note for note in remarks if note.code == OWN_LENGTH):
+        say(console, f"{note}.", "bold red")
+
+
 def say_whole(console: Console, text: str, style: str = "") -> None:
     """A line to be copied: never folded."""
     console.print(Text(text, style=style), soft_wrap=True)
@@ -152,7 +160,7 @@ def say_asked(console: Console, asked: Question, *more: str, gpus: str = "") -> 
         say(console, ", ".join(more), "dim")
 
 
-STEP_WITHOUT = {"decode": "without the prompts that join it", "prefill": "without the tokens that are decoded"}
+STEP_WITHOUT = {"decode": "without the prompts that share it", "prefill": "without the tokens that are decoded"}
 """What a step leaves out of what a server does."""
 
 

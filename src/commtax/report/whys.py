@@ -40,7 +40,8 @@ def _heading(w: Why) -> str:
     hidden = f", of which {format_seconds(w.hidden_s)} is hidden" if w.hidden_s else ""
     times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
     how = "" if w.kind == "comm" else f" ({w.how})"
-    return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step"
+    bound = f", {w.bound}-bound" if w.bound else ""
+    return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step{bound}"
 
 
 def _range_words(w: Why) -> str:
@@ -97,9 +98,9 @@ def _wire_words(way: CollectiveWay) -> str:
 
 def _floor_words(floor: Floor, each_s: float) -> str:
     computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
-    slower = f": the line takes {each_s / floor.seconds:.2f} times that" if floor.seconds else ""
-    moved = f"bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}"
-    return f"floor: {moved}{computed}; {floor.binds} bind, {format_seconds(floor.seconds)}{slower}"
+    least = "the longer" if computed else "that"
+    slower = f"; the line takes {each_s / floor.seconds:.2f} times {least}" if floor.seconds else ""
+    return f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
 
 
 def _constants_lines(p: PricedBy) -> Iterator[str]:

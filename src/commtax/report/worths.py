@@ -21,7 +21,8 @@ from commtax.report.tables import (
 )
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
-from commtax.verbs.worth import LEAST_TOLD, PayRange, TechniqueWorth, Worth
+from commtax.verbs.paying import PayRange
+from commtax.verbs.worth import LEAST_TOLD, TechniqueWorth, Worth
 
 STYLES = {"gains": "green", "loses": "red", "undecided": ""}
 AXES = {"prompt": "prompt length"}
@@ -38,24 +39,24 @@ def show_worth(console: Console, w: Worth) -> None:
     if not w.requests:
         say(
             console,
-            f"One {w.question.phase} step is weighed, {STEP_WITHOUT[w.question.phase]}; --concurrency N weighs whole requests.",
+            f"Gains are for one {w.question.phase} step, {STEP_WITHOUT[w.question.phase]}; for whole requests add --concurrency N.",
         )
     say(console, _now(w))
     say_asked(console, w.question)
     if w.here:
         show_table(console, *drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]), EXPENDABLE)
-        told = [(row.asked, row.technique.title, pays_text(row, bool(w.swept))) for row in w.here]
+        told = [(row.name, row.technique.title, pays_text(row, bool(w.swept))) for row in w.here]
         show_table(console, *drop_empty_columns(("technique", "what it is", "pays off"), told))
-        show_unfolded(console, ("technique", "set"), [(row.asked, row.flag) for row in w.here])
+        show_unfolded(console, ("technique", "set"), [(row.name, row.flag) for row in w.here])
     if w.idle:
-        say(console, f"No difference here: {', '.join(row.asked for row in w.idle)}", "dim")
+        say(console, f"No difference here: {', '.join(row.name for row in w.idle)}", "dim")
     _show_left_out(console, w)
     notes(console, _remarks(w), _details(w))
 
 
 def _cure(w: Worth) -> str:
     """What makes a plan fit that does not: techniques that do, else where to ask."""
-    able = [row.asked for row in w.here if row.verdict == "gains"]
+    able = [row.asked for row in w.here if row.verdict == "gains" and not row.beside]
     return f"{' or '.join(able)} makes room" if able else "nobody can run this plan (commtax fit says what would)"
 
 
@@ -158,7 +159,8 @@ def _lost_when_full(w: Worth) -> Iterator[str]:
     """Techniques that gain here, or may, and take room: they lose where there is none to spare."""
     rows = [row for row in w.here if row.fits and row.gain > 1 and row.full_gain < 1 - LEAST_TOLD]
     if rows:
-        yield f"A loss once the KV cache is full: {', '.join(f'{row.asked} ({_percent(row.full_gain)})' for row in rows[:TOLD])}."
+        lost = ", ".join(f"{row.own} ({_percent(row.full_gain)}{_on_top(row)})" for row in rows[:TOLD])
+        yield f"A loss once the KV cache is full: {lost}."
 
 
 def _doubt(rows: list[TechniqueWorth]) -> str:
@@ -178,7 +180,8 @@ def _set_words(row: TechniqueWorth) -> str:
     if row.since:
         worth = f"is worth {spread} here, against the same engine without it"
         brings = worth if row.verdict in WEIGHED else "changes nothing here"
-        return f"{row.asked} is on by default {row.since}, and {brings}."
+        where = f"; pays off: {', or '.join(map(_pay_text, row.pays))}" if row.pays else ""
+        return f"{row.asked} is on by default {row.since}, and {brings}{where}."
     if row.verdict not in WEIGHED:
         return f"{row.asked}, which is set, {row.verdict}."
     return f"{row.asked}, which is set, {WEIGHED[row.verdict]}: {spread} compared with leaving it out{_doubt([row])}."
@@ -190,14 +193,13 @@ def _on(w: Worth) -> str:
 
 
 def _named(rows: list[TechniqueWorth]) -> str:
-    shown = [f"{row.asked} ({_percent(row.gain)}{_own_part(row)}{_when_full(row)})" for row in rows[:TOLD]]
+    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)})" for row in rows[:TOLD]]
     more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
     return ", ".join([*shown, *more])
 
 
-def _own_part(row: TechniqueWorth) -> str:
-    """What a technique brings beside one that it needs."""
-    return "" if isnan(row.own_gain) else f", of which {row.technique.key} is {_percent(row.own_gain)}"
+def _on_top(row: TechniqueWorth) -> str:
+    return f" on top of {row.beside}" if row.beside else ""
 
 
 def _when_full(row: TechniqueWorth) -> str:
@@ -220,7 +222,7 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
     room = f"{row.kv_tokens:,}" if row.kv_tokens != w.kv_tokens else ""
     full = "" if isnan(row.full_gain) else _percent(row.full_gain)
     return (
-        row.asked,
+        row.name,
         Text(row.verdict, style=style),
         gain,
         spread,
@@ -247,10 +249,12 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
 def _pay_text(pays: PayRange) -> str:
     name, low, high = _axis(pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
     if low == high:
-        return f"{name} {low} alone"
-    if pays.high == pays.ends[1]:
-        return f"{name} {low} and above"
-    return f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
+        said = f"{name} {low} alone"
+    elif pays.high == pays.ends[1]:
+        said = f"{name} {low} and above"
+    else:
+        said = f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
+    return f"{said} ({pays.until})" if pays.until else said
 
 
 def _axis(name: str) -> str:
@@ -262,28 +266,28 @@ def _remarks(w: Worth) -> Iterator[str]:
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
     replaced = [f" (another drafter replaces {row.asked})" for row in w.on if row.technique.group == DRAFTS]
     alone = f"on top of {_on(w)}{''.join(replaced)}" if _on(w) else "with this technique alone"
-    yield f"gain: {what}, {alone}, at the best of its usual values; --technique evaluates several together"
+    yield f"gain: {what}, {alone}, at its best common setting; --technique evaluates several together"
+    if any(row.beside for row in w.here):
+        yield "on top of: gain, range and pays off are what it adds to what it needs; times, tokens/s and set are of both"
     yield "undecided: the range includes both a gain and a loss"
     if w.swept:
-        tried = " and ".join(f"{_axis(name)} from {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
-        yield f"pays off: where the central prediction is a gain; tried: {tried}, one at a time"
+        tried = " and ".join(f"{_axis(name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
+        yield f"pays off: where the central prediction is a gain; tried: {tried}, each varied alone"
     if any(not isnan(row.full_gain) for row in w.here):
         each = f"{w.question.context:,.0f} tokens per request"
-        yield f"when full: gain at the largest batch that fits ({each}), for techniques that change the room for KV"
+        yield f"when full: gain at the largest batch that fits ({each}), for techniques that change KV capacity"
     if w.requests and w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
     for row in (*w.on, *w.here):
         if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
-            yield f"{row.asked}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
-        yield from (f"{row.asked}: {note}" for note in row.notes)
-        if "," in row.asked:
-            yield f"{row.asked}: both are needed, and priced together{_own_part(row)}"
+            yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
+        yield from (f"{row.name}: {note}" for note in row.notes)
 
 
 def _details(w: Worth) -> Iterator[str]:
     yield "range: 80% of true gains should fall within it, by published gains and errors of constants (docs/techniques.md)"
     for source in dict.fromkeys(row.technique.source for row in w.here if row.technique.source):
-        yield f"{', '.join(row.asked for row in w.here if row.technique.source == source)}: {source}"
+        yield f"{', '.join(row.name for row in w.here if row.technique.source == source)}: {source}"
 
 
 def worth_document(w: Worth) -> Record:

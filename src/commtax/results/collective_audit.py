@@ -19,11 +19,22 @@ from commtax.verbs.expecting import Expectation, expect
 COUNT, LEVEL = thresholds(__name__)
 
 AVERAGE = "average bus bandwidth, GB/s"
+DEBUG = "NCCL_DEBUG=INFO shows the rings, and whether P2P and NVLS are used"
+LOOK = {
+    "nvlink": f"nvidia-smi nvlink -s shows links that are down; {DEBUG}",
+    "xgmi": "amd-smi topology and amd-smi xgmi show links that are down; NCCL_DEBUG=INFO shows the rings",
+    "pcie": f"nvidia-smi topo -m shows what lies between the GPUs; {DEBUG}",
+}
+"""Where to look next at links of a kind that carry less than they should."""
+LOOK_BETWEEN = (
+    "ib_write_bw between two hosts shows what one NIC carries; NCCL_DEBUG=INFO shows which NICs are used, and GPUDirect RDMA"
+)
 
 
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
-    place, assumed = (claim.question.cluster, False) if claim else (named_place(tests), True)
+    place = claim.question.cluster if claim else named_place(tests)
+    assumed = not claim and not (place and _links_told(place))
     findings: list[Finding] = [*_incomplete_tests(tests), *_shared_gpu_findings(tests)]
     causes: list[Cause] = [*_shared_gpu_causes(tests)]
     for number, run in enumerate(tests.runs, 1):
@@ -32,7 +43,8 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
         moved = ranks != 1 and any(r.busbw_Bps for r in run.rows)  # one rank sends nothing, and its times are none of a link
         told = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, ranks, place, claim, assumed))
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
-        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()), *_far_below(run, ranks, place, label))
+        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()))
+        causes += [*_far_below(run, ranks, place, label)] or _slow(run, told, ranks, place, label)
     findings += _average(tests)
     findings += identity_findings(claim, chip=tests.devices[0]) if claim and tests.devices else ()
     causes += _separate_processes(tests)
@@ -40,20 +52,24 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     notes = [*_cut_off_notes(tests)]
     if tests.runs and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
         notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
-    if place and assumed and tests.runs:
+    if place and not claim and tests.runs:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
     if place and tests.runs:
-        notes += _headline(findings, place, assumed)
+        notes += _headline(findings, "" if claim else place.key, assumed)
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
 
 
-def _headline(findings: list[Finding], place: Cluster, assumed: bool) -> Iterator[Note]:
-    """The largest size that is too slow, or the largest of all on a cluster that is a guess: names do not tell links."""
+def _headline(findings: list[Finding], named: str, assumed: bool) -> Iterator[Note]:
+    """The largest size that is too slow; on a cluster that is a guess, the largest of all beside what is predicted for that.
+
+    ``named``: the cluster as its devices' names tell it, where nobody said one.
+    """
     sizes = [f for f in findings if f.code == "size" and f.predicted and f.measured and (assumed or f.verdict == DISAGREE)]
     for f in sizes[-1:]:
-        said = f"{f.item} took {(f.measured or 0.0) / (f.predicted or 1.0):.2f} x the time that it should"
-        guess = f" on {place.key}, as the devices are called; give --cluster {place.key} to judge it" if assumed else ""
-        yield Note("headline", said + guess)
+        ratio = f"{(f.measured or 0.0) / (f.predicted or 1.0):.2f} x"
+        guess = f"{ratio} what is predicted for {named}; names do not tell links: give --cluster to judge it"
+        sure = f"{ratio} the time that it should{f' on {named}' if named else ''}"
+        yield Note("headline", f"{f.item} took {guess if assumed else sure}")
 
 
 def _incomplete_tests(tests: CollectiveTests) -> Iterator[Finding]:
@@ -93,6 +109,14 @@ def named_place(tests: CollectiveTests) -> Cluster | None:
         return catalog.cluster(f"{hosts}x{each}x{chips.pop()}" if hosts > 1 else f"{each}x{chips.pop()}")
     except Refusal:
         return None
+
+
+def _links_told(place: Cluster) -> bool:
+    """Whether the name of a chip tells what joins these: all reach each other over links that it is sold with."""
+    inside = place.intra
+    return (
+        place.is_one_domain and place.bridge is None and inside.kind in ("nvlink", "xgmi") and bool(inside.switched or inside.mesh)
+    )
 
 
 def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> Iterator[Finding]:
@@ -202,6 +226,23 @@ def _far_below(run: NcclTestsRun, ranks: int, place: Cluster | None, label: str)
     said = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
     what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
     yield Cause("far below", said, share=1 - share, change=what)
+
+
+def _slow(run: NcclTestsRun, told: tuple[Finding, ...], ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+    """The largest tensor that is slower than it should be, by what it ought to reach, and where to look next."""
+    ought = {f.measured: f.predicted for f in told if f.code == "size" and f.verdict == DISAGREE and f.predicted}
+    rows = [r for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes and ought.get(r.seconds)]
+    if not place:
+        return
+    for row in sorted(rows, key=lambda r: r.nbytes)[-1:]:
+        share = (ought[row.seconds] or 0.0) / row.seconds
+        reached, usual = format_rate(row.busbw_Bps), format_rate(row.busbw_Bps / share)
+        said = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
+        yield Cause("slow link", said, share=1 - share, change=_look(place, ranks))
+
+
+def _look(place: Cluster, ranks: int) -> str:
+    return LOOK.get(place.intra.kind, DEBUG) if ranks <= place.domain else LOOK_BETWEEN
 
 
 def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:

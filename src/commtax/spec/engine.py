@@ -191,6 +191,7 @@ class MemoryHabits:
     non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
     sampler_bytes_per_logit: float = 0.0
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
+    refuses_to_start: bool = False  # where its cache has no room for one request of full length
     kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
     rotary_table: bool = False  # keeps cosines and sines of every position

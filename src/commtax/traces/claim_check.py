@@ -229,7 +229,7 @@ def waiting_findings(job: TracedJob, chosen: Sequence[Sequence[TraceStep]], tp: 
     if len(shown) > COUNT.most_ranks:
         shown = sorted(shown, key=lambda r: -r[1])[: COUNT.most_ranks]
     each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in shown)
-    matched = f"{plural(len(met.first), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
+    matched = f"{plural(len(met.first), 'collective')} matched by {'time' if met.by_clock else 'order'}"
     lost = f", {met.unmatched} not" if met.unmatched else ""
     reason = f"rank {met.ranks[waited.index(min(waited))]} arrives last; waits per step: {each}; {matched}{lost}"
     verdict = AGREE if worst <= LEVEL.waiting_share else DISAGREE if job.traces[0].on_device else UNKNOWN

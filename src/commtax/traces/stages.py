@@ -49,7 +49,7 @@ def slow_stages(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
         if found is not None:
             computed = accounts.compute_s[place]
             cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
-            said = f"rank {rank} computes {found.grown:.0%} longer than it did"
+            said = f"rank {rank} computes for {found.grown:.0%} longer than it did"
             yield Suspect("slow rank", place, cost, found.since, said)
         others = np.delete(pace, place)
         alike = len(others) and np.all(np.abs(others - np.median(others)) < LEVEL.alike)

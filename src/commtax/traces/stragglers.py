@@ -46,7 +46,7 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
             yield Suspect("lost overlap", place, level, since, said)
     elif most == np.median(computed) and _is_steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
-        yield Suspect("slow rank", place, level, since, f"{waits}, which computes {longer:.0%} longer than {theirs}")
+        yield Suspect("slow rank", place, level, since, f"{waits}, which computes for {longer:.0%} longer than {theirs}")
     elif most == np.median(idle) and _is_steady(idle[1:-1]):  # a pause between steps may be in the one or the other
         said = f"{waits}, which computes as fast and is idle for {np.median(idle) * since_then:.0%} more of each step"
         yield Suspect("late rank", place, level, since, said)

@@ -6,10 +6,9 @@ with where the order of two plans flips.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import combinations, product
 from typing import Unpack
 
@@ -20,7 +19,7 @@ from commtax.answer import Answer
 from commtax.catalog.techniques import changes_of
 from commtax.options import check_taken
 from commtax.options import options as options_known
-from commtax.question import INPUT_LEN, STEP_AXES, Question
+from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
@@ -29,6 +28,7 @@ from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import check_option, share_of
 from commtax.verbs.fitting import fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
+from commtax.verbs.served_plans import ServedPlan, serve_plan
 from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
 
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
@@ -196,6 +196,11 @@ class PlanRow:
         """What plans are ranked by: tokens/s of prompts in prefill, else of outputs or of training."""
         return self.prompt_tokens_per_s or self.tokens_per_s
 
+    @property
+    def load(self) -> int:
+        """What plans are compared at."""
+        return self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
@@ -208,7 +213,20 @@ class BreakEven:
     earliest: float
     link: str  # "": each plan on its own
     batch: int  # at which context and bandwidth were varied; 0 for batch itself
-    leads: tuple[float, float] = (math.inf, math.inf)  # by how much ``first`` is faster before it, and ``then`` behind, at most
+    points: np.ndarray = field(repr=False, compare=False)  # of the axis
+    steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
+
+    def sure(self, within: float) -> tuple[float | None, float | None]:
+        """Below which point ``first`` is always faster by more than a share, and from which on ``then`` is; None: nowhere."""
+        ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
+        first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
+        return float(self.points[first]) if first else None, float(self.points[-then]) if then else None
+
+    def leads(self, within: float) -> tuple[float, float]:
+        """By how much, at most, each plan is faster where neither is sure to be."""
+        below, above = self.sure(within)
+        between = self.steps[(self.points >= (below or 0.0)) & (self.points < (above or np.inf))]
+        return float(np.max(1 / between, initial=1.0)) - 1, float(np.max(between, initial=1.0)) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +245,16 @@ class PlanTable(Answer):
     context: int
     links: tuple[str, ...] = ()  # those that were asked for; none: each plan on its own
     notes: tuple[str, ...] = ()
+    served: tuple[ServedPlan, ...] = ()  # whole requests, where clients were asked for
 
     @property
     def phase(self) -> str:
         return self.question.phase
 
-    def beside(self, row: PlanRow) -> list[PlanRow]:
-        """The rows that a row competes with: the same batch, and the same link where links were asked for."""
-        return [r for r in self.rows if r.batch == row.batch and (r.link == row.link or not self.links)]
+    def beside(self, row: PlanRow | ServedPlan) -> list[PlanRow | ServedPlan]:
+        """The rows that a row competes with: the same load, and the same link where links were asked for."""
+        rows: Sequence[PlanRow | ServedPlan] = self.served if isinstance(row, ServedPlan) else self.rows
+        return [r for r in rows if r.load == row.load and (r.link == row.link or not self.links)]
 
     def values(self, axis: str) -> list[int | str]:
         return list(dict.fromkeys(getattr(row, axis) for row in self.rows))
@@ -276,6 +296,8 @@ def compare_plans(
     links: Sequence[str] = (),
     batches: Sequence[int] = (1,),
     where: Where | None = None,
+    concurrency: Sequence[int] = (),
+    output_len: int = OUTPUT_LEN,
     **options: Unpack[ComparePlansOptions],
 ) -> PlanTable:
     """Plans side by side, and the batch, length and bandwidth at which two of them swap.
@@ -287,22 +309,33 @@ def compare_plans(
     'tp8 is faster below batch 40, tp4r2 from there'
 
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
-    that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
+    that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them. With ``concurrency``, whole
+    requests of so many clients are compared too: prompts of ``context`` tokens, answered with ``output_len``.
     """
     put = resolve_question(model, cluster, check_taken("compare_plans", options))
     length = int(put.context) if "context" in options else INPUT_LEN
-    return replace(compared_plans(put, plans, links, batches, where), context=length)
+    put = put.but(input_len=length, output_len=output_len)
+    return replace(compared_plans(put, plans, links, batches, where, concurrency), context=length)
 
 
 def compared_plans(
-    put: Question, plans: Sequence[str], links: Sequence[str] = (), batches: Sequence[int] = (1,), where: Where | None = None
+    put: Question,
+    plans: Sequence[str],
+    links: Sequence[str] = (),
+    batches: Sequence[int] = (1,),
+    where: Where | None = None,
+    concurrency: Sequence[int] = (),
 ) -> PlanTable:
     """The plans of a question side by side."""
+    if concurrency and put.phase != "decode":
+        raise Refusal.about(concurrency="whole requests have prompts and decoding; leave phase out")
+    if any(clients < 1 for clients in concurrency):
+        raise Refusal.about(concurrency="whole numbers of at least 1 are needed")
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
     if any(b < 1 for b in batches):
         raise Refusal.about(batches="whole numbers of at least 1 are needed")
     keys = [catalog.link(name).key for name in links] or [""]
-    if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
+    if len(sizes) * len(keys) * max(len(batches), len(concurrency)) > MAX_CELLS:
         raise Refusal.about(plans=f"more than the {MAX_CELLS:,} combinations that are shown")
     tried = []
     for key, (name, axes) in product(keys, sizes.items()):
@@ -311,7 +344,8 @@ def compared_plans(
     rows = [row for plan in tried for row in (plan.row(int(b)) for b in batches)]
     legal = [p for p in tried if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
-    return PlanTable(tuple(rows), tuple(flips), put, int(put.context), tuple(keys) if links else ())
+    served = tuple(serve_plan(one.question, one.name, one.shown, int(clients)) for one in tried for clients in concurrency)
+    return PlanTable(tuple(rows), tuple(flips), put, int(put.context), tuple(keys) if links else (), served=served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,18 +387,18 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
         ("bandwidth", "bandwidth_scale", np.geomspace(2.0**-8, 2.0**8, 400)),
     )
     flips = []
-    for axis, field, grid in axes:
-        varied = {"batch": batch, field: grid}
+    for axis, changed, grid in axes:
+        varied = {"batch": batch, changed: grid}
         steps = {a.name: a.bill(**varied).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
         for a, b in combinations(plans, 2):
             flip = _flip(grid, steps[a.name] - steps[b.name])
             if flip is not None:
                 earliest, at, ahead = flip
-                leads = _leads(grid < at, steps[a.name] / steps[b.name], ahead)
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
-                known = 0 if axis == "batch" else batch
-                flips.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.link, known, leads))
+                known, ratio = 0 if axis == "batch" else batch, steps[first.name] / steps[then.name]
+                names = (axis, first.name, then.name)
+                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid * scale, ratio))
     return flips
 
 
@@ -375,12 +409,6 @@ def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool]
         return None
     stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
-
-
-def _leads(before: np.ndarray, ratio: np.ndarray, ahead: bool) -> tuple[float, float]:
-    """By how much, at most, the first plan is faster before a point, and the other from it on; of the ratio of their steps."""
-    slower = 1 / ratio if ahead else ratio  # the steps of the plan that comes behind over those of the one that leads first
-    return float(np.max(slower[before])) - 1, float(np.max(1 / slower[~before])) - 1
 
 
 def _rate(a: PlanOnLink, b: PlanOnLink) -> float:

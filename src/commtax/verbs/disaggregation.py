@@ -16,7 +16,7 @@ from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.kv_motion import carrier_of, outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
@@ -27,6 +27,8 @@ WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers",
 Pool = tuple[object, Plan]
 """How many workers there are, in words or a number, and one of them."""
 APART_ALONE = "belongs to disaggregated serving; add --disaggregated"
+UNCHECKED = "predictions of two pools inside one host are unchecked: measure"
+"""No published run has both pools in one host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,12 @@ def check_apart(asked: Question) -> None:
             raise refuse_place(wanted.prefill_cluster, APART_ALONE)
     elif np.any(np.asarray(copies) > 1):
         raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
+
+
+def pool_notes(asked: Question) -> list[Note]:
+    """That nobody has held such pools against a run."""
+    alone = asked.requests.disaggregated and len(asked.places) == 1 and asked.cluster.num_hosts == 1
+    return [Note("pools", f"{UNCHECKED} before you rely on these")] if alone else []
 
 
 def network_of(

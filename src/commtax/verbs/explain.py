@@ -62,8 +62,7 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     share = float(b.comm_fraction)
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head} {share:.0%} of the step is communication"
-    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
+    biggest = f"{top.item.what} {top.item.op}, {top.bound}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 
 

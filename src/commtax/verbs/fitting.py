@@ -320,7 +320,7 @@ def _advice(failed: Fit) -> list[str]:
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _larger_plans(failed)
-    longest = _longest(failed)
+    longest = longest_request(failed)
     changes = [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
     if not asked.plan.weights_dtype and not asked.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
@@ -330,7 +330,7 @@ def _advice(failed: Fit) -> list[str]:
     return changes + _larger_plans(failed)
 
 
-def _longest(failed: Fit) -> int:
+def longest_request(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
     asked, size = failed.question, failed.question.limits.block_size
     lengths = range(1, asked.limits.max_model_len + 1)

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from commtax.arrays import cache_answers
 from commtax.question import Question
-from commtax.spec import SIZES, Condition
-from commtax.statement import Refusal
+from commtax.records import replace
+from commtax.spec import SIZES, Condition, Number
+from commtax.statement import Note, Refusal
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.fitting import add_advice, holds, judged_by_memory
+from commtax.verbs.fitting import add_advice, holds, judged_by_memory, longest_request
 from commtax.verbs.settling import Settled, settle
 
 ROUND = 256  # lengths that nobody said are whole multiples of this many tokens
@@ -37,19 +39,47 @@ def check_lengths(q: Question) -> Question:
     return q
 
 
+def _is_judged(q: Question) -> bool:
+    """Whether memory says what a server has room for: of one plan, and unless somebody says it."""
+    return q.requests.kv_tokens is None and not any(np.ndim(getattr(q.plan, axis)) for axis in SIZES)
+
+
 def why_it_does_not_start(q: Question) -> str:
     """Which workers lack room for one request of full length, how much, and what would help; "" where all have it."""
-    if not q.limits.max_model_len or q.requests.kv_tokens is not None or any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
+    if not q.limits.max_model_len or not _is_judged(q):
         return ""
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
         judged = add_advice(holds(judged_by_memory(workers)))
-        lack = f"each GPU{kind} needs {format_bytes(judged.shortfall_bytes)} more"
+        lack = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
         remedies = ", or with ".join(judged.advice)
         more = f"it would fit with {remedies}" if remedies else "use more GPUs or a smaller model"
-        return f"{lack} for one request of {q.limits.max_model_len:,} tokens (--max-model-len); {more}"
+        return f"{lack} even for one request of {q.limits.max_model_len:,} tokens (--max-model-len); {more}"
     return ""
+
+
+def own_length_notes(q: Question, tokens: Number) -> list[Note]:
+    """That servers have no room for one request of the model's own length, which they take where nobody says another, and up to
+    which length figures hold; nothing where they have it, or where not even requests of so many ``tokens`` have room."""
+    if q.limits.max_model_len or q.trains or not _is_judged(q):
+        return []
+    pools = {kind: workers for kind, workers in pools_of(q).items() if full_length_requests(workers) < 1}
+    short = {kind: _own_length(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
+    most = min((longest for longest, _ in short.values()), default=0)
+    if most < np.max(tokens):
+        return []
+    own, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
+    lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
+    verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
+    return [Note("own-length", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
+
+
+@cache_answers
+def _own_length(workers: Question) -> tuple[int, float]:
+    """The longest request that workers have room for, and what a rank lacks for one of the model's own length."""
+    judged = holds(judged_by_memory(workers))
+    return longest_request(judged), judged.shortfall_bytes
 
 
 def check_starts(q: Question) -> Question:

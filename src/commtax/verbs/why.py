@@ -46,6 +46,7 @@ class Why(Answer):
     share: float  # of the step
     explanation: Explanation
     range: LikelyRange
+    bound: str = ""  # of a collective: latency or bandwidth, as the bill calls it
 
     @property
     def explained_s(self) -> float:
@@ -106,7 +107,7 @@ def _explain_line(b: StepBill, x: Line, number: int, name: str) -> Why:
     low, high = (times["exposed_s"] * float(np.exp(side * Z80 * sigma)) for side in (-1, 1))
     return Why(
         b, number, name, x.kind, x.item.op, float(x.item.count), **times, share=share, explanation=explanation,
-        range=LikelyRange(sigma, low, high, explanation.doubts),
+        range=LikelyRange(sigma, low, high, explanation.doubts), bound=x.bound if x.kind == "comm" else "",
     )  # fmt: skip
 
 

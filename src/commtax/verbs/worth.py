@@ -13,18 +13,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Unpack
 
-import numpy as np
-
 from commtax import counting
 from commtax.answer import Answer
-from commtax.arrays import Array
 from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
-from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, techniques, techniques_on
+from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
-from commtax.question import STEP_AXES, Question
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
@@ -33,29 +30,17 @@ from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, need_
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
+from commtax.verbs.paying import ALIKE, PayRange, Swept, pay_ranges, rate_over, request_grids, step_grids
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
-MOST_BATCH = 1024
 LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
-ALIKE = 1e-9  # share by which rates may differ that are the same
 NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
 """What a refusal begins with that names its argument: the table says the technique already."""
 STEPPED, OF_REQUESTS = ("batch",), ("output_len", "spread")  # options that say something of a step alone, and of requests alone
 NO_REQUESTS = "belongs to requests; add --concurrency or --request-rate"
-CLIENTS, PROMPT = "clients", "prompt"  # axes where requests are asked about; else batch and context of a step
-
-
-@dataclass(frozen=True, slots=True)
-class PayRange:
-    """Where a technique pays along one axis: from ``low`` to ``high``, as far as was looked."""
-
-    axis: str
-    low: float
-    high: float
-    ends: tuple[float, float]  # of what was looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +64,7 @@ class TechniqueWorth:
     """One technique on one question: what it changes, where that flips, and what asks for it; or why it is none here."""
 
     technique: Technique
-    asked: str  # as ``--technique`` takes it
+    asked: str  # as ``--technique`` takes it, with what it needs
     flag: str = ""  # what asks the engine for it
     refused: str = ""
     kind: str = ""  # … and the kind of that reason (``statement``); "": the plan
@@ -90,7 +75,7 @@ class TechniqueWorth:
     gain: float = math.nan  # tokens/s per GPU over those without it; of requests at a rate, how much sooner they are answered …
     low: float = math.nan  # … and its 80 % range
     high: float = math.nan
-    own_gain: float = math.nan  # of a technique that is priced together with one it needs: beside that one
+    beside: str = ""  # what it needs and nobody set: gains, and where it pays, are those on top of that
     ttft_s: float = math.nan  # of requests, where they were asked about
     tpot_s: float = math.nan
     fits: bool = True
@@ -99,6 +84,16 @@ class TechniqueWorth:
     pays: tuple[PayRange, ...] = ()
     never: tuple[str, ...] = ()  # axes on which it nowhere pays
     notes: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> str:
+        """The technique and its value, without what it needs."""
+        return self.asked.removesuffix(f",{self.beside}")
+
+    @property
+    def name(self) -> str:
+        """What it is called in a table."""
+        return f"{self.own} (on top of {self.beside})" if self.beside else self.own
 
     @property
     def idle(self) -> bool:
@@ -204,7 +199,7 @@ def weigh_usual(q: Settled, usual: Sequence[UsualTechnique], requests: bool) -> 
         row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
         try:
             if found.separable:
-                bare = Scale(q.but(engine=without_usual(q.engine)), requests, flips=False)
+                bare = Scale(q.but(engine=without_usual(q.engine)), requests)
                 row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
         except ValueError:
             pass  # the reason that it is refused for stands
@@ -221,7 +216,7 @@ def flag_of(asked: str, q: Question) -> str:
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and beside what they need.
+    """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and on top of what they need.
 
     Without, full batches are compared only where a technique makes room for larger ones. Of requests the step is one in the
     middle of their lives, of as many as run at once.
@@ -232,31 +227,47 @@ class Scale:
         self.question = q = _step_of(q, self.requests) if self.requests else q
         self.bill = price(q)
         self.fit = fit_of_step(q)
-        over = _grids(q) if not requests else {} if q.offered.request_rate else _request_grids(q)
-        self._swept = {axis: (grid, _rate_over(q, axis, grid)) for axis, grid in over.items()} if flips else {}
-        self._pairs = flips
+        self._flips, self._tops = flips, dict[str, Scale]()
+
+    @cached_property
+    def _swept(self) -> Swept:
+        q = self.question
+        over = step_grids(q) if not self.requests else {} if q.offered.request_rate else request_grids(q)
+        return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()} if self._flips else {}
 
     @property
     def swept(self) -> tuple[tuple[str, float, float], ...]:
         return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """The best of a technique's usual values, where it cannot be had alone beside one that it needs; else why not."""
+        """The best of a technique's usual values, where it cannot be had alone on top of one that it needs; else why not."""
+        best = self._best(one)
+        is_set = any(found is one for found, _ in techniques_on(self.question))
+        if (best.refused or best.idle) and self._flips and not is_set:
+            return self._beside(one) or best
+        return best
+
+    def _best(self, one: Technique) -> TechniqueWorth:
         tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
         best = min(tried, key=_rank)
-        is_set = any(found is one for found, _ in techniques_on(self.question))
-        if (best.refused or best.idle) and self._pairs and not is_set:
-            best = min([best, *(self._beside(one, best.asked, other) for other in one.needs)], key=_rank)
         if best.refused or not self._swept:
             return best
-        pays, never = self._pays(self._with(best.asked))
+        pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
         return replace(best, pays=pays, never=never)
 
-    def _beside(self, one: Technique, asked: str, other: str) -> TechniqueWorth:
-        """A technique together with one that it needs, and what it brings beside that."""
-        pair = self.weigh(one, f"{asked},{other}")
-        alone = pair if pair.refused else self.weigh(one, other)
-        return pair if alone.refused else replace(pair, own_gain=pair.gain / alone.gain)
+    def _beside(self, one: Technique) -> TechniqueWorth | None:
+        """A technique on top of one that it needs: of several the one that leads farthest, with it or without."""
+        bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
+        rows = [(base, self._on_top(one, base.asked)) for base in bases]
+        able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
+        return max(able, key=lambda found: found[:2])[2] if able else None
+
+    def _on_top(self, one: Technique, other: str) -> TechniqueWorth:
+        if other not in self._tops:
+            self._tops[other] = Scale(self._with(other), bool(self.requests))
+        row = self._tops[other]._best(one)
+        asked = f"{row.asked},{other}"
+        return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
 
     def gain(self, text: str) -> float:
         """Tokens/s per GPU with several techniques over those without; 0 where they cannot be had together."""
@@ -293,7 +304,8 @@ class Scale:
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
         """A technique that was asked for in so many words, by all that it changes."""
         q = self.question.but(**changes)
-        return self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q)
+        pays, never = pay_ranges(q, self.question, self._swept)
+        return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
         other, base, judged = price(q), self.bill, fit_of_step(q)
@@ -342,17 +354,6 @@ class Scale:
     def _full_rate(self) -> float:
         return _full_rate(self.question, self.fit)
 
-    def _pays(self, q: Settled) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-        """Where along each axis it gains; axes along which it does so everywhere are left out."""
-        found, never = list[PayRange](), list[str]()
-        for axis, (grid, rates) in self._swept.items():
-            gains = _rate_over(q, axis, grid) / rates - 1 > ALIKE
-            if not gains.any():
-                never.append(axis)
-            elif not gains.all():
-                found.append(_pay_range(axis, grid, gains))
-        return tuple(found), tuple(never)
-
 
 def _step_of(q: Settled, served: RequestTimes) -> Settled:
     """A decode step of requests: as many as run at once, half of their outputs written."""
@@ -368,40 +369,6 @@ def _full_rate(q: Settled, judged: Fit) -> float:
 
 def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
-
-
-def _grids(q: Settled) -> dict[str, Array]:
-    """What is looked at along each axis, the question's own value among it."""
-    longest = max(2, min(q.model.max_len, 2**20))
-    lengths = np.unique(np.geomspace(min(64, longest), longest, 60).astype(int))
-    batches = np.unique(np.geomspace(1, max(MOST_BATCH, 2 * int(q.batch)), 120).astype(int))
-    own = np.union1d(batches, [int(q.batch)]), np.union1d(lengths, [max(1, int(q.context))])
-    return dict(zip(STEP_AXES, own, strict=True))
-
-
-def _request_grids(q: Settled) -> dict[str, Array]:
-    """The same of requests: clients, and tokens of a prompt."""
-    clients, lengths = (grid[::4] for grid in _grids(q.vary(batch=int(q.requests.concurrency))).values())
-    room = q.model.max_len - int(q.requests.output_len)
-    return {CLIENTS: np.union1d(clients, [int(q.requests.concurrency)]), PROMPT: lengths[lengths <= room]}
-
-
-def _rate_over(q: Settled, axis: str, grid: Array) -> Array:
-    """Tokens/s per GPU of a step, or of a closed loop, along one axis."""
-    if axis in (CLIENTS, PROMPT):
-        from commtax.verbs.closed_loop import serve  # not for those who ask about a step
-
-        looped = q.but(concurrency=grid) if axis == CLIENTS else q.but(input_len=grid)
-        return np.asarray(serve(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
-    return np.asarray(price(q.but(**{axis: grid})).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
-
-
-def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
-    """The longest stretch in which it pays: padded graphs make edges ragged."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
-    runs = edges.reshape(-1, 2)
-    start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
-    return PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
 
 
 def _prompt_step(q: Settled) -> StepBill:

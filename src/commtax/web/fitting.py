@@ -21,10 +21,11 @@ def fit_answer(state: State) -> Record:
 def memory_answer(state: State) -> Record:
     """The same, and how the page shows it."""
     judged = _judge(state)
-    lack = "" if judged.fits else f". Each GPU needs {format_bytes(judged.shortfall_bytes)} more"
+    lack = "" if judged.fits else f". Each GPU is {format_bytes(judged.shortfall_bytes)} short"
+    length = "" if judged.trains else f", for requests of up to {judged.question.limits.max_model_len:,.0f} tokens"
     return {
         **fit_document(judged),
-        "sentence": f"{fit_words(judged)}{lack}.",
+        "sentence": f"{fit_words(judged)}{length}{lack}.",
         "advised": [_plainly(line) for line in judged.advice],
         "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
         "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),

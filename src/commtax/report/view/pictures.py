@@ -25,7 +25,16 @@ from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document
 from commtax.report.money import page_note
 from commtax.report.operating_points import OPEN, point_name, start_sentence
 from commtax.report.planning import plans_document, recommended_words, served_row, shorten_rejected
-from commtax.report.several_clusters import clusters_without_plans, reasons_between, several_document, several_sentence
+from commtax.report.several_clusters import (
+    UNWAITED,
+    WAITED,
+    clusters_without_plans,
+    ranked_row,
+    reasons_between,
+    several_document,
+    several_sentence,
+    waiting_why,
+)
 from commtax.report.trained_plans import run_notes, trained_row
 from commtax.report.view.plan_table import (
     fleet_rows,
@@ -124,13 +133,21 @@ def several_front(s: SeveralPlans) -> Record:
         **told,
         "front": [point for a in s.answers for point in _front(a, a.question.cluster.key, a is (chosen and chosen.answer))],
         "why": [page_words(line) for line in (*_why_cluster(s, figures), *clusters_without_plans(s))],
-        "sentence": f"Recommended: {name}." if chosen else "No cluster has a plan that meets the limits.",
+        "sentence": _several_words(s, name) if chosen else "No cluster has a plan that meets the limits.",
         **USER_AND_GPU,
         "marks": _marks(s.answers[0]),
         "table": table,
+        "points": list(_ways_to_run(s)),
         "sides": [_side(a, chosen) for a in s.answers],
         "lost": lost_rows(lost),
     }
+
+
+def _several_words(s: SeveralPlans, name: str) -> str:
+    """What to run; where nothing is limited, for those who wait and for work that nobody waits for."""
+    if not s.waited or not s.waited.recommended:
+        return f"Recommended: {name}."
+    return page_words(f"{OPEN} {WAITED}: {several_sentence(s.waited.recommended).split('; ', 1)[0]}. {UNWAITED}: {name}.")
 
 
 def _why_cluster(s: SeveralPlans, figures: list[str]) -> Iterator[str]:
@@ -138,6 +155,18 @@ def _why_cluster(s: SeveralPlans, figures: list[str]) -> Iterator[str]:
     if s.recommended:
         name, *why = s.recommended.answer.why
         yield from (name, *figures, *reasons_between(s), *why)
+
+
+def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:
+    """Where nothing is limited: what to run where for users who wait, and for work that nobody waits for."""
+    if not s.waited:
+        return
+    ways = (s.waited, "users", WAITED, waiting_why(s.waited)), (s, "bulk work", UNWAITED, reasons_between(s))
+    for ranked, work, when, why in ways:
+        if one := ranked.recommended:
+            row = served_rows([one], [ranked_row(one)], [[]], [_placed_patch(one.answer, one.row)])[0]
+            told = page_words("; ".join([when.removeprefix("When "), *why]))
+            yield {"name": f"{one.answer.question.cluster.key} for {work}", "when": told, "row": row}
 
 
 def _is_same(one: RankedPlan, other: RankedPlan | None) -> bool:
@@ -153,9 +182,8 @@ def _side(a: ServingPlans, chosen: RankedPlan | None) -> Record:
     place, i = a.question.cluster, a.recommended
     if not len(a.plans):
         return {"cluster": place.key, "gpus": place.num_gpus, "text": _serving_sentence(a), "row": None}
-    told = [{"cluster": place.key, **served_row(a, a.plans, i)}]
     named = [["recommended"] if chosen and chosen.answer is a else []]
-    row = served_rows([(a, i)], told, named, [_placed_patch(a, i)])[0]
+    row = served_rows([(a, i)], [ranked_row(RankedPlan(a, i))], named, [_placed_patch(a, i)])[0]
     return {"cluster": place.key, "gpus": place.num_gpus, "text": "", "row": row}
 
 

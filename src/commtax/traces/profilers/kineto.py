@@ -182,7 +182,7 @@ def _device(head: JsonObject, used: Counter[object]) -> Device | None:
 
 def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[TraceStep]) -> Iterator[Note]:
     if not run.on_device:
-        yield Note("no device", "the trace has no GPU events: all times are the host's")
+        yield Note("no device", "the trace has no GPU events: all times are host times")
     if run.on_device and (called := len(run.of(CALL))) and not collectives:
         yield Note("none ran", f"{called} collectives were called and none ran on the device (groups of one rank move nothing)")
     if unsized := sum(c.nbytes is None for c in collectives):

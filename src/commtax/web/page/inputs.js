@@ -197,9 +197,9 @@ function modelText(now) {
   return now.cfg ? "the pasted model" : now.h ? `a model ${count(now.h)} wide` : now.m;
 }
 
-// The question in a line, where the controls are folded away.
+// The question in one line, for folded controls.
 function questionText(now) {
-  const limits = [["ttft", "TTFT"], ["tpot", "TPOT"]].filter(([key]) => now[key]).map(([key, name]) => `${name} ≤ ${seconds(now[key] / 1000)}`);
+  const limits = [["ttft", "TTFT"], ["tpot", "TPOT"]].filter(([key]) => now.ph !== "train" && now[key]).map(([key, name]) => `${name} ≤ ${seconds(now[key] / 1000)}`);
   const load = now.ph === "train" ? "training" : now.rps ? `${now.rps} requests/s` : null;
   return [`${modelText(now)} on ${[now.c, ...compared()].join(" or ")}`, place().name === "plan" ? null : [now.rep > 1 ? `${now.rep} replicas × ` : "", sizesText(now)].join(""), load, ...limits].filter(Boolean).join(" · ");
 }

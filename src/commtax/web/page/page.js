@@ -84,7 +84,7 @@ const planTools = {
 function placedPatch(patch) {
   const { c, cs = "" } = state();
   const moved = patch.c && patch.c !== c ? { cs: cs.split(",").map((name) => (name === patch.c ? c : name)).join(",") } : {};
-  return { ...USUAL_WAYS, ...patch, ph: patch.ph === "decode" ? null : patch.ph, ...moved };
+  return { ...USUAL_WAYS, ...patch, ...(patch.ph === "decode" && { ph: null }), ...moved };
 }
 
 // A view without a plan shows the one that was opened in the table, or that is recommended; in the table of plans there is none.
@@ -113,7 +113,7 @@ async function recommendedPatch(search) {
   }
 }
 
-// For a rate fleets are simulated, several clusters are ranked together.
+// Fleets for a rate; several clusters are ranked together.
 function planQuestion(search) {
   const keys = new URLSearchParams(search);
   if (keys.get("ph") === "train") return "plan";

@@ -36,7 +36,7 @@ function operatingPoints(plan, tools) {
     startOf(row, `start-${name}`),
     tools ? el("button", { type: "button", onclick: () => tools.load(row.patch) }, "Show its decode step") : null,
   ];
-  return [el("p", { class: "plan-sentence" }, "No limit on TTFT or TPOT is set: three ways to run it"), el("ul", { class: "sides points" }, plan.points.map((one) => el("li", { class: "side" }, card(one))))];
+  return [el("p", { class: "plan-sentence" }, "No limit on TTFT or TPOT is set: ways to run it"), el("ul", { class: "sides points" }, plan.points.map((one) => el("li", { class: "side" }, card(one))))];
 }
 
 // The first reason names the plan, which the sentence did.

@@ -16,7 +16,7 @@ const columns = (worth) => ["technique", "verdict", "gain", "range", ...Object.k
 
 function cells(row, worth, apply) {
   const nothing = row.verdict === "changes nothing";
-  const name = row.patch && apply ? el("button", { type: "button", class: "technique", "data-k": `technique-${row.technique}`, onclick: () => apply(row.patch) }, row.asked) : row.asked;
+  const name = row.patch && apply ? el("button", { type: "button", class: "technique", "data-k": `technique-${row.technique}`, onclick: () => apply(row.patch) }, row.name) : row.name;
   return [
     [name, el("small", { class: "below quiet" }, row.title)],
     row.fits ? row.verdict : el("span", { class: "hot-text" }, row.verdict),

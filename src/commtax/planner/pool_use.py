@@ -1,0 +1,68 @@
+"""How full both pools of a plan are, which fills up first, and what prompts that take longer than predicted would do.
+
+A pool that is nearly full answers a small error with a long queue: requests wait longer by more than their prompts take longer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from commtax.cost.closed_form import disaggregated_means
+from commtax.cost.network import flow
+from commtax.ledger import Z80
+from commtax.planner.columns import ServingColumns, ServingPlans
+from commtax.units import format_seconds
+from commtax.verbs.closed_loop import ClosedLoop
+
+FULL = 0.995
+
+
+class PoolUse(NamedTuple):
+    """Shares of the requests/s that each pool would pass at most; and prompts at the long end of their 80 % range."""
+
+    prompts: float
+    decoding: float
+    slower: float  # a prompt's step there, over what is predicted …
+    later: float  # … and TTFT then, over what is predicted
+
+    @property
+    def queues(self) -> bool:
+        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
+
+
+def pool_use(loop: ClosedLoop) -> PoolUse:
+    """Of both pools at a load."""
+    assert loop.apart
+    net, passed = loop.apart.net, loop.apart.passed
+    assert net
+    assert passed
+    slower, own = np.exp(Z80 * loop.bills[1].sigma), net.prompting
+    late = replace(net, prompting=replace(own, one_s=slower * own.one_s, more_s=slower * own.more_s))
+    later = disaggregated_means(late, flow(late), loop.question.engine).ttft_s / loop.served.ttft_s
+    shares = (passed.per_s / most for most in (own.most_per_s(np.inf), net.limits[2]))
+    return PoolUse(*map(float, (*shares, slower, later)))
+
+
+def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[str]:
+    """Which pool of row ``i`` fills up first, where it is so full that requests queue."""
+    if not rows.mode[i]:
+        return
+    use = pool_use(answer.simulation(rows, i))
+    if not use.queues:
+        return
+    ahead = use.prompts >= use.decoding
+    most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
+    does = ("limit", "limits") if most >= FULL else ("fill up", "fills up")
+    who, other = (f"prompts {does[0]}", "decoding") if ahead else (f"decoding {does[1]}", "prompts")
+    what = "the rate: their pool is full" if most >= FULL else f"first: their pool is {most:.0%} used"
+    said = f"{who} {what if ahead else what.replace('their', 'its')}, that for {other} {least:.0%} used"
+    yield f"{said}; {_late_words(answer, use, float(rows.ttft_s[i]))}" if ahead else said
+
+
+def _late_words(answer: ServingPlans, use: PoolUse, ttft_s: float) -> str:
+    late_s = use.later * ttft_s
+    beyond = ", beyond the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
+    return f"prompts {use.slower - 1:.0%} slower, within their 80% range, would make TTFT {format_seconds(late_s)}{beyond}"

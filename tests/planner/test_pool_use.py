@@ -1,0 +1,117 @@
+"""Two pools: which of them fills up first, what a prompt that takes longer does, and whether two clusters are better apart."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import commtax
+from cli_run import run_here
+from commtax.planner import plan
+from commtax.planner.choosing import effort, margin
+from commtax.planner.each_alone import alone_words
+from commtax.planner.pool_use import pool_use, pool_words
+
+SPLIT = {"disaggregated": True, "tp": 1, "prefill_tp": 1, "input_len": 2000, "output_len": 200}
+BOTH = {"cluster": "8xh200-sxm", "prefill_cluster": "8xh100-sxm"}
+LIMITS = {"ttft_s": 1.0, "tpot_s": 0.03}
+
+
+def split(clients, prompts, decoding, cluster="2x8xh100-sxm", **words):
+    workers = {"prefill_workers": prompts, "decode_workers": decoding}
+    return commtax.simulate("llama-3.1-8b", cluster, concurrency=clients, **workers, **{**SPLIT, **words})
+
+
+def test_the_pool_that_is_full_is_the_one_whose_workers_count():
+    """Four times the clients of a knee: whoever is full passes no more, and the rate grows with its workers alone."""
+    loop = split(600, prompts=2, decoding=4)
+    use, rate = pool_use(loop), float(loop.tokens_per_s)
+    assert use.prompts == pytest.approx(1.0)
+    assert use.decoding < 0.8
+    assert use.queues
+    assert float(split(600, prompts=2, decoding=8).tokens_per_s) == pytest.approx(rate, rel=0.01)
+    assert float(split(600, prompts=3, decoding=4).tokens_per_s) > 1.3 * rate
+
+
+def test_the_share_of_a_pool_is_its_work_over_its_time():
+    """Requests/s x the time of a prompt in a full step, over the workers that there are."""
+    loop = split(60, prompts=2, decoding=2)
+    station = loop.apart.net.prompting
+    each_s = float(station.step_s(station.most * station.ranks) / (station.most * station.ranks))
+    assert pool_use(loop).prompts == pytest.approx(float(loop.requests_per_s) * each_s / 2, rel=1e-6)
+
+
+def test_a_pool_with_slack_is_not_spoken_of():
+    """One client never queues: slower prompts make its first token later by no more than that."""
+    use = pool_use(split(1, prompts=1, decoding=1))
+    assert 1 < use.later <= use.slower
+    assert not use.queues
+    answer = plan("llama-3.1-8b", "2x8xh100-sxm", objective="latency")
+    one = next(i for i in range(len(answer.plans)) if answer.plans.mode[i])
+    assert not list(pool_words(answer, answer.plans, one))
+
+
+def test_slower_prompts_make_ttft_what_such_a_network_has():
+    loop = split(90, prompts=2, decoding=3)
+    use, net = pool_use(loop), loop.apart.net
+    assert use.prompts > 0.8
+    own = replace(net.prompting, one_s=net.prompting.one_s * use.slower, more_s=net.prompting.more_s * use.slower)
+    most = float(own.most_per_s(90)) * 200
+    late_s = use.later * float(loop.ttft_s)
+    # Little's law: clients less those that decode wait for or are in their prompts, at no more than the slower pool passes
+    assert late_s >= 90 * 200 / most - 199 * float(loop.tpot_s) - 1e-9
+    assert use.later > use.slower
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    return plan("llama-3.1-70b", **BOTH, **LIMITS)
+
+
+def test_gpus_of_two_clusters_are_those_that_are_worth_their_price(mixed):
+    """Of plans as simple that predictions cannot tell apart none has more tokens per dollar; the best is named beside."""
+    rows, own = mixed.plans, mixed.recommended
+    near = rows.tokens_per_s * (1 + margin(mixed.question)) >= rows.tokens_per_s[0]
+    alike = near & (effort(mixed.question, rows) == effort(mixed.question, rows)[own])
+    assert near[own]
+    assert mixed.usd_per_million_tokens(rows)[own] <= mixed.usd_per_million_tokens(rows)[alike].min() * (1 + 1e-12)
+    assert rows.gpus[own] < rows.gpus[0]
+    assert any(f"for {rows.gpus[0] - rows.gpus[own]} GPUs more" in line for line in mixed.why)
+    exact = plan("llama-3.1-70b", **BOTH, **LIMITS, margin=0)
+    assert exact.recommended == 0
+
+
+def test_the_fuller_pool_is_named(mixed):
+    line = next(line for line in mixed.why if "fill up first" in line)
+    used = re.search(r"their pool is (\d+)% used", line)
+    loop = mixed.simulation(mixed.plans, mixed.recommended)
+    assert int(used[1]) == round(100 * pool_use(loop).prompts)
+    assert line.endswith("beyond the limit")
+
+
+def test_two_clusters_are_compared_with_each_by_itself(mixed):
+    """Each searched as if it were asked for, without pools; both together are their sum."""
+    alone = [plan("llama-3.1-70b", place, **LIMITS, disaggregated=False) for place in ("8xh100-sxm", "8xh200-sxm")]
+    rates = [float(one.plans.tokens_per_s[one.recommended]) for one in alone]
+    usd = [float(one.usd_per_million_tokens(one.plans)[one.recommended]) for one in alone]
+    line = next(line for line in mixed.why if line.startswith("each cluster by itself"))
+    for rate, price in zip(rates, usd, strict=True):
+        assert f"{rate:,.0f} tokens/s (${price:.2f} per million)" in line
+    together = sum(rate * price for rate, price in zip(rates, usd, strict=True)) / sum(rates)
+    assert f"{sum(rates):,.0f} tokens/s (${together:.2f} per million) together" in line
+    own = float(mixed.usd_per_million_tokens(mixed.plans)[mixed.recommended])
+    assert f"{1 - own / together:.0%} fewer tokens per dollar than these two pools" in line
+    assert not list(alone_words(alone[0]))
+
+
+def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simpler():
+    told = " ".join(run_here("plan", "deepseek-v3", "--cluster", "2x8xh200-sxm").stdout.split("\n\n")[0].split())
+    answer = plan("deepseek-v3", "2x8xh200-sxm")
+    point = answer.places[1]
+    rows, own = point.plans, point.recommended
+    assert rows.mode[own]
+    low, high = answer.range_of(rows, own, "tokens_per_s")
+    assert f"{rows.tokens_per_s[own]:,.0f} tokens/s ({low:,.0f} to {high:,.0f})" in told
+    assert "Prompts fill up first: their pool is" in told
+    assert "The best simpler plan (stages or expert parallelism inside a host) is 2 replicas x TP 8" in told
+    assert "Predictions of two pools against one err by 23%" in told
