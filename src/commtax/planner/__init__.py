@@ -186,7 +186,9 @@ def rank_own_plan(
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
-    said = "; ".join(own_length_notes(_pools(replan(q, weights_dtype=q.goal.dtypes[index], **sizes), prompts), q.requests.tokens))
+    asked = answer.exchanges[int((good if len(good) else near).exchange[0])].asked
+    servers = _pools(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **asked), prompts)
+    said = "; ".join(own_length_notes(servers, q.requests.tokens))
     if not len(good):
         missed = f"exceeds the limit: {best_times(answer, every)}"
         return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=said)
