@@ -241,7 +241,7 @@ def quoted(report: Report) -> str:
     """The README's part: what ships, so that anyone gets the same figures from a clone, and others' figures on the same runs."""
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     head = (
-        f"`commtax validate` (with `.[lab]`) predicts {priced:,} of {rows:,} published and in-house measurements, "
+        f"`commtax validate` (with `.[lab]`) covers {priced:,} of {rows:,} published and in-house measurements, "
         "and fails if an error exceeds its bound. On runs it was not fitted to:"
     )
     return "\n".join((BEGIN, prose(head), "", *rival_rows(report), END))

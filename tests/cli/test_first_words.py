@@ -97,4 +97,4 @@ def test_a_manifest_names_its_cluster_and_an_option_another():
 
 def test_nccl_tests_say_how_far_they_are_from_what_their_devices_should_reach():
     done = run_here("audit", str(ROOT / "examples" / "all-reduce-8xh100.txt"))
-    assert (done.returncode, "1.90 x" in done.stdout.splitlines()[0]) == (0, True), "said, and not judged: links have no name"
+    assert (done.returncode, "1.90 x" in done.stdout.splitlines()[0]) == (1, True), "eight of these are joined by NVSwitch"

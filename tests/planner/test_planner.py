@@ -74,7 +74,7 @@ def test_reasons():
     assert "does not fit" in reasons["TP 1"]
     across = plan("llama-3.1-70b", catalog.cluster("2x8xh100-sxm", inter="100gbe"), ttft_s=2.0, tpot_s=0.05)
     lost = {r.family: r.reason for r in across.rejected}
-    assert "crosses hosts" in lost["TP 16"]
+    assert "spans hosts" in lost["TP 16"]
     apart = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
     assert "for prompts" in apart.why[0]
     assert "for decoding" in apart.why[0]

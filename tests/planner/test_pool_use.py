@@ -82,11 +82,11 @@ def test_gpus_of_two_clusters_are_those_that_are_worth_their_price(mixed):
 
 
 def test_the_fuller_pool_is_named(mixed):
-    line = next(line for line in mixed.why if "fill up first" in line)
-    used = re.search(r"their pool is (\d+)% used", line)
+    line = next(line for line in mixed.why if "fills up first" in line)
+    used = re.search(r"first \((\d+)% used", line)
     loop = mixed.simulation(mixed.plans, mixed.recommended)
     assert int(used[1]) == round(100 * pool_use(loop).prompts)
-    assert line.endswith("beyond the limit")
+    assert line.endswith("over the limit")
 
 
 def test_two_clusters_are_compared_with_each_by_itself(mixed):
@@ -112,6 +112,6 @@ def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simple
     assert rows.mode[own]
     low, high = answer.range_of(rows, own, "tokens_per_s")
     assert f"{rows.tokens_per_s[own]:,.0f} tokens/s ({low:,.0f} to {high:,.0f})" in told
-    assert "Prompts fill up first: their pool is" in told
+    assert "The prompt pool fills up first (" in told
     assert "The best simpler plan (stages or expert parallelism inside a host) is 2 replicas x TP 8" in told
     assert "Predictions of two pools against one err by 23%" in told

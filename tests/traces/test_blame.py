@@ -296,7 +296,7 @@ def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launche
             36,
             1,
             True,
-            "73 all-reduces per step = 2 x 36 layers (one attention kernel per layer) + 1 for the vocabulary-parallel embedding",
+            "73 all-reduces per step = 2 x 36 layers (counted by attention kernel) + 1 for the vocabulary-parallel embedding",
         ),
         (36, 0, False, "72 all-reduces per step: 2 x 36 layers, if each has two; no attention kernel counts them"),
         (8, 3, True, "19 all-reduces per step: not two for each of the 8 attention kernels"),

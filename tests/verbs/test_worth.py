@@ -140,7 +140,7 @@ def test_the_command_says_what_to_set_and_json_holds_every_row():
     assert "pays" in told.stdout
     assert "mtp=2 (+82%), if drafts are accepted as often as with deepseek-r1." in " ".join(told.stdout.split())
     assert "Worth it only once the KV cache is full: fp8-kv (-3.4% here, +23% then)." in " ".join(told.stdout.split())
-    assert "Gains are for one decode step, without the prompts that share it; for whole requests" in " ".join(told.stdout.split())
+    assert "Gains are for one decode step with no prefill in it; for whole requests" in " ".join(told.stdout.split())
     assert "not in vLLM: sbo (SGLang)" in told.stdout
     assert "overlap" not in told.stdout, "each reason only for those who ask for details"
     document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)

@@ -6,6 +6,7 @@ from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.options import taken_by
+from commtax.question import Question
 from commtax.records import replace
 from commtax.statement import Note, Refusal
 from commtax.units import parse_tokens
@@ -31,8 +32,9 @@ def bill_command(order: Order) -> None:
         raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
     if given.exact:
         _show_exact(order)
-    priced = price(settle(order.question))
-    explained = ExplainedStep(replace(priced, notes=(*_own_length(order), *priced.notes)))
+    asked = settle(order.question)
+    priced = price(asked)
+    explained = ExplainedStep(replace(priced, notes=(*_own_length(order, asked), *priced.notes)))
     if given.emit:
         order.output.emitted = order.commands(explained.bill)
     if given.html:
@@ -47,11 +49,11 @@ def bill_command(order: Order) -> None:
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 
-def _own_length(order: Order) -> list[Note]:
+def _own_length(order: Order, q: Question) -> list[Note]:
     """That servers would not start with the model's own length: this one, or those for prompts that were pasted beside it."""
-    q, servers = order.question, order.launch.servers if order.launch else None
+    servers = order.launch.servers if order.launch else None
     if servers and servers.prefill_workers and q.phase != "prefill":
-        q = q.but(disaggregated=True, prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, replicas=1)
+        q = order.question.but(disaggregated=True, prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, replicas=1)
     return own_length_notes(q, int(q.context) + 1)
 
 

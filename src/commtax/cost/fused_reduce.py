@@ -43,9 +43,9 @@ def most_fused_bytes(engine: Engine, chip: Chip, ranks: Number) -> Number:
     return np.select([np.asarray(ranks) == world for world, _ in limits], [most for _, most in limits], 0.0)
 
 
-def most_fused_tokens(t: PricingTerms) -> float:
+def most_fused_tokens(t: PricingTerms) -> Number:
     """The most tokens of a step whose sums an engine gives to the kernel, by its limits on bytes and rows; inf: it has none."""
-    return min(float(most_fused_bytes(t.engine, t.cluster.chip, t.plan.tp)) / _row_bytes(t), t.engine.sends.fused_reduce_rows)
+    return np.minimum(most_fused_bytes(t.engine, t.cluster.chip, t.plan.tp) / _row_bytes(t), t.engine.sends.fused_reduce_rows)
 
 
 def runs_fused(item: Item, t: PricingTerms) -> Condition:

@@ -186,9 +186,8 @@ def rank_own_plan(
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(found)
     good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
-    asked = answer.exchanges[int((good if len(good) else near).exchange[0])].asked
-    servers = _pools(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **asked), prompts)
-    said = "; ".join(own_length_notes(servers, q.requests.tokens))
+    way = answer.exchanges[int((good if len(good) else near).exchange[0])]
+    said = _own_length(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.asked), prompts)
     if not len(good):
         missed = f"exceeds the limit: {best_times(answer, every)}"
         return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=said)
@@ -200,11 +199,12 @@ def rank_own_plan(
     return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=said)
 
 
-def _pools(run: Question, prompts: Plan | None) -> Question:
-    """One of the servers of each kind."""
-    if not prompts:
-        return run.but(disaggregated=False)
-    return run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
+def _own_length(run: Question, prompts: Plan | None) -> str:
+    """Whether servers of a kind would not start with the model's own length."""
+    servers = run.but(disaggregated=False)
+    if prompts:
+        servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
+    return "; ".join(own_length_notes(servers, run.requests.tokens))
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:

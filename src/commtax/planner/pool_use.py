@@ -55,14 +55,13 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[s
         return
     ahead = use.prompts >= use.decoding
     most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
-    does = ("limit", "limits") if most >= FULL else ("fill up", "fills up")
-    who, other = (f"prompts {does[0]}", "decoding") if ahead else (f"decoding {does[1]}", "prompts")
-    what = "the rate: their pool is full" if most >= FULL else f"first: their pool is {most:.0%} used"
-    said = f"{who} {what if ahead else what.replace('their', 'its')}, that for {other} {least:.0%} used"
+    pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
+    what = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
+    said = f"the {pool} pool {what}{other} pool: {least:.0%})"
     yield f"{said}; {_late_words(answer, use, float(rows.ttft_s[i]))}" if ahead else said
 
 
 def _late_words(answer: ServingPlans, use: PoolUse, ttft_s: float) -> str:
     late_s = use.later * ttft_s
-    beyond = ", beyond the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
-    return f"prompts {use.slower - 1:.0%} slower, within their 80% range, would make TTFT {format_seconds(late_s)}{beyond}"
+    beyond = ", over the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
+    return f"if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"

@@ -223,7 +223,8 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
         role = f"the best simpler plan{_other_kind(kind, i, own)}" if simpler else _next_role(own)
         than = "than with" if q.goal.objective == "latency" else "than"
         lead = f"{_lead_words(answer, own, i)} {than} {role}, {_name(answer, i)}"
-        yield f"{lead}: {_reason_beside(answer, i, own)}"
+        why = _reason_beside(answer, i, own)
+        yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}"
 
 
 def doubt_of_lead(answer: ServingPlans, own: int) -> str:

@@ -26,7 +26,7 @@ FARTHEST = 5.0
 def show_advice(console: Console, advice: Advice) -> None:
     """The question, then each run with what it is worth."""
     known = f"{plural(advice.lessons, 'measured time')} known" if advice.lessons else "nothing measured yet"
-    say(console, f"Ranges{' are medians' if len(advice.loads) > 1 else ''} over {_loads(advice)}; {known}", ANSWER)
+    say(console, f"{'Range widths are medians over' if len(advice.loads) > 1 else 'Ranges for'} {_loads(advice)}; {known}", ANSWER)
     say_asked(console, advice.question)
     for number, run in enumerate(advice.runs, 1):
         say(console, f"{number}. {advised_words(run)}", "bold")

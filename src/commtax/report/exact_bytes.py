@@ -197,7 +197,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
 def _limits(judged: Fit) -> str:
     s, engine = judged.question.limits, judged.question.engine
     limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
-    used = f"uses {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory"
+    used = f"{s.gpu_memory_utilization:.3g} of {engine.memory.utilization_of} memory"
     return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
 
 

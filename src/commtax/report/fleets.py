@@ -203,7 +203,7 @@ def _notes(a: FleetPlans) -> Remarks:
     said += [behind if a.objective == "cost" else without] * bool(chips)
     full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
     details += [f"{counted_note(q)}; {full}"] * known
-    grows = "headroom: how much the rate may grow before a limit is exceeded; tokens/s/GPU: output tokens/s per GPU at that rate"
+    grows = "headroom: how much the rate can grow within the limits; tokens/s/GPU: output tokens/s per GPU at that maximum"
     told = [str(note) for note in q.notes if note.code in TOLD]
     return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
 

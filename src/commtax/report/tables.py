@@ -160,7 +160,7 @@ def say_asked(console: Console, asked: Question, *more: str, gpus: str = "") -> 
         say(console, ", ".join(more), "dim")
 
 
-STEP_WITHOUT = {"decode": "without the prompts that share it", "prefill": "without the tokens that are decoded"}
+STEP_WITHOUT = {"decode": "with no prefill in it", "prefill": "with no decoding in it"}
 """What a step leaves out of what a server does."""
 
 

@@ -39,7 +39,7 @@ def show_worth(console: Console, w: Worth) -> None:
     if not w.requests:
         say(
             console,
-            f"Gains are for one {w.question.phase} step, {STEP_WITHOUT[w.question.phase]}; for whole requests add --concurrency N.",
+            f"Gains are for one {w.question.phase} step {STEP_WITHOUT[w.question.phase]}; for whole requests, add --concurrency N.",
         )
     say(console, _now(w))
     say_asked(console, w.question)
@@ -266,7 +266,7 @@ def _remarks(w: Worth) -> Iterator[str]:
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
     replaced = [f" (another drafter replaces {row.asked})" for row in w.on if row.technique.group == DRAFTS]
     alone = f"on top of {_on(w)}{''.join(replaced)}" if _on(w) else "with this technique alone"
-    yield f"gain: {what}, {alone}, at its best common setting; --technique evaluates several together"
+    yield f"gain: {what}, {alone}, at the best of its usual settings; --technique tests several together"
     if any(row.beside for row in w.here):
         yield "on top of: gain, range and pays off are what it adds to what it needs; times, tokens/s and set are of both"
     yield "undecided: the range includes both a gain and a loss"

@@ -71,7 +71,7 @@ def _layer_words(count: int, layers: int, training: bool) -> str:
         return f": not two for each of the {layers} attention kernels"
     embedding = " + 1 for the vocabulary-parallel embedding" if rest else ""
     if layers:
-        return f" = 2 x {layers} layers (one attention kernel per layer){embedding}"
+        return f" = 2 x {layers} layers (counted by attention kernel){embedding}"
     return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
 
 

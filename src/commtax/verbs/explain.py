@@ -18,7 +18,7 @@ from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
-from commtax.verbs.settling import Settled
+from commtax.verbs.settling import Settled, changed
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
@@ -186,7 +186,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
     for one in tries(b):
         try:
             sent = COLLECTIVE.issuperset(one.changes)
-            other = with_collectives(b, **one.changes) if sent else price(q.but(**one.changes))
+            other = with_collectives(b, **one.changes) if sent else price(changed(q, *one.changes.items()))
         except ValueError:
             continue
         step, holds = float(other.step_s), as_is if sent else bool(fits(other))
@@ -253,16 +253,16 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
 def attention_layouts(q: Question) -> Iterator[Counterfactual]:
     """Attention of a mixture shared out the other way on the same GPUs and for the same requests: by tensor or data parallelism."""
     tp, dp, batch = int(q.plan.tp), int(q.plan.dp), int(q.batch)
-    plain = {"redundant_experts": 0} if q.plan.redundant_experts else {}
     if q.model.experts is None:
         return
     if dp > 1 and expert_ranks(q.plan, q.engine).over_replicas:
-        code, sizes = "tensor-attention", {"tp": tp * dp, "dp": 1, "ep": 1, "batch": batch * dp, **plain}
+        code, tp, dp, ep, batch = "tensor-attention", tp * dp, 1, 1, batch * dp
     elif dp == 1 and tp > 1 and batch % tp == 0:
-        code, sizes = "data-attention", {"tp": 1, "dp": tp, "ep": tp, "batch": batch // tp}
+        code, tp, dp, ep, batch = "data-attention", 1, tp, tp, batch // tp
     else:
         return
-    yield _try(code, f"tp {sizes['tp']}, dp {sizes['dp']}", f"{LAYOUTS[code]}, same GPUs and requests", **sizes)
+    note = f"{LAYOUTS[code]}, same GPUs and requests"
+    yield _try(code, f"tp {tp}, dp {dp}", note, tp=tp, dp=dp, ep=ep, batch=batch, redundant_experts=0)
 
 
 def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfactual:

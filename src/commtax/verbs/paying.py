@@ -77,7 +77,7 @@ def fused_until(q: Settled, base: Settled, swept: Swept) -> str:
     """The engine's limit on fused sums, where a technique pays up to it and no further."""
     if BATCH not in swept or q.techniques.fused_reduce == base.techniques.fused_reduce:
         return ""
-    tokens = most_fused_tokens(terms_of(q))
+    tokens = float(most_fused_tokens(terms_of(q)))
     last = tokens // (1 + float(q.speculative))
     if not 1 <= last < swept[BATCH][0][-1]:
         return ""

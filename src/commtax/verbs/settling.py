@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import cache_answers
 from commtax.catalog import transfer
 from commtax.catalog.loader import suggest
 from commtax.catalog.transfer import Setting
@@ -154,6 +155,12 @@ class Settled(Question):
 
 UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["offered"], *PARTS["goal"]))
 """What no rule asks about: loads and goals."""
+
+
+@cache_answers
+def changed(asked: Settled, *changes: tuple[str, object]) -> Settled:
+    """``Settled.but`` for what an answer asks in several of its parts."""
+    return asked.but(**dict(changes))
 
 
 def settle(put: Question) -> Settled:

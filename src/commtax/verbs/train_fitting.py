@@ -18,7 +18,7 @@ from commtax.verbs import checking
 from commtax.verbs.billing import USABLE, price
 from commtax.verbs.fitting import check_memory
 from commtax.verbs.keywords import TrainFitOptions
-from commtax.verbs.settling import Settled, resolve_question, settle
+from commtax.verbs.settling import Settled, changed, resolve_question, settle
 
 MOST_ADVISED = 3
 RECOMPUTED = ("none", "selective", "full")
@@ -97,9 +97,9 @@ def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
             continue
         chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        changed = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
-        if changed and train_judge(changed).fits:
-            found[rungs] = " ".join(words for words, _ in chosen if words), changed
+        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        if other and train_judge(other).fits:
+            found[rungs] = " ".join(words for words, _ in chosen if words), other
     return list(found.values())
 
 
@@ -108,19 +108,28 @@ def _ladders(asked: Settled) -> list[list[Choice]]:
     plan, micro = asked.plan, int(asked.micro_batch)
     ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        ladders.append([("--sequence-parallel", {"sequence_parallel": True})])
+        ladders.append([_choice(sequence_parallel=True)])
     further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
-    ladders.append([(f"--recompute {kind}", {"recompute": kind}) for kind in further])
+    ladders.append([_choice(recompute=kind) for kind in further])
     if plan.dp > 1:
-        ladders.append([(f"--zero {stage}", {"zero": stage}) for stage in range(plan.zero + 1, 4)])
+        ladders.append([_choice(zero=stage) for stage in range(plan.zero + 1, 4)])
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
-    ladders.append([(f"--micro-batch {size}", {"micro_batch": size}) for size in smaller])
+    ladders.append([_choice(micro_batch=size) for size in smaller])
     return [[UNCHANGED, *ladder] for ladder in ladders]
+
+
+def _choice(**changes: object) -> Choice:
+    """
+    >>> _choice(micro_batch=2)[0], _choice(sequence_parallel=True)[0]
+    ('--micro-batch 2', '--sequence-parallel')
+    """
+    words = (f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items())
+    return " ".join(words), changes
 
 
 def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
     try:
-        return asked.but(**changes)
+        return changed(asked, *changes.items())
     except ValueError:
         return None  # this engine or these sizes cannot have it
 
