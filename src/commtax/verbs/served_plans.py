@@ -18,15 +18,9 @@ class ServedPlan:
     question: Question
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    tokens_per_s: float = 0.0  # output of all clients
     refused: str = ""
     fits: bool = False
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens of all clients, each of whom has one request under way."""
-        length = int(self.question.requests.output_len)
-        request_s = self.ttft_s + (length - 1) * self.tpot_s
-        return self.clients * length / request_s if request_s else 0.0
 
     @property
     def rate(self) -> float:
@@ -39,11 +33,11 @@ class ServedPlan:
 
 
 def serve_plan(q: Question, name: str, link: str, clients: int) -> ServedPlan:
-    """Clients are shared out over all ranks; where ranks are more than clients, some idle and the others have one each."""
-    where, ranks = (name, link, clients, int(q.plan.all_gpus), q), int(q.plan.dp * q.plan.replicas)
+    """The closed loop of all servers, as ``simulate`` has it."""
+    where = name, link, clients, int(q.plan.all_gpus), q
     try:
-        loop = serve(settle(check_lengths(q.but(concurrency=max(clients, ranks)))))
+        loop = serve(settle(check_lengths(q.but(concurrency=clients))))
     except ValueError as error:
         return ServedPlan(*where, refused=str(error))
     room = bool(loop.kv_tokens >= q.requests.tokens + loop.state_tokens) and not why_it_does_not_start(loop.question)
-    return ServedPlan(*where, float(loop.ttft_s), float(loop.tpot_s), fits=room)
+    return ServedPlan(*where, float(loop.ttft_s), float(loop.tpot_s), float(loop.tokens_per_s), fits=room)
