@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 
 from commtax.catalog.transfer import sigma
+from commtax.judgement.confidence import Estimate
 from commtax.ledger import Z80
 from commtax.question import CONFIDENCE
 from commtax.verbs.closed_loop import ClosedLoop, simulate
-from commtax.verbs.confidence import Estimate
 from commtax_lab.published.serving_rows import may_draft, measured_means, question
 
 CONFIDENCES = (0.5, 0.6, CONFIDENCE, 0.7, 0.8, 0.9)

@@ -24,9 +24,9 @@ from judge_posterior import believe, group, left_out, predict, taught
 from commtax.calibrate.advising import best_runs
 from commtax.calibrate.learning import doubt
 from commtax.catalog.posterior import Beliefs
+from commtax.judgement.confidence import Estimate
 from commtax.ledger import Z80
 from commtax.spec import Profile
-from commtax.verbs.confidence import Estimate
 from commtax.verbs.foresight import Foresight
 
 DRAWS = 24

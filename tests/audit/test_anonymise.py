@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.audit.anonymising import anonymous, write_anonymous
-from commtax.evidence.thresholds import counts
+from commtax.thresholds import counts
 from commtax.traces.profilers import kineto
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED

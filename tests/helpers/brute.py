@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import commtax
 from commtax import catalog
-from commtax.planner.choosing import margin
+from commtax.judgement.margins import margin
 from commtax.verbs.fitting import fits
 
 SAME = 1e-3

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.evidence.finding import Claim
-from commtax.evidence.thresholds import levels
 from commtax.logs.engine_logs import trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
+from commtax.thresholds import levels
 from commtax.verbs.fitting import holds
 from commtax.verbs.settling import resolve_question
 from each import each

@@ -7,8 +7,9 @@ import pytest
 
 import commtax
 from cli_run import run_here
+from commtax.judgement.margins import margin
 from commtax.planner import plan
-from commtax.planner.choosing import effort, margin
+from commtax.planner.choosing import effort
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_use, pool_words
 

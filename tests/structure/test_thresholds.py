@@ -2,8 +2,8 @@
 
 import ast
 
-from commtax.evidence.thresholds import counts, levels
 from commtax.shipped_tables import table
+from commtax.thresholds import counts, levels
 from each import each
 from paths import SOURCE
 

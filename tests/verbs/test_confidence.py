@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax.judgement.confidence import Estimate, confidence_of, estimate_through, percent
 from commtax.planner import plan
 from commtax.planner.fleets import plan_fleet
 from commtax.statement import Refusal
-from commtax.verbs.confidence import Estimate, confidence_of, estimate_through, percent
 from each import each
 from paths import BENCHMARKS
 from tables import tables

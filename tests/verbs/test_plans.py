@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.planner.choosing import ratio_error
+from commtax.judgement.margins import ratio_error
 from commtax.report.comparisons import flip_words
 from commtax.verbs.comparing import compare_plans, parse_plan
 from each import each

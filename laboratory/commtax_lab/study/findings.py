@@ -6,9 +6,9 @@ from statistics import median
 
 from commtax.cost.collectives import ring_factor
 from commtax.evidence.finding import Claim
-from commtax.evidence.thresholds import thresholds
 from commtax.results.bench_audit import floor_s
 from commtax.spec import Model
+from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, format_seconds
 from commtax.verbs.billing import StepBill, question_traffic
 from commtax.verbs.closed_loop import serve

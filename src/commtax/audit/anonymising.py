@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commtax.evidence.collective_names import UNNAMED
-from commtax.evidence.thresholds import counts
 from commtax.files import Json, JsonObject, check_writable, replace_when_written, table
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 from commtax.traces.profilers.columns import WAIT_KERNELS
 from commtax.traces.trace import Collective, Trace, TraceStep
 

@@ -12,11 +12,11 @@ from commtax.audit import audit_read
 from commtax.audit.logged_run import logged_run
 from commtax.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.evidence.finding import Audit, Claim
-from commtax.evidence.thresholds import levels
 from commtax.options import check_taken
 from commtax.records import record_from
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
+from commtax.thresholds import levels
 from commtax.verbs.keywords import AuditRunOptions, CompareOptions
 from commtax.verbs.settling import resolve_question
 

@@ -13,7 +13,6 @@ from typing import Protocol
 from commtax.audit import unknown
 from commtax.evidence import prefixes
 from commtax.evidence.finding import Section
-from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream
 from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
 from commtax.logs.engine_logs import ENGINE_LOGS, tgi_log
@@ -31,6 +30,7 @@ from commtax.results import bench, collective_json, collective_tests
 from commtax.results.bench_audit import audit_bench
 from commtax.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 from commtax.traces.profilers.readers import READERS, TraceReader
 from commtax.traces.trace import Trace
 from commtax.traces.trace_audit import audit_traces

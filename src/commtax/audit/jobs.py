@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from commtax.evidence.thresholds import thresholds
 from commtax.logs.flight import Dump
+from commtax.thresholds import thresholds
 from commtax.traces.trace import Trace
 
 COUNT, LEVEL = thresholds(__name__)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commtax.audit import formats
-from commtax.evidence.thresholds import thresholds
 from commtax.files import Watch
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.traces.profilers import rocprof
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from commtax.audit.parallel_reading import read_runs
 from commtax.catalog.hardware import recognise
 from commtax.catalog.models import known_model
 from commtax.evidence.identity import names_of
-from commtax.evidence.thresholds import counts
 from commtax.files import Watch
 from commtax.logs.flight import Dump
 from commtax.logs.startup import StartupLog
@@ -22,6 +21,7 @@ from commtax.machines.smi import Links
 from commtax.results.bench_record import BenchmarkRun
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 from commtax.traces.profilers import rocprof
 from commtax.traces.trace import Trace, distinct
 from commtax.units import plural

@@ -11,10 +11,10 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.results.exposition import LookAtServer, read_exposition
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 
 COUNT, LEVEL = thresholds(__name__)
 ANSWERS: Mapping[str, str] = table("audit/hints.toml")["metrics"]

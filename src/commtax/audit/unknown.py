@@ -2,8 +2,8 @@
 
 import re
 
-from commtax.evidence.thresholds import counts
 from commtax.files import decode_text, table
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')

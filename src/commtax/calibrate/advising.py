@@ -12,13 +12,13 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.catalog.posterior import METRICS
 from commtax.catalog.programs import programs
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.launch.writing import benchmark_command
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import RunLesson
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.foresight import Foresight, imagined, lessons_of

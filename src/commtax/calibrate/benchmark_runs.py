@@ -12,7 +12,6 @@ from commtax import catalog
 from commtax.calibrate.measurements import MeasuredRun, MeasurementFiles
 from commtax.calibrate.said_deployments import SaidDeployment, client_engine
 from commtax.evidence.identity import another_chip
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.question import PHASES
 from commtax.results import terms
@@ -20,6 +19,7 @@ from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import come_at_once
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.verbs.closed_loop import simulate
 from commtax.verbs.keywords import BillOptions, SimulateOptions
 

@@ -20,12 +20,12 @@ from commtax.arrays import Array
 from commtax.calibrate.learning import observe
 from commtax.calibrate.measurements import Measured
 from commtax.catalog.posterior import Beliefs
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import Deployment, Profile, RunLesson
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.verbs.foresight import Foresight
 from commtax.verbs.keywords import SimulateOptions
 

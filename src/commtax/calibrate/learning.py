@@ -32,10 +32,10 @@ from commtax.calibrate.step_lessons import AskedStep, price_step
 from commtax.catalog.models import known_model
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, metric_words, posterior_of
 from commtax.catalog.profile_moves import moves_of
-from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Z80
 from commtax.records import dataclass, replace
 from commtax.spec import STEP_PARTS, Deployment, Profile, RunLesson
+from commtax.thresholds import thresholds
 from commtax.units import format_seconds
 from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate

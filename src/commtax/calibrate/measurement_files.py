@@ -26,7 +26,6 @@ from commtax.calibrate.said_deployments import (
 )
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
-from commtax.evidence.thresholds import counts
 from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
 from commtax.launch.manifest import is_manifest
 from commtax.launch.read_command import from_settings
@@ -36,6 +35,7 @@ from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 from commtax.traces.profilers.readers import holds_events, read_traces
 from commtax.traces.trace import Trace
 from commtax.units import MAX_COUNT, format_bytes

@@ -14,11 +14,11 @@ from commtax.calibrate.benchmark_runs import ASSUMED_TP, deployment_options, nam
 from commtax.calibrate.measurements import MeasuredStep, MeasurementFiles
 from commtax.calibrate.said_deployments import SaidDeployment
 from commtax.catalog.hardware import recognise
-from commtax.evidence.thresholds import thresholds
 from commtax.options import taken_by
 from commtax.question import PHASES
 from commtax.spec import KERNEL_PACES, Cluster, Workload
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.traces.accounts import TracedJob
 from commtax.traces.meeting import spans
 from commtax.traces.trace import Trace, TraceStep, distinct, middle

@@ -11,7 +11,6 @@ from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
 from commtax.catalog.techniques import changes_of
 from commtax.evidence.identity import names_of, other_model
-from commtax.evidence.thresholds import levels
 from commtax.files import expand_home
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
 from commtax.launch.launch_record import AUTO_EP, Launch
@@ -25,6 +24,7 @@ from commtax.results.bench_record import BenchmarkRun
 from commtax.results.commands import is_command
 from commtax.results.inferencex import APART
 from commtax.statement import Refusal
+from commtax.thresholds import levels
 from commtax.verbs.keywords import SimulateOptions
 
 SIMULATED = frozenset(taken_by("simulate()"))

@@ -8,10 +8,10 @@ import numpy as np
 from commtax.calibrate.measurements import FLOOR_SLACK, STRANGE, MeasuredStep
 from commtax.catalog.posterior import deployment_of
 from commtax.cost.pricing import inference_bill
-from commtax.evidence.thresholds import levels
 from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, RunLesson
+from commtax.thresholds import levels
 from commtax.units import format_seconds
 from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
 from commtax.verbs.slopes import step_seconds

@@ -15,10 +15,10 @@ from commtax.cli.order import refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import watch_reading
 from commtax.evidence.finding import DISAGREE, FAULT, UNKNOWN, Audit, Claim
-from commtax.evidence.thresholds import levels
 from commtax.files import check_writable, refuse_overwriting
 from commtax.report import audit_differences, audit_words, auditing
 from commtax.statement import Refusal
+from commtax.thresholds import levels
 from commtax.traces.run_differences import difference
 from commtax.traces.trace import Trace
 from commtax.units import format_bytes, plural

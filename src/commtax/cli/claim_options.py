@@ -11,9 +11,9 @@ from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.cli.pasting import fill_from_command
 from commtax.evidence.finding import Claim
-from commtax.evidence.thresholds import levels
 from commtax.spec import Model
 from commtax.statement import Refusal
+from commtax.thresholds import levels
 from commtax.verbs.settling import resolve_question
 
 LOOKED_AT = ("metrics", "every", "window", "header", "export_prometheus", "grafana")

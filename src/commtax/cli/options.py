@@ -12,10 +12,10 @@ import numpy as np
 from commtax import options as table
 from commtax.cli.help import GROUPS as GROUPS
 from commtax.cli.help import Verb as Verb
+from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import Option
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
-from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.settling import AUTO_EP
 
 Command = Callable[..., None]

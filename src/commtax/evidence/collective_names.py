@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from commtax.evidence.thresholds import counts
 from commtax.files import table
+from commtax.thresholds import counts
 
 Names = Sequence[tuple[str, str]]
 COUNT = counts(__name__)

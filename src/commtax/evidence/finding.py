@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from commtax.answer import Answer
-from commtax.evidence.thresholds import levels
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
+from commtax.thresholds import levels
 from commtax.timeline import Timeline
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive

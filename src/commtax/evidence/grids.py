@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from commtax.evidence.short_lines import lines_with
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 SELF, UNTOLD = "X", "?"

@@ -9,10 +9,10 @@ from commtax.catalog.foreign_names import find_chip_name
 from commtax.catalog.models import bundled_model, origin
 from commtax.cost.inventory import num_active_params, num_params
 from commtax.evidence.finding import DISAGREE, Claim, Finding
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.spec import PARALLEL, Model
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.verbs.settling import AUTO_EP
 
 COUNT, LEVEL = thresholds(__name__)

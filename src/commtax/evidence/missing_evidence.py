@@ -3,7 +3,7 @@
 import math
 
 from commtax.evidence.finding import AGREE, UNKNOWN, Audit, Finding
-from commtax.evidence.thresholds import counts
+from commtax.thresholds import counts
 from commtax.units import format_bytes, format_seconds
 
 HEADLINES = "step, time of a token, throughput, memory or time of a collective"

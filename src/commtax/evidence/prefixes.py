@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from io import StringIO
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 DOCKER = '{"log":'  # with which a line of Docker's own files begins

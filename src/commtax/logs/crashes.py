@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import table
+from commtax.thresholds import counts
 
 _TABLE = table("logs/crashes.toml")
 COUNT = counts(__name__)

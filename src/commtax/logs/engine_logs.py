@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from commtax.evidence.thresholds import counts
 from commtax.logs import crashes, startup
 from commtax.logs.startup import STALLED, Moment, Rank, StartupFacts, StartupLog, Wordings, axes_of, lines, number
+from commtax.thresholds import counts
 from commtax.units import GiB
 
 COUNT = counts("logs.startup")

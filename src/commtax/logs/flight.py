@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from commtax.evidence.collective_names import call_op
-from commtax.evidence.thresholds import counts
 from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json
 from commtax.logs import safe_pickle
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 STARTED, COMPLETED = "started", "completed"

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
-from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.logs.flight import STARTED, Dump, FlightEntry
 from commtax.logs.flight_text import Analysis, Fault
 from commtax.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 CHANGES = table("logs/log_causes.toml")["flight"]

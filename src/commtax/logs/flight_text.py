@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from commtax.evidence.collective_names import call_op
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 SAYS = patterns(__name__)

@@ -9,11 +9,11 @@ from statistics import median
 
 from commtax.evidence.finding import Claim, Finding, Section
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import MiB
 from commtax.logs.serving_load import range_in_words
 from commtax.statement import Note
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 SAYS = patterns(__name__)

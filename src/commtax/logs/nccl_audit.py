@@ -7,11 +7,11 @@ from dataclasses import replace
 from commtax import catalog
 from commtax.catalog.hosts import with_between, with_inside_link
 from commtax.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
-from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.logs.nccl_log import Communicator, NcclLog, Route, Who, join_logs
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import price
 from commtax.verbs.settling import settle

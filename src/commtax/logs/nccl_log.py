@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.logs.startup import lines
+from commtax.thresholds import counts
 
 _TABLE = table("logs/nccl_log.toml")
 COUNT = counts(__name__)

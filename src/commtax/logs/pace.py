@@ -8,8 +8,8 @@ from statistics import median
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
 from commtax.logs.training_log import TrainedStep
+from commtax.thresholds import thresholds
 from commtax.timeline import Column
 
 COUNT, LEVEL = thresholds(__name__)

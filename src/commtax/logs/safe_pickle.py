@@ -8,8 +8,8 @@ import pickletools
 import warnings
 from collections.abc import Callable, Mapping
 
-from commtax.evidence.thresholds import counts
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 _MARK = object()

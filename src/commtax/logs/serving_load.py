@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from commtax.evidence.finding import Cause, Finding
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.logs.startup import Moment, StartupLog
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.units import GiB, plural
 
 COUNT, LEVEL = thresholds(__name__)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import ModulePatterns, patterns
 from commtax.files import table
 from commtax.logs import crashes
 from commtax.records import record_from
+from commtax.thresholds import counts
 from commtax.units import GiB
 
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve

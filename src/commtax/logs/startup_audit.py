@@ -7,7 +7,6 @@ from commtax import catalog
 from commtax.cost.memory import weights
 from commtax.evidence.finding import DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
-from commtax.evidence.thresholds import levels
 from commtax.logs import startup_facts
 from commtax.logs.crashes import Crash
 from commtax.logs.startup import StartupLog, axes_of
@@ -15,6 +14,7 @@ from commtax.logs.startup_facts import ENGINES, FULL_LENGTH
 from commtax.question import PARTS, Question
 from commtax.spec import Attention
 from commtax.statement import Note
+from commtax.thresholds import levels
 from commtax.units import GiB, format_bytes, format_seconds, plural
 from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import replan, settle

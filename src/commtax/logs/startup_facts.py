@@ -8,12 +8,12 @@ from commtax.catalog.models import bundled_model
 from commtax.catalog.programs import programs
 from commtax.evidence.finding import Cause, Claim, Finding
 from commtax.evidence.identity import names_of
-from commtax.evidence.thresholds import counts, levels
 from commtax.files import table
 from commtax.logs.serving_load import CAUSES, queue_causes, served_cause, serving_findings
 from commtax.logs.startup import ENDED, FAILURE, READY, STAGE, STALLED, ClaimedMemory, StartupLog, axes_of
 from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.statement import Note
+from commtax.thresholds import counts, levels
 from commtax.units import GiB, format_bytes, format_seconds, plural
 
 ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi": "Text Generation Inference"}

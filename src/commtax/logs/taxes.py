@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from commtax.evidence.finding import Cause
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.ledger import Line
 from commtax.spec import PARALLEL, TAXES
+from commtax.thresholds import thresholds
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explain import Counterfactual, causes, counterfactuals

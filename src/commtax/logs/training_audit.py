@@ -6,7 +6,6 @@ from statistics import median
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section, reason_assumed
 from commtax.evidence.identity import identity_findings
-from commtax.evidence.thresholds import levels, thresholds
 from commtax.logs.pace import Pace, pace
 from commtax.logs.taxes import tax_causes, tax_sentence, taxes
 from commtax.logs.training_log import TrainingLog
@@ -14,6 +13,7 @@ from commtax.logs.training_plan import LoggedPlan, logged_plan
 from commtax.question import PHASES, Question
 from commtax.spec import AXES, PARALLEL, SIZES
 from commtax.statement import Note, Refusal
+from commtax.thresholds import levels, thresholds
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.keywords import CompareOptions

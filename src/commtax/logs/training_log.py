@@ -14,11 +14,11 @@ from datetime import datetime
 from statistics import median
 
 from commtax.evidence.short_lines import lines_with, short_lines
-from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.spec import AXES, SIZES
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.units import GiB
 
 COUNT, LEVEL = thresholds(__name__)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip, model_key
 from commtax.catalog.hf import from_config
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.launch.flags import flags_of
 from commtax.launch.model_sizes import model_with
@@ -17,6 +16,7 @@ from commtax.logs.training_log import TrainingLog, mesh
 from commtax.records import record_from
 from commtax.spec import AXES, Model, Plan
 from commtax.statement import Note, Refusal
+from commtax.thresholds import thresholds
 from commtax.units import GiB, parse_count
 from commtax.verbs.keywords import CompareOptions
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from commtax.evidence.short_lines import lines_with, short_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
+from commtax.thresholds import counts
 from commtax.units import GiB
 
 COUNT = counts(__name__)

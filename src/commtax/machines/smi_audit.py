@@ -5,10 +5,10 @@ from statistics import mean, median
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.machines.smi import Links, Monitor
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, plural
 
 COUNT, LEVEL = thresholds(__name__)

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from commtax.evidence.short_lines import short_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.machines import smi_tables
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 INDENT = 4  # signs by which each level stands further in

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from commtax.evidence.short_lines import short_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import table
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 _FIELDS = table("machines/smi_fields.toml")

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.evidence.finding import Cause, Claim, Finding, Section
-from commtax.evidence.thresholds import levels
 from commtax.files import table
 from commtax.machines.smi_audit import CHANGES, counted_gpus, named_gpus, slow_clocks
 from commtax.machines.smi_query import States, clock_reasons, figure
 from commtax.statement import Note
+from commtax.thresholds import levels
 
 Said = Mapping[str, str]
 WORDS = table("machines/words.toml")

@@ -12,10 +12,10 @@ from math import comb
 
 from commtax import catalog
 from commtax.evidence.grids import NodeMatrix, grids
-from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 
 MEANS: Mapping[str, str] = table("machines/words.toml")["links"]
 KINDS = tuple(MEANS)

@@ -6,11 +6,11 @@ from itertools import combinations
 
 from commtax.evidence.finding import Cause, Claim, Finding, Section
 from commtax.evidence.grids import UNTOLD
-from commtax.evidence.thresholds import counts
 from commtax.machines.matrices import FABRICS, PEERS, Matrices
 from commtax.machines.smi_audit import counted_gpus, named_gpus
 from commtax.machines.topology import MEANS, Topology, describe, distance
 from commtax.statement import Note
+from commtax.thresholds import counts
 from commtax.units import plural
 
 COUNT = counts(__name__)

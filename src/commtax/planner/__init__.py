@@ -10,6 +10,7 @@ from typing import Unpack
 
 import numpy as np
 
+from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
@@ -28,7 +29,6 @@ from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import serve
-from commtax.verbs.confidence import confidence_of, margin_of
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions

@@ -6,11 +6,10 @@ stay within the margin the best is recommended. In training the margin is 0 unle
 """
 
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
-from commtax.files import table
+from commtax.judgement.margins import margin
 from commtax.planner.columns import Array, ServingColumns, TrainColumns, objective_value, paid_rate
 from commtax.planner.exchanges import exchanges
 from commtax.question import Question
@@ -36,34 +35,6 @@ TRAINED = (
 )
 """Kinds of training plans, simplest first."""
 UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
-
-
-def margin(q: Question, pools: bool = False) -> float:
-    """The share by which the best may be better than the recommended plan: as asked, else what predictions cannot tell apart.
-
-    In training nothing: its plans differ by flags of one program, so a simpler one is worth little, and a run of months pays for
-    each per cent. The best is recommended there, and the simpler one named with what it costs.
-    """
-    if q.goal.margin is not None:
-        return q.goal.margin
-    return 0.0 if q.trains else ratio_error(q, pools)
-
-
-def ratio_error(q: Question, pools: bool = False) -> float:
-    """How far the ratio of two plans' predictions may be off: within it the order is not certain.
-
-    ``pools``: one of both has two pools and the other has one.
-    """
-    inside = q.cluster.num_hosts == 1 and not q.requests.prefill_cluster
-    apart = ("pools_in_one_host" if inside else "pools") if pools else ""
-    return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures", apart)
-
-
-@lru_cache
-def _usual_margin(ratio: str, model: str, pools: str) -> float:
-    known = table("planner/margin.toml")
-    usual = min(known["most"], max(known["least"], known[ratio][model]))
-    return float(max(usual, known[ratio][pools]) if pools else usual)
 
 
 def kinds(rows: ServingColumns, cluster: Cluster) -> Array:

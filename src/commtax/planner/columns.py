@@ -10,6 +10,7 @@ from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
+from commtax.judgement.confidence import Estimate
 from commtax.planner.asked_techniques import dropped, without
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
@@ -19,7 +20,6 @@ from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop, serve
-from commtax.verbs.confidence import Estimate
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import step_limits

@@ -16,14 +16,14 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.catalog.posterior import METRICS
 from commtax.catalog.programs import programs
-from commtax.evidence.thresholds import thresholds
+from commtax.judgement.margins import margin
 from commtax.launch.writing import benchmark_command
-from commtax.planner.choosing import margin
 from commtax.planner.columns import ServingColumns, ServingPlans
 from commtax.planner.money import paid
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import RunLesson
+from commtax.thresholds import thresholds
 from commtax.verbs.closed_loop import serve
 from commtax.verbs.foresight import Foresight, imagined, lessons_of
 from commtax.verbs.settling import settle

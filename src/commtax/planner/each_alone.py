@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from commtax.cost.memory import on_chip
-from commtax.planner.choosing import ratio_error
+from commtax.judgement.margins import ratio_error
 from commtax.planner.columns import ServingColumns, ServingPlans, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question

@@ -10,7 +10,8 @@ from math import inf, isnan
 
 import numpy as np
 
-from commtax.planner.choosing import complexity_of, margin, simplest_served
+from commtax.judgement.margins import margin
+from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
 from commtax.planner.fleet_trials import (

@@ -12,6 +12,7 @@ from math import ceil, exp, inf, isfinite, isnan, nan
 import numpy as np
 
 from commtax.arrays import cache_answers, cache_few_answers
+from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.ledger import Z80
 from commtax.planner.fleet_sizes import Size, able_sizes, first_count, first_pair, no_more
 from commtax.planner.layouts import ALONE, Layout
@@ -21,7 +22,6 @@ from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
-from commtax.verbs.confidence import Estimate, estimate_through
 from commtax.verbs.loads import first_requests
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, longest_of, range_between, stream_of
 from commtax.verbs.settling import Settled, settle

@@ -14,6 +14,7 @@ from math import ceil, floor, inf, isnan
 from typing import ClassVar, Unpack
 
 from commtax.answer import Answer
+from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.options import check_taken
 from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
@@ -31,7 +32,6 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural, round_up_seconds
 from commtax.verbs import checking
-from commtax.verbs.confidence import confidence_of, margin_of, percent
 from commtax.verbs.disaggregation import check_one_place
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
 from commtax.verbs.loads import split

@@ -9,7 +9,9 @@ import numpy as np
 from commtax.arrays import unique_values
 from commtax.catalog.hardware import is_catalogued
 from commtax.cost.legality import RULES, PlanToCheck
-from commtax.planner.choosing import KINDS, TRAINED, kinds, margin, ratio_error, training_kinds
+from commtax.judgement.confidence import percent
+from commtax.judgement.margins import margin, ratio_error
+from commtax.planner.choosing import KINDS, TRAINED, kinds, training_kinds
 from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
@@ -19,7 +21,6 @@ from commtax.question import Question
 from commtax.records import record_from
 from commtax.spec import Plan
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
-from commtax.verbs.confidence import percent
 from commtax.verbs.disaggregation import UNCHECKED
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds, judged_by_memory

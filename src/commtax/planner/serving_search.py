@@ -14,9 +14,10 @@ import numpy as np
 from commtax import counting
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
+from commtax.judgement.margins import margin
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, margin, recommended_row, simplest_served
+from commtax.planner.choosing import effort, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space

@@ -8,13 +8,13 @@ import numpy as np
 
 from commtax.cost import legality
 from commtax.cost.traffic import ONE_DOMAIN
+from commtax.judgement.confidence import Estimate
 from commtax.planner.columns import Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.verbs.closed_loop import ClosedLoop, serve
-from commtax.verbs.confidence import Estimate
 from commtax.verbs.fitting import state_places, state_tokens
 from commtax.verbs.settling import replan, settle
 

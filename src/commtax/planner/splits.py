@@ -13,7 +13,7 @@ from commtax.arrays import spread, unique_values
 from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, disaggregated_means, running_requests
 from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
-from commtax.planner.choosing import margin
+from commtax.judgement.margins import margin
 from commtax.planner.columns import NO_SERVING, Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import exchanges
 from commtax.planner.money import paid

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from commtax.catalog.techniques import NONE, changes_of, techniques
-from commtax.evidence.thresholds import thresholds
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
 from commtax.planner.technique_reasons import prompt_step
 from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES
+from commtax.thresholds import thresholds
 from commtax.verbs.worth import Scale, TechniqueWorth
 
 COUNT, LEVEL = thresholds(__name__)

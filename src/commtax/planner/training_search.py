@@ -10,7 +10,8 @@ import numpy as np
 from commtax import counting
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
-from commtax.planner.choosing import margin, simplest, training_kinds
+from commtax.judgement.margins import margin
+from commtax.planner.choosing import simplest, training_kinds
 from commtax.planner.columns import SIZED, Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
 from commtax.spec import Engine, Model

@@ -3,13 +3,13 @@
 from commtax.calibrate.advising import LOAD, Advice, AdvisedRun
 from commtax.calibrate.drift import EVERYTHING, CheckedLatency, DriftCheck, PartShift
 from commtax.catalog.posterior import metric_words
+from commtax.judgement.confidence import percent
 from commtax.planner.deciding import Settlement, SettlingRun
 from commtax.report.documents import Record, engine_name, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, say, say_asked, say_whole, show_table
 from commtax.spec import Profile
 from commtax.units import format_seconds, plural
-from commtax.verbs.confidence import percent
 
 WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host's work takes", EVERYTHING: "everything takes"}
 """What a shift of each part means."""

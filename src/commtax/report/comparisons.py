@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from commtax.files import table
-from commtax.planner.choosing import ratio_error
+from commtax.judgement.margins import ratio_error
 from commtax.question import STEP_AXES
 from commtax.records import dataclass
 from commtax.report import plots

@@ -5,7 +5,8 @@ from math import inf, isinf
 
 from commtax.catalog.techniques import techniques_on
 from commtax.files import table
-from commtax.planner.choosing import margin
+from commtax.judgement.confidence import percent
+from commtax.judgement.margins import margin
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
 from commtax.planner.fleet_trials import COUNTED, EACH, Trial, longest_step
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
@@ -18,7 +19,6 @@ from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
-from commtax.verbs.confidence import percent
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from math import isinf
 
-from commtax.planner.choosing import KINDS, kinds, ratio_error
+from commtax.judgement.confidence import percent
+from commtax.judgement.margins import ratio_error
+from commtax.planner.choosing import KINDS, kinds
 from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
@@ -12,7 +14,6 @@ from commtax.report.drawing import Console
 from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
 from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
-from commtax.verbs.confidence import percent
 from commtax.verbs.disaggregation import UNCHECKED
 
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}

@@ -2,8 +2,9 @@
 
 from math import isinf
 
+from commtax.judgement.confidence import percent
+from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
-from commtax.planner.choosing import margin
 from commtax.planner.columns import FAMILY, USUAL, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
 from commtax.planner.serving_search import power_margin
 from commtax.question import Question
@@ -11,7 +12,6 @@ from commtax.report.drawing import Console
 from commtax.report.operating_points import MOST, answered
 from commtax.report.tables import say
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs.confidence import percent
 from commtax.verbs.disaggregation import UNCHECKED
 
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from commtax.judgement.confidence import percent
 from commtax.planner import columns as planned
 from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans
 from commtax.planner.reasons import dtype_words
@@ -10,7 +11,6 @@ from commtax.report.drawing import Console
 from commtax.report.money import million
 from commtax.report.tables import say, show_table
 from commtax.units import format_seconds, plural
-from commtax.verbs.confidence import percent
 
 MARK, OTHER_MARK = "◆", "◇"
 """Of the recommended plan, in tables and in the picture of the front."""

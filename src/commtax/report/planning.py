@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from commtax.judgement.confidence import percent
+from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
-from commtax.planner.choosing import margin
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
@@ -38,7 +39,6 @@ from commtax.report.trained_plans import show_training_plans, trained_figures, t
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
-from commtax.verbs.confidence import percent
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)

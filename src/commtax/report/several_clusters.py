@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from commtax.planner.choosing import margin
+from commtax.judgement.confidence import percent
+from commtax.judgement.margins import margin
 from commtax.planner.reasons import dtype_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, facts
@@ -15,7 +16,6 @@ from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_docum
 from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
-from commtax.verbs.confidence import percent
 
 EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}

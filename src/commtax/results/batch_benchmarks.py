@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import JsonObject
 from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 SAYS = patterns(__name__)

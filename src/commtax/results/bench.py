@@ -18,13 +18,13 @@ from itertools import islice
 from statistics import fmean, median
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
 from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_among, thirds_of
 from commtax.results.damaged_json import read_damaged
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *inferencex.KEYS))

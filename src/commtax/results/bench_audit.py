@@ -11,12 +11,12 @@ from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import SERVER, BenchmarkLoad, ExpectedFigures, lengths_of, load_of, load_words, predict_run
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.fitting import holds
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 from typing import TypedDict, cast
 
-from commtax.evidence.thresholds import counts
 from commtax.files import table
 from commtax.records import record_from
 from commtax.statement import Note
+from commtax.thresholds import counts
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 TABLE = table("results/bench.toml")

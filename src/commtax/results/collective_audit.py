@@ -8,11 +8,11 @@ from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
-from commtax.evidence.thresholds import thresholds
 from commtax.results.collective_tests import BegunTest, CollectiveTests
 from commtax.results.nccl_tests import NcclTestsRow, NcclTestsRun
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
+from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.expecting import Expectation, expect
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from commtax.evidence import prefixes
 from commtax.evidence.short_lines import lines_with
-from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.results import nccl_tests
 from commtax.results.nccl_tests import NcclTestsRun
+from commtax.thresholds import thresholds
 
 COUNT, LEVEL = thresholds(__name__)
 SAYS = patterns(__name__)

@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Iterator, Mapping
 
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import TABLE
 from commtax.results.labels import LABELS
 from commtax.spec import SIZES
+from commtax.thresholds import counts
 
 COMMAND = LABELS["command"]
 CLIENTS, SERVERS = tuple(COMMAND["clients"]), tuple(COMMAND["programs"])

@@ -2,8 +2,8 @@
 
 import json
 
-from commtax.evidence.thresholds import counts
 from commtax.files import Json, JsonObject
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 _DECODER = json.JSONDecoder()

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from commtax.arrays import cache_answers
 from commtax.evidence.finding import Claim
-from commtax.evidence.thresholds import thresholds
 from commtax.ledger import Z80
 from commtax.question import AS_IT_IS, SPREAD
 from commtax.results.bench_record import BenchmarkRun
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.units import format_seconds
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.closed_loop import ClosedLoop

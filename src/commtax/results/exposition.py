@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import TABLE, number
+from commtax.thresholds import counts
 
 NAMES: Mapping[str, list[str]] = TABLE["gauges"]
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm": "trtllm"}

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import table
+from commtax.thresholds import counts
 
 LABELS = table("results/labels.toml")
 _WORDS, _STATISTICS, UNITS = (LABELS[kind] for kind in ("words", "statistics", "units"))

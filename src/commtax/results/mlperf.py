@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import BenchmarkRun, SentLoad, number, result
 from commtax.statement import Note
+from commtax.thresholds import counts
 
 TITLE = "MLPerf Results Summary"
 COUNT = counts(__name__)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from commtax.evidence import prefixes
 from commtax.evidence.short_lines import lines_with
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.files import table
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 
 OPS: dict[str, str] = table("evidence/collective_names.toml")["programs"]
 """What each program measures."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import counts
 from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import BenchmarkRun
 from commtax.results.commands import CommandContext, is_command
@@ -18,6 +17,7 @@ from commtax.results.labels import LabelMeaning, meaning
 from commtax.results.printed_grids import Row, row_of, runs_of
 from commtax.results.runs import STRONG, PrintedRun, dialect_of, make_benchmark
 from commtax.statement import Note
+from commtax.thresholds import counts
 
 TITLE = "Serving Benchmark Result"
 INSIDE = ("Benchmark duration (s):", "Mean TTFT (ms):")  # lines that only a table of that title has

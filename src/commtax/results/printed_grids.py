@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from commtax.evidence.thresholds import counts
 from commtax.results.labels import LABELS, LabelMeaning, meaning
 from commtax.results.runs import Dialect, PrintedRun
 from commtax.statement import Note
+from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 _BAR = re.compile(r"[|│┃║]")

@@ -6,10 +6,10 @@ Sums over counts are exact means. Quantiles lie somewhere in a bucket, and are t
 import math
 from collections.abc import Iterator, Mapping
 
-from commtax.evidence.thresholds import levels
 from commtax.results.bench_record import TABLE, BenchmarkRun, result, spread_of
 from commtax.results.exposition import Exposition, looks_like, quantile_bounds, read_exposition
 from commtax.statement import Note
+from commtax.thresholds import levels
 from commtax.units import format_seconds
 
 __all__ = ["looks_like", "parse", "quantile_bounds", "run_of"]

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.files import Json, JsonObject
 from commtax.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, SentLoad, result, spread_of
 from commtax.results.labels import LABELS, UNITS, LabelMeaning, figures, meaning, printed_whole
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 CARRIED = tuple(name for name in LABELS["command"]["flags"] if name not in ("model", "count"))

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim
-from commtax.evidence.thresholds import levels
 from commtax.question import Question
 from commtax.results.bench_record import ASKED, BenchmarkRun
 from commtax.results.expected_figures import ExpectedFigures, Figure
+from commtax.thresholds import levels
 from commtax.units import format_seconds
 
 LEVEL = levels(__name__)

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from commtax.evidence.short_lines import split_lines
-from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
+from commtax.thresholds import thresholds
 
 COUNT, LEVEL = thresholds(__name__)
 MS = 1e-3

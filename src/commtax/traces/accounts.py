@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtax.evidence.thresholds import levels
+from commtax.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.coverage import DeviceCoverage, device_coverage
 from commtax.traces.meeting import MESSAGE, Meetings, meet, spans

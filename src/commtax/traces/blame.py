@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from commtax.evidence.finding import Culprit
-from commtax.evidence.thresholds import counts
+from commtax.thresholds import counts
 from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
 from commtax.traces.links import slow_links

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.evidence.finding import Cause, Culprit
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
+from commtax.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
 from commtax.traces.fabrics import crossing_causes, utilisation

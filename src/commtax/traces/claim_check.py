@@ -10,8 +10,8 @@ import numpy as np
 from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.evidence.collective_names import UNNAMED
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Usage
-from commtax.evidence.thresholds import thresholds
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.traces.accounts import TracedJob
 from commtax.traces.repetition import REPEATED, WHOLE
 from commtax.traces.trace import Collective, Device, Trace, TraceStep, middle

@@ -9,9 +9,9 @@ import numpy as np
 from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.evidence.finding import Cause
-from commtax.evidence.thresholds import thresholds
 from commtax.files import table
 from commtax.spec import Link
+from commtax.thresholds import thresholds
 from commtax.traces.accounts import TracedJob
 from commtax.traces.layers import has_sharded_weights, has_unbucketed_gradients, per_step
 from commtax.traces.meeting import spans

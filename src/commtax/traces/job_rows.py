@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from commtax.evidence.finding import CollectiveRow, KernelRow, SentCollectives, StepRow
-from commtax.evidence.thresholds import counts
+from commtax.thresholds import counts
 from commtax.timeline import Column, Timeline
 from commtax.traces.accounts import TracedJob
 from commtax.traces.meeting import spans

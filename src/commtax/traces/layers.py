@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.traces.accounts import TracedJob
 from commtax.traces.job_rows import named_work
 from commtax.traces.repetition import WHOLE

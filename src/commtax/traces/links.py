@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.evidence.thresholds import levels
+from commtax.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, TracedJob
 from commtax.traces.meeting import MESSAGE, spans

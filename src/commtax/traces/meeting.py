@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
 from commtax.statement import Refusal
+from commtax.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.clocks import Clock, align_clocks
 from commtax.traces.trace import Collective, Trace

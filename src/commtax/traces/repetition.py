@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
+from commtax.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.trace import Trace, TraceStep, holding, period
 

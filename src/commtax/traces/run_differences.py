@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Audit, CollectiveRow, Finding, SentCollectives, Usage
-from commtax.evidence.thresholds import levels
+from commtax.thresholds import levels
 from commtax.traces.typical_step import typical_of_ranks
 
 LEVEL = levels(__name__)

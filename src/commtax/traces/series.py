@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
+from commtax.thresholds import thresholds
 from commtax.timeline import Column
 
 COUNT, LEVEL = thresholds(__name__)

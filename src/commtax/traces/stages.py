@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commtax.evidence.thresholds import levels
+from commtax.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, TracedJob, sum_columns
 from commtax.traces.meeting import MESSAGE

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from commtax.evidence.thresholds import levels
+from commtax.thresholds import levels
 from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, TracedJob
 from commtax.traces.series import Suspect, of_others, rise

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from commtax.evidence.finding import Usage
-from commtax.evidence.thresholds import levels
 from commtax.evidence.wordings import patterns
 from commtax.statement import Note
+from commtax.thresholds import levels
 from commtax.timeline import Column, Timeline
 from commtax.traces.coverage import device_coverage
 

@@ -11,8 +11,8 @@ from statistics import median
 import numpy as np
 
 from commtax.evidence.finding import Claim, Finding, Section, SentCollectives, Usage
-from commtax.evidence.thresholds import thresholds
 from commtax.statement import Note
+from commtax.thresholds import thresholds
 from commtax.traces.accounts import TracedJob
 from commtax.traces.blame import blame
 from commtax.traces.causes import causes

@@ -5,8 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from commtax.evidence.thresholds import thresholds
 from commtax.evidence.wordings import patterns
+from commtax.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
 from commtax.traces.trace import KINDS, TraceStep, holding

@@ -6,11 +6,11 @@ from math import inf, isfinite, log, sqrt
 
 import numpy as np
 
+from commtax.judgement.confidence import probability_of
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.checking import number
-from commtax.verbs.confidence import probability_of
 from commtax.verbs.loads import LOADS, MOST_RATE
 from commtax.verbs.requests import RequestsInTime, serve
 from commtax.verbs.settling import settle

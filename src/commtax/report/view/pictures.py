@@ -6,6 +6,7 @@ from math import isfinite
 
 import numpy as np
 
+from commtax.judgement.confidence import percent
 from commtax.planner.columns import (
     FAMILY,
     OperatingPoint,
@@ -49,7 +50,6 @@ from commtax.report.view.plan_table import (
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
-from commtax.verbs.confidence import percent
 
 TOP = 20
 MOST = 60

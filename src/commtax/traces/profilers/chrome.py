@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from commtax.evidence.thresholds import thresholds
 from commtax.files import OUTPUT_BYTES, FileStream, JsonObject, need_list, need_number, need_object, parse_json
 from commtax.statement import Note, Refusal
+from commtax.thresholds import thresholds
 from commtax.timeline import PRODUCER
 from commtax.traces.profilers import kineto
 from commtax.traces.trace import KINDS, Trace, TraceStep, timeline_of

@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 
 from commtax.evidence.collective_names import is_call, operator_op, shared_memory_op
-from commtax.evidence.thresholds import counts
 from commtax.files import Json, JsonObject, MiB, need_object, need_whole
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 from commtax.timeline import Column
 from commtax.traces import trace
 from commtax.traces.profilers.kineto_facts import TABLE, EventFacts, facts_of

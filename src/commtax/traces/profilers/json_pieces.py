@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from typing import Generic, TypeVar
 
-from commtax.evidence.thresholds import counts
 from commtax.files import JsonObject, MiB, object_of, parse_json
 from commtax.statement import Refusal
+from commtax.thresholds import counts
 
 Item = TypeVar("Item")
 Decode = Callable[[bytes], Sequence[Item]]

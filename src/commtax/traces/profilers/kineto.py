@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from commtax.evidence.thresholds import counts
 from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject, list_of, need_number, need_whole, object_of, open_stream
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 from commtax.traces.profilers.columns import CALL, WRONG, Columns
 from commtax.traces.profilers.json_pieces import ListedObjects
 from commtax.traces.profilers.kineto_run import Groups, RankEvents

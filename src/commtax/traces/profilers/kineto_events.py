@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from commtax.evidence.thresholds import counts
 from commtax.files import Json, need_object
+from commtax.thresholds import counts
 from commtax.timeline import Column
 from commtax.traces.profilers import columns as limits
 from commtax.traces.profilers.columns import ANNOTATION, COPY, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns, all_ns, ns

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from commtax.evidence.collective_names import call_op, operator_op
-from commtax.evidence.thresholds import counts
 from commtax.files import Json, JsonObject, list_of, need_list, need_number, need_whole, table
+from commtax.thresholds import counts
 
 TABLE = table("traces/profilers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from commtax.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
-from commtax.evidence.thresholds import thresholds
+from commtax.thresholds import thresholds
 from commtax.timeline import Column, Timeline, pairs
 from commtax.traces import trace
 from commtax.traces.coverage import Coverage, coverage

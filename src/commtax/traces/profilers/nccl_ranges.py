@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from commtax.evidence.collective_names import call_op
-from commtax.evidence.thresholds import counts
 from commtax.files import Json, JsonObject
+from commtax.thresholds import counts
 from commtax.traces.profilers.kineto_shape import host_event
 from commtax.traces.profilers.nsys_database import Database
 

@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from commtax.evidence.thresholds import levels
 from commtax.files import FileStream, JsonObject
 from commtax.statement import Note, Refusal
+from commtax.thresholds import levels
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.kineto import assemble
 from commtax.traces.profilers.kineto_shape import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name

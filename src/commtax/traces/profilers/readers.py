@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from commtax.evidence.thresholds import counts
 from commtax.files import FileStream, open_stream
 from commtax.records import dataclass
+from commtax.thresholds import counts
 from commtax.traces.profilers import chrome, nsys, rocprof
 from commtax.traces.trace import Trace
 

@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 
 from commtax import files
-from commtax.evidence.thresholds import counts
 from commtax.files import LOG_BYTES, FileStream, Json, JsonObject, decode_text, need_object, need_whole, parse_json
 from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.columns import WRONG
 from commtax.traces.profilers.kineto import assemble
