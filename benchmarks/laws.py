@@ -1,6 +1,8 @@
 """Random questions against the laws of ``tests/helpers/laws.py``, on all cores. Exit code 1: a law is broken somewhere.
 
-python benchmarks/laws.py --count 20000 [--seed 0] [--only times_in_prompts,zero_saves_memory]
+python benchmarks/laws.py --count 20000 [--seed 0] [--agreement] [--only times_in_prompts,zero_saves_memory]
+
+``--agreement``: the laws that hold two surfaces together (``tests/helpers/agreement``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the laws are the tests' own
 
+import agreement
 import laws
+
+LAWS = laws.LAWS | agreement.LAWS
 
 SHOWN = 12
 """Broken questions that are printed, of each law."""
@@ -26,7 +31,7 @@ SHOWN = 12
 
 def questions(names: list[str], seed: int) -> Iterator[tuple[str, str]]:
     """(law, seed) for ever, each law as often as its share says."""
-    rounds = [name for name in names for _ in range(laws.LAWS[name][1])]
+    rounds = [name for name in names for _ in range(LAWS[name][1])]
     number = 0
     while True:
         for name in rounds:
@@ -40,7 +45,7 @@ def ask(question: tuple[str, str]) -> tuple[str, str, str | None, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            found = laws.LAWS[name][0](Random(seed))
+            found = LAWS[name][0](Random(seed))
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
     return name, seed, found, time.process_time() - start
@@ -50,10 +55,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000, help="questions that are answered, refused ones not counted")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agreement", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(laws.LAWS)
+    names = options.only.split(",") if options.only else list(agreement.LAWS if options.agreement else laws.LAWS)
     start, answered, refused, broken, spent = time.perf_counter(), Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     with multiprocessing.Pool(options.jobs) as pool:
         for name, seed, found, seconds in pool.imap_unordered(ask, questions(names, options.seed), chunksize=4):

@@ -1,11 +1,13 @@
-"""The laws of ``laws.py`` on a few questions each; ``benchmarks/laws.py`` asks thousands."""
+"""The laws of ``laws.py`` and ``agreement`` on a few questions each; ``benchmarks/laws.py`` asks thousands."""
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import agreement
+import laws
 from each import each
-from laws import LAWS
 
+LAWS = laws.LAWS | agreement.LAWS
 SLOW = tuple(name for name, (_, share) in LAWS.items() if share == 1)
 
 
