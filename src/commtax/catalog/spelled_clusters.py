@@ -1,4 +1,4 @@
-"""Clusters as people write them: ``16 h100``, ``h100 x16``, ``2 nodes of 8 H200 SXM``, turned into counts and a name of the catalogue."""
+"""Clusters as people write them: ``16 h100``, ``h100 x16``, ``2 nodes of 8 H200 SXM``, in counts and a name of the catalogue."""
 
 import re
 
