@@ -1,4 +1,4 @@
-"""Flags that no engine has and that resemble one which changes the answer: refused, because the engine would not start with them."""
+"""Flags that no engine has and that resemble one which changes the answer: refused, as the engine would not start with them."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -48,9 +48,9 @@ def nearest_flags(engine: str, name: str) -> list[str]:
         return []
     apart = {known: _mistakes(name, known) for known in _known(engine) if _resembles(name, known)}
     if apart:
-        return sorted(known for known, count in apart.items() if count == min(apart.values()))[:2]
+        return sorted(known for known, count in apart.items() if count == min(apart.values()))[:4]
     if len(name) >= LONG and (longer := [known for known in _known(engine) if known.startswith(name)]):
-        return longer[:2]
+        return longer[:4]
     own = flags_of(engine)
     fields = {other.flags[name][0] for one in programs() if name in (other := flags_of(one.key)).flags}
     return sorted(own.written[field] for field in fields if field in own.written)
@@ -86,7 +86,7 @@ def _mistakes(name: str, known: str) -> int:
     for i, a in enumerate(name, 1):
         row = [i]
         for j, b in enumerate(known, 1):
-            swapped = rows[-2][j - 2] + 1 if i > 1 and j > 1 and a == known[j - 2] and b == name[i - 2] else len(name)
+            swapped = rows[-2][j - 2] + 1 if i > 1 and j > 1 and a == known[j - 2] and b == name[i - 2] else i + j
             row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b), swapped))
         rows.append(row)
     return rows[-1][-1]
