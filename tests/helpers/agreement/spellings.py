@@ -11,7 +11,6 @@ from commtax.launch.flags import QUIET, flags_of
 from commtax.launch.launch_options import read_pasted
 from commtax.launch.unpriced import TABLE
 from commtax.report.view.state import parse as parse_state
-from commtax.report.view.state import refusal
 from commtax.statement import Refusal
 from commtax.web.dropped import _launch
 from paths import ROOT
@@ -33,6 +32,7 @@ HOSTS = {
     "dgx-spark": ("dgx spark", "DGX-Spark", "spark"),
 }
 PARTS = (
+    "{n}x{c}",
     "{n} {c}",
     "{n} x {c}",
     "{n}x {c}",
