@@ -19,6 +19,7 @@ from commtax.launch.read_command import parse
 from commtax.launch.writing import Seats, benchmark_command, launch_command
 from commtax.question import Question
 from commtax.spec import Plan
+from commtax.statement import Refusal
 from commtax.verbs.settling import ask
 from each import each
 from strategies import questions
@@ -195,8 +196,8 @@ HEADS = DATA["heads"]
 def test_anything_is_read_or_refused_in_words(head, words):
     try:
         gpus, says = parse(" ".join([head, *words])).num_gpus, "from"
-    except ValueError as error:
-        gpus, says = 1, str(error)
+    except Refusal as refusal:
+        gpus, says = 1, "from" if refusal.kind == "misspelt" else str(refusal)
     assert gpus >= 1
     assert says.startswith("from")
 
@@ -409,7 +410,7 @@ def test_emit_and_mistakes():
         assert f"--model {wanted} " in written
     for words, says in (
         (("bill", "--cluster", "8xh100-sxm"), "MODEL: name one"),
-        (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "no launch command"),
+        (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "--from ls: no such file"),
         (("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "tgi"), "one of vllm"),
         (("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "vllm", "--exact"), "leave --exact out"),
     ):

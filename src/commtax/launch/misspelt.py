@@ -6,7 +6,7 @@ from functools import lru_cache
 from commtax.catalog.programs import program, programs
 from commtax.catalog.technique_flags import flag_words
 from commtax.catalog.techniques import techniques
-from commtax.launch.flags import DASHES, flag_name, flags_of
+from commtax.launch.flags import COMMON, DASHES, QUIET, flag_name, flags_of
 from commtax.launch.unpriced import TABLE
 from commtax.statement import Refusal
 
@@ -29,7 +29,8 @@ def refuse_misspelt(engine: str, unread: Iterable[str]) -> None:
             what, near = f"{flag} {value}: {program(engine).title} knows no such value", near[:1]
         else:
             found = nearest_flags(engine, name)
-            near = [("--" if flag[0] != "-" or flag[:2] == "--" else "-") + known for known in found]
+            single = flag[0] == "-" != flag[1:2]
+            near = [("-" if single and len(known) <= SHORT else "--") + known for known in found]
             in_short = any(known.startswith(name) for known in found)
             what = f"{flag}: {'not read in short' if in_short else f'{program(engine).title} has no such flag'}"
         if near:
@@ -44,7 +45,7 @@ def nearest_flags(engine: str, name: str) -> list[str]:
     >>> nearest_flags("vllm", "seed-tokens"), nearest_flags("sglang", "attn-dp-size")
     ([], [])
     """
-    if name in ALIKE or name in TABLE.get(engine, ()) or name in TABLE["any"]:
+    if any(name in real for real in (ALIKE, TABLE.get(engine, ()), TABLE["any"], _known(engine), QUIET, COMMON["unmodelled"])):
         return []
     apart = {known: _mistakes(name, known) for known in _known(engine) if _resembles(name, known)}
     if apart:
