@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax import catalog
 from commtax.launch.forms import FORMS, written
+from commtax.launch.misspelt import nearest_flags
 from commtax.launch.read_command import parse
 from commtax.launch.yaml_text import yaml_text
 from commtax.statement import Refusal
@@ -225,3 +226,11 @@ def test_a_router_of_the_engine_stands_before_two_pools():
         text = emitted("slurm", engine, copies=2, prompts=3, tp=4, prefill_tp=2, disaggregated=True)["launch"]
         ((_, words),) = [call for call in calls(text) if call[0] == program]
         assert (words.count("--prefill"), words.count("--decode")) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("program", "engine"),
+    [("vllm serve", "vllm"), ("vllm bench serve", "vllm"), ("sglang.launch_server", "sglang"), ("sglang.bench_serving", "sglang")],
+)
+def test_no_flag_of_an_engine_is_called_misspelt(program, engine):
+    assert not {flag: near for flag in KNOWN[program]["options"].split() if (near := nearest_flags(engine, flag))}

@@ -13,7 +13,7 @@ from commtax.statement import Refusal
 MISSPELT = "misspelt"
 """The kind of such refusals."""
 SHORT, LONG = 3, 8  # letters of names in which a slip of the keys alone is one, and from which two mistakes are
-ALIKE = frozenset(str(TABLE["alike"]).split())
+ALIKE = frozenset(str(COMMON["alike"]).split())
 """Real flags that differ from others by a letter or two."""
 
 
