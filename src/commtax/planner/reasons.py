@@ -231,7 +231,7 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = kinds(rows, q.cluster)
     if own:
-        best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {_lead_words(answer, 0, own)}"
+        best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {''.join(_lead_words(answer, 0, own))}"
         fewer = int(rows.gpus[0] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         yield f"{best}{dearer}, {doubt_words(q, _differ_in_pools(answer, 0, own))}"
@@ -239,7 +239,8 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
         role = f"the best simpler plan{_other_kind(kind, i, own)}" if simpler else _next_role(own)
         than = "than with" if q.goal.objective == "latency" else "than"
-        lead = f"{_lead_words(answer, own, i)} {than} {role}, {_name(answer, i)}"
+        gain, longer = _lead_words(answer, own, i)
+        lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
         why = _reason_beside(answer, i, own)
         yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}"
 
@@ -257,7 +258,7 @@ def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: Serving
     if is_close(q, float(ahead / behind)):
         return
     pair, kind = replace(answer, plans=rows), kinds(rows, q.cluster)
-    lead = f"{_name(pair, 0)}{_other_kind(kind, 0, 1)} is predicted at {_lead_words(pair, 0, 1)}"
+    lead = f"{_name(pair, 0)}{_other_kind(kind, 0, 1)} is predicted at {''.join(_lead_words(pair, 0, 1))}"
     yield f"{lead}, but {against_words(q, beaten)}"
 
 
@@ -265,7 +266,7 @@ def against_words(q: Question, beaten: ServingColumns) -> str:
     """What stands against the first of some plans."""
     latest_s = latest_first_token_s(q)
     codes = against(q, float(beaten.mode[0]), float(beaten.ttft_s[0]), latest_s)
-    return "; ".join(AGAINST[code].format(format_seconds(latest_s)) for code in codes)
+    return ", and ".join(AGAINST[code].format(format_seconds(latest_s)) for code in codes)
 
 
 def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
@@ -292,26 +293,26 @@ def _reason_beside(answer: ServingPlans, i: int, own: int) -> str:
     return telling_reasons(answer, i, share, usual, own)[0]
 
 
-def _lead_words(answer: ServingPlans, i: int, j: int) -> str:
+def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     """How far plan ``i`` is ahead of plan ``j`` in the objective's own measure, each at its best; and with the same clients,
-    where no limit says how many and that is another figure."""
+    where no limit says how many and that is another figure. And in brackets the times that are longer for it."""
     q, rows = answer.question, answer.plans
     value = objective_value(q, rows)
     if q.goal.objective == "gpus":
         fewer = int(rows.gpus[j] - rows.gpus[i])
-        return f"{plural(fewer, 'GPU')} fewer" if fewer else "no fewer GPUs"
+        return f"{plural(fewer, 'GPU')} fewer" if fewer else "no fewer GPUs", ""
     if q.goal.objective == "latency":
         share = 1 - float(value[j] / value[i])
-        return f"requests {'less than 1%' if share < 0.005 else f'{share:.0%}'} shorter"
-    gain, unit = more_words(float(value[i] / value[j])), _unit(answer) + longer_times(rows, i, j)
+        return f"requests {'less than 1%' if share < 0.005 else f'{share:.0%}'} shorter", ""
+    gain, unit, longer = more_words(float(value[i] / value[j])), _unit(answer), longer_times(rows, i, j)
     if q.goal.times:
-        return f"{gain} {unit}"
+        return f"{gain} {unit}", longer
     clients = int(rows.concurrency[i])
     copies = 1 if rows.mode[j] else int(rows.replicas[j])
     rate = copies * float(answer.simulation(rows, j, max(copies, clients)).tokens_per_s)
     same = more_words(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
-    return f"{gain} {unit} {alike}" if same == gain else f"{gain} {unit} ({same} {alike})"
+    return (f"{gain} {unit} {alike}", "") if same == gain else (f"{gain} {unit} ({same} {alike})", longer)
 
 
 def longer_times(rows: ServingColumns, i: int, j: int) -> str:
