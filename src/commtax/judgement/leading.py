@@ -27,7 +27,7 @@ def bearable_ttft_s(q: Question) -> float:
     """The mean TTFT that interactive use bears; infinite where a limit is given, or where nobody waits."""
     if q.goal.ttft_s < inf or q.goal.workload == BATCH:
         return inf
-    return max(LEVEL.first_token_s, LEVEL.prompt_token_s * float(q.requests.input_len))
+    return float(LEVEL.first_token_s + LEVEL.prompt_token_s * q.requests.input_len)
 
 
 def latest_first_token_s(q: Question) -> float:

@@ -143,9 +143,12 @@ def requests_are_told_alike(rng: Random) -> str | None:
         return None
     words = [word for key in long if key in drawn for word in (FLAGS[key], drawn[key])]
     told = told_here("simulate", drawn["m"], "-c", drawn["c"], "--concurrency", clients, *words)
-    run = json.loads(told.document)["runs"][0]
+    document = json.loads(told.document)
+    run = document["runs"][0]
     names = ("ttft_s", "tpot_s", "tokens_per_s")
     shown = [f"TPOT {format_seconds(run['tpot_s'])}", f"TTFT {format_seconds(run['ttft_s'])}", f"{run['tokens_per_s']:,.0f} output"]
+    if not document["fits"]:  # what would be is no headline then
+        shown = ["does not fit"]
     checks = [(name, float(getattr(found, name)), run[name]) for name in names]
     return _verdict(iter([*checks, *(_said(figure, told) for figure in shown)]), drawn | {"clients": clients}, "simulate")
 
