@@ -96,7 +96,8 @@ def bills_are_told_alike(rng: Random) -> str | None:
     document = json.loads(told.document)
     names = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
     found = [*_same(page["totals"], document, *names), ("fits", page["memory"]["fits"], document["fits"])]
-    found += [("sentence", page["sentence"], document["verdict"]), _said(page["sentence"], told)]
+    found += [("sentence", page["sentence"], document["verdict"])]
+    found += [_said(part.strip("."), told) for part in page["sentence"].split(". ")]  # notes may stand between
     return _verdict(iter([*found, _said(f"step {format_seconds(document['step_s'])}", told)]), drawn, "bill")
 
 
