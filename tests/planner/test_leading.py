@@ -62,9 +62,7 @@ def test_late_first_tokens_lead_where_nobody_waits(workload):
 
 
 def test_clusters_are_compared_by_plans_that_may_lead():
-    found = plan_several(
-        "llama-3.3-70b", ["4xh100-sxm", "4xh200-sxm"], dtypes=("fp8",), usd_per_gpu_hour=(2.2, 3.1), tpot_s="30ms"
-    )
+    found = plan_several("llama-3.3-70b", ["4xh100-sxm", "4xh200-sxm"], dtypes=("fp8",), usd_per_gpu_hour=(2.2, 3.1), tpot_s="30ms")
     assert found.best == found.recommended
     assert found.passed_over
     assert found.passed_over.money.usd_per_million_tokens < found.best.money.usd_per_million_tokens
