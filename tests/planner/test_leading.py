@@ -1,4 +1,4 @@
-"""Which plans may lead: kinds that nobody has checked, first tokens that come too late and idle GPUs rank behind, and it is said."""
+"""Which plans may lead: unchecked kinds, first tokens that come too late and idle GPUs rank behind, and it is said."""
 
 import math
 
