@@ -38,8 +38,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _say_recommended(console, a.waited, WAITED, waiting_why(a.waited))
         _say_recommended(console, a, UNWAITED, reasons_between(a))
     elif a.best and a.recommended:
-        alone = "Recommended and best" if same_plan(a.best, a.recommended) else "Recommended"
-        _say_recommended(console, a, alone, reasons_between(a))
+        _say_recommended(console, a, role_words(a), reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
     where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
@@ -48,6 +47,11 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _show_ranking(console, a, top)
     counted = counted_note(q)
     notes(console, [note for note in _notes(a) if note != counted], [note for note in _notes(a) if note == counted])
+
+
+def role_words(a: SeveralPlans) -> str:
+    """Whether what is recommended is also the best of all."""
+    return "Recommended and best" if a.best and a.recommended and same_plan(a.best, a.recommended) else "Recommended"
 
 
 def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable[str]) -> None:
