@@ -316,12 +316,7 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
 
 
 def longer_times(rows: ServingColumns, i: int, j: int) -> str:
-    """The times that plan ``i`` has longer than plan ``j``, at another number of clients: before and after.
-
-    >>> rows = ServingColumns.of(2, **dict.fromkeys(ServingColumns.names(), 1)).take(slice(2))
-    >>> longer_times(rows, 0, 1)
-    ''
-    """
+    """The times that plan ``i`` has longer than plan ``j``, at another number of clients: before and after."""
     if rows.concurrency[i] == rows.concurrency[j]:
         return ""
     each = {said: [float(getattr(rows, name)[at]) for at in (j, i)] for name, said in SAID.items()}
