@@ -1,4 +1,4 @@
-"""How many sequences a server is told to run at once: room for the peak of its clients, and a limit only where more would break one."""
+"""How many sequences a server is told to run at once: room for its clients' peak, and a limit where more would break a promise."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

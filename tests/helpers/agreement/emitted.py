@@ -20,7 +20,16 @@ from commtax.report.operating_points import answered
 from commtax.verbs.requests import RequestsInTime
 
 Question = dict[str, Any]
-MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b")
+MODELS = (
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+    "qwen2.5-7b",
+    "gpt-oss-20b",
+    "gemma-3-27b",
+    "qwen3-30b-a3b",
+    "mixtral-8x7b",
+    "gpt-oss-120b",
+)
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
 FEWEST = 400  # requests that are simulated at least
 SURE = 3.0  # standard errors of a mean of so many requests that are no contradiction
@@ -53,7 +62,9 @@ def emitted_plans_keep_their_promise(rng: Random) -> str | None:
     if len(places) > 1:
         load["prefill_cluster"] = places[0]
     options = _read_back(text, goal["model"])
-    promise = {name: found.range_of(rows, i, f"{name}_s" if name != "tokens_per_s" else name) for name in ("ttft", "tpot", "tokens_per_s")}
+    promise = {
+        name: found.range_of(rows, i, f"{name}_s" if name != "tokens_per_s" else name) for name in ("ttft", "tpot", "tokens_per_s")
+    }
     try:
         served = commtax.serve(goal["model"], places[-1], **options, **load)
     except ValueError as refused:
@@ -95,8 +106,7 @@ def _written(found: Any, rows: Any, i: int, word: str) -> str:
 
 def _read_back(text: str, model: str) -> Question:
     launch = parse(text)
-    options = dict(options_of(launch, several=True)) | dict(implied_options(launch, catalog.model(model), []))
-    return options
+    return dict(options_of(launch, several=True)) | dict(implied_options(launch, catalog.model(model), []))
 
 
 def _broken(served: RequestsInTime, clients: int, promise: dict[str, tuple[float, float]]) -> str:

@@ -1,0 +1,57 @@
+"""When memory binds, and which limits of an engine to change then: the mildest that are worth it, those that cost least first."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from commtax.files import table
+from commtax.question import Limits
+
+Changes = Mapping[str, Any]
+"""Limits by the names that the options and ``Limits`` have for them."""
+
+
+def memory_binds(free_share: float) -> bool:
+    """Return whether a plan whose caches have so much of their room free could run more requests in more room."""
+    return bool(free_share < table("judgement/engine_limits.toml")["roomy"])
+
+
+def caches_are_small(share: float) -> bool:
+    """Return whether caches have so little of a GPU's memory that engine limits make much of it."""
+    return bool(share < table("judgement/engine_limits.toml")["small"])
+
+
+def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[str, tuple[float, ...]]:
+    """Return the values to try of each limit, mildest first, the limits whose change costs least first.
+
+    Fewer sequences cost nothing while no more are sent, smaller chunks lengthen TTFT, and a larger share of memory leaves less for
+    what the engine does not count.
+    """
+    known = table("judgement/engine_limits.toml")
+    share = float(known["safe_share"][utilization_of])
+    return {
+        "max_num_seqs": tuple(n for n in known["max_num_seqs"] if n < now.max_num_seqs),
+        "max_num_batched_tokens": tuple(n for n in known["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
+        "gpu_memory_utilization": (share,) * (share > now.gpu_memory_utilization),
+    }
+
+
+def best_changes(worth: Callable[[Changes], float], tried: Mapping[str, tuple[float, ...]]) -> Changes:
+    """Return the changes that are worth it: each must add its gain to those before it, and is the mildest that gets nearly all.
+    One that those after it make useless is left out again.
+
+    >>> best_changes(lambda on: 100 * on.get("share", 0.9) - on.get("seqs", 0) / 100, {"seqs": (8, 4), "share": (0.95, 0.99)})
+    {}
+    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, {"seqs": (512, 64), "share": (0.95,)})
+    {'seqs': 512}
+    """
+    known = table("judgement/engine_limits.toml")
+    kept, now = dict[str, Any](), worth({})
+    for name, values in tried.items():
+        found = [worth(kept | {name: value}) for value in values]
+        if found and (best := max(found)) > now * (1 + known["gain"]):
+            at = next(i for i, one in enumerate(found) if one >= best * known["nearly"])
+            kept[name], now = values[at], found[at]
+    for name in tuple(kept):
+        others = {other: value for other, value in kept.items() if other != name}
+        kept = others if worth(others) >= now * known["nearly"] else kept
+    return kept
