@@ -35,22 +35,26 @@ def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[s
     }
 
 
-def best_changes(worth: Callable[[Changes], float], tried: Mapping[str, tuple[float, ...]]) -> Changes:
+def best_changes(
+    worth: Callable[[Changes], float], room: Callable[[Changes], float], tried: Mapping[str, tuple[float, ...]]
+) -> Changes:
     """Return the changes that are worth it: each must add its gain to those before it, and is the mildest that gets nearly all.
-    One that those after it make useless is left out again.
 
-    >>> best_changes(lambda on: 100 * on.get("share", 0.9) - on.get("seqs", 0) / 100, {"seqs": (8, 4), "share": (0.95, 0.99)})
+    No change is worth more than the ``room`` that it makes, which is known sooner. One that later ones make useless is left out.
+
+    >>> best_changes(lambda on: 1.0, lambda on: 2.0 if on else 1.0, {"share": (0.95,)})
     {}
-    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, {"seqs": (512, 64), "share": (0.95,)})
+    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), {"seqs": (512, 64), "share": (0.95,)})
     {'seqs': 512}
     """
     known = table("judgement/engine_limits.toml")
-    kept, now = dict[str, Any](), worth({})
+    kept, now, least = dict[str, Any](), worth({}), 1 + known["gain"]
     for name, values in tried.items():
-        found = [worth(kept | {name: value}) for value in values]
-        if found and (best := max(found)) > now * (1 + known["gain"]):
-            at = next(i for i, one in enumerate(found) if one >= best * known["nearly"])
-            kept[name], now = values[at], found[at]
+        more = (value for value in values if room(kept | {name: value}) > least * room(kept))
+        found = {value: worth(kept | {name: value}) for value in more}
+        if found and (best := max(found.values())) > now * least:
+            kept[name] = next(value for value, one in found.items() if one >= best * known["nearly"])
+            now = found[kept[name]]
     for name in tuple(kept):
         others = {other: value for other, value in kept.items() if other != name}
         kept = others if worth(others) >= now * known["nearly"] else kept

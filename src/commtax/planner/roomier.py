@@ -7,7 +7,7 @@ from commtax.judgement.engine_limits import Changes, best_changes, changes_to_tr
 from commtax.planner.columns import NO_SERVING, ServingColumns, ServingPlans, objective_value
 from commtax.question import Question
 from commtax.units import format_seconds, plural
-from commtax.verbs.fitting import Fit, holds, judged_by_memory, limit_costs, room_words
+from commtax.verbs.fitting import Fit, holds, judge, judged_by_memory, limit_costs, room_words, with_limits
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
 """The good loads of one row's plan as an answer's question has it, best first."""
@@ -25,8 +25,9 @@ def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Quest
     def worth(changes: Changes) -> float:
         return float(max(objective_value(q, loads(replace(answer, question=q.but(**changes)), rows, own)), default=0.0))
 
-    limits, engine = recommended_fit(answer).question.limits, q.engine
-    changes = best_changes(worth, changes_to_try(limits, engine.memory.utilization_of, engine.serves.chunked))
+    asked, engine = recommended_fit(answer).question, q.engine
+    tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
+    changes = best_changes(worth, lambda on: judge(with_limits(asked, on)).kv_tokens, tried)
     found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
     return found if len(found.plans) else None
 

@@ -161,7 +161,7 @@ def make_room(judged: Fit) -> Fit | None:
         most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
         return min(found.max_concurrency, most) if found.is_safe else 0.0
 
-    changes = best_changes(held, changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked))
+    changes = best_changes(held, held, changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked))
     return judge(with_limits(asked, changes)) if changes else None
 
 
