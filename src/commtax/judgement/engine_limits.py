@@ -1,12 +1,11 @@
 """When memory binds, and which limits of an engine to change then: the mildest that are worth it, those that cost least first."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from commtax.files import table
 from commtax.question import Limits
 
-Changes = Mapping[str, Any]
+Changes = Mapping[str, float]
 """Limits by the names that the options and ``Limits`` have for them."""
 
 
@@ -48,7 +47,7 @@ def best_changes(
     {'seqs': 512}
     """
     known = table("judgement/engine_limits.toml")
-    kept, now, least = dict[str, Any](), worth({}), 1 + known["gain"]
+    kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
     for name, values in tried.items():
         more = (value for value in values if room(kept | {name: value}) > least * room(kept))
         found = {value: worth(kept | {name: value}) for value in more}

@@ -15,7 +15,9 @@ from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse
 from commtax.launch.starting import start_commands
 from commtax.planner import plan
-from commtax.planner.deploying import servers_of
+from commtax.planner.deploying import fleet_servers, servers_of
+from commtax.planner.fleet_trials import lengths_of_run
+from commtax.planner.fleets import plan_fleet
 from commtax.report.operating_points import answered
 from commtax.verbs.requests import RequestsInTime
 
@@ -32,6 +34,7 @@ MODELS = (
 )
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
 FEWEST = 400  # requests that are simulated at least
+ROUNDED = 1e-6  # what the same requests may take longer
 SURE = 3.0  # standard errors of a mean of so many requests that are no contradiction
 
 
@@ -75,6 +78,29 @@ def emitted_plans_keep_their_promise(rng: Random) -> str | None:
     unlimited = _broken(commtax.serve(goal["model"], places[-1], **options, **load), clients, promise)
     cause = "closed form and time disagree" if unlimited else f"max_num_seqs {limit} breaks it"
     return f"{cause}: {broken}; {_told(found, rows, i, places, options, load)}, ttft={goal['ttft_s']:.3g} tpot={goal['tpot_s']:.3g}"
+
+
+def emitted_fleets_keep_their_promise(rng: Random) -> str | None:
+    """The same requests at the promised rate, at servers that are started as written, have the times of the simulated fleet."""
+    model, cluster = rng.choice(MODELS[:6]), f"{rng.choice((1, 2, 4))}x{rng.choice(CHIPS)}"
+    engine, load = rng.choice(("vllm", "sglang", "trtllm")), {"request_rate": rng.choice((0.5, 2.0, 8.0)), "num_prompts": 120}
+    load |= {"input_len": rng.choice((128, 1024, 3000)), "output_len": rng.choice((16, 64))}
+    slo = {"p95_ttft": rng.choice((0.5, 3.0)), "p99_itl": rng.choice((0.05, 0.3))}
+    try:
+        found = plan_fleet(model, cluster, slo=slo, engine=engine, processes=1, **load)
+        trial = found.plans[found.recommended] if found.plans else None
+        servers = fleet_servers(trial) if trial else None
+        text = start_commands(servers.question, engine, servers.copies, servers.prompts)["launch"] if servers else ""
+    except ValueError:
+        return None
+    if not trial or not servers:
+        return None
+    options = _read_back(text, model)
+    warmup = lengths_of_run(trial.layout.question, servers.copies)[1]
+    served = commtax.serve(model, cluster, **options, **load, warmup=warmup)
+    worse = [name for name in ("ttft_mean", "tpot_mean", "itl_p99") if served.statistic(name) > trial.figures[name] * (1 + ROUNDED)]
+    told = ", ".join(f"{name} {served.statistic(name):.4g} s, promised {trial.figures[name]:.4g}" for name in worse)
+    return f"{told}; {model} on {cluster}: {options | load}" if worse else ""
 
 
 def _goal(rng: Random) -> tuple[Question, list[str]]:
@@ -135,4 +161,4 @@ def _told(found: Any, rows: Any, i: int, places: list[str], options: Question, l
     return f"{found.question.model.key}, {found.layout(rows, i)} on {' and '.join(places)}: {options | load}"
 
 
-LAWS = {law.__name__: (law, share) for law, share in ((emitted_plans_keep_their_promise, 1),)}
+LAWS = {law.__name__: (law, 1) for law in (emitted_plans_keep_their_promise, emitted_fleets_keep_their_promise)}
