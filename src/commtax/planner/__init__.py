@@ -19,6 +19,7 @@ from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
+from commtax.planner.roomier import answer_with_room, roomier_words
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
 from commtax.planner.technique_reasons import worth_of_techniques
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
@@ -109,9 +110,20 @@ def best_serving(put: Question) -> ServingPlans:
     answer = _search(put)
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
-        own = answer.recommended
-        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own), *alone_words(answer)))
+        answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
+        beside = *worth_of_techniques(answer, own), *alone_words(answer), *roomier_words(answer)
+        return replace(answer, why=(*explain(answer, own), *beside))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
+
+
+def _loads_of(answer: ServingPlans, rows: ServingColumns, i: int) -> ServingColumns:
+    """Return the loads of one row's plan that keep the limits of an answer's question, best first."""
+    found = rank_own_plan(
+        answer, columns.sizes_of(rows, i), int(rows.replicas[i]), answer.question.goal.dtypes[int(rows.dtype[i])], tuned=True
+    )
+    loads = found.rows
+    assert isinstance(loads, ServingColumns)
+    return loads.take(slice(0 if found.reason else None))
 
 
 def _search(put: Question) -> ServingPlans:
