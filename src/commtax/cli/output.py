@@ -14,6 +14,7 @@ from commtax import counting
 from commtax.cli.options import DETAILS
 from commtax.files import write_text
 from commtax.records import dataclass
+from commtax.redaction import redact
 from commtax.report.drawing import COMMAND, Console, Pipe, Telling
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
@@ -58,7 +59,7 @@ class Output:
 
             click.echo(csv_text(rows(*parts)), nl=False)
             for remark in self.remarks:  # beside the table, not in it
-                click.echo(remark, err=True)
+                click.echo(redact(remark), err=True)
         else:
             console = terminal()
             show(console, *parts)
@@ -95,7 +96,7 @@ class Output:
         answer = to_object(document) | ({} if self.emitted is None else {"emit": self.emitted})
         if self.remarks:
             said = answer.get("notes")
-            answer["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *self.remarks]))
+            answer["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *map(redact, self.remarks)]))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 

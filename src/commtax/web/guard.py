@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 
 from commtax.files import table
+from commtax.redaction import redact
 
 Message = MutableMapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
@@ -31,6 +32,7 @@ RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items(
 
 def problem(error: str, argument: str = "", rule: str = "", nearest: Sequence[float | str] = (), instead: object = None) -> bytes:
     """The one shape of every refusal."""
+    error, rule = redact(error), redact(rule)
     document = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
     return json.dumps(document, ensure_ascii=False).encode()
 
