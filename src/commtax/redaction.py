@@ -43,7 +43,7 @@ def _pattern() -> re.Pattern[str]:
     names = "|".join(_NAMES)
     before = (
         r"(?P<url>[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"']{0,100}:)",
-        r"(?P<bearer>\b(?:authorization[\"'\\]*\s*[:=]\s*[\"'\\]*(?:(?:bearer|basic|token)\s+)?|bearer\s+))",
+        r"(?P<bearer>\b(?:authorization[\"'\\]*\s*[:=]\s*[\"'\\]*(?:(?:bearer|basic|token)\s+)?|bearer\s+(?=[^\s\"']{8})))",
         r"(?P<login>\b(?:wandb|huggingface-cli|hf auth|hf|ngc)\s+login\s+(?:--?[\w-]+\s+){0,4})",
         rf"(?P<listed>\bname[\"']?\s*:\s*[\"']?(?:{names})[\"']?\s*,?\s*[\"']?value[\"']?\s*:\s*[\"']?)",
         rf"(?P<named>(?:{names}){_TO}(?:bearer\s+)?)",
