@@ -44,7 +44,9 @@ def texts(rng, word, words):
     name = rng.choice(NAMES)
     yaml = "apiVersion: apps/v1\nkind: Deployment\nspec:\n  template:\n    spec:\n      containers:\n      - name: s\n"
     yaml += "        image: vllm/vllm-openai:v0.11.0\n        command: [sh, -c]\n"
-    yaml += f"        args:\n        - |\n          {SERVE} {words}\n        env:\n        - name: {name}\n          value: {word}\n"
+    yaml += (
+        f"        args:\n        - |\n          {SERVE} {words}\n        env:\n        - name: {name}\n          value: {word}\n"
+    )
     return {
         "a.sh": f"#!/bin/bash\n{name}={word} {SERVE} {words}\n",
         "b.sh": f"export {name}='{word}'\n{SERVE} {words}\n",

@@ -116,11 +116,11 @@ COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS
 """What makes Rich take a pipe for a terminal."""
 
 
-LEAST, PIPED = 60, 160  # columns
+LEAST, PIPED = 40, 160  # columns
 
 
 def terminal() -> Console:
-    """Where answers are printed: as wide as it is, but at least 60 columns; a pipe has 160 unless COLUMNS says otherwise."""
+    """Where answers are printed: as wide as it is, but at least 40 columns; a pipe has 160 unless COLUMNS says otherwise."""
     columns = os.environ.get("COLUMNS", str(PIPED))
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()
