@@ -52,3 +52,23 @@ def test_the_answer_says_what_to_type(line):
 )
 def test_what_newcomers_write_right(line):
     assert run_here(*shlex.split(line)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--think-time", "--request-rate"),
+        ("--kv-offload", "--technique kv-offload=host"),
+        ("--kv-offload=disk", "--technique kv-offload=disk"),
+        ("--sessions", "--prefix-cache"),
+        ("--power", "--price"),
+        ("--mtbf", "prices failures"),
+        ("--concurency", "Did you mean --concurrency?"),
+        ("--far-fetched", "simulate --help lists all"),
+    ],
+)
+def test_what_does_not_exist_names_what_does(flag, says):
+    done = run_here("simulate", "llama-3.1-8b", "-c", "1xh100", flag)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "--inter" not in done.stderr

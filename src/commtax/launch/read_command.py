@@ -22,6 +22,7 @@ from commtax.launch.misspelt import refuse_misspelt
 from commtax.launch.read_techniques import recognise
 from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
+from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
 TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
@@ -45,6 +46,7 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
     >>> launch.engine, launch.model, launch.options, launch.unread
     ('vllm', 'meta-llama/Llama-3.1-8B', {'tp': 2, 'max_model_len': 128000}, ('--foo 3',))
     """
+    text = redact(text)
     if is_manifest(text):
         return _read_servers(text, f" '{source}'" if source else "", wanted, choice)
     if len(text) > MAX_SIGNS:
