@@ -18,6 +18,7 @@ from commtax.redaction import redact
 from commtax.report.drawing import COMMAND, Console, Pipe, Telling
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
+from commtax.statement import STRANGE, Note
 
 EMITTED = {
     "launch": "launch",
@@ -61,14 +62,17 @@ class Output:
             for remark in self.remarks:  # beside the table, not in it
                 click.echo(redact(remark), err=True)
         else:
+            from commtax.report.tables import notes, say
+
             console = terminal()
+            leading = [remark for remark in self.remarks if isinstance(remark, Note) and remark.code == STRANGE]
+            for remark in leading:
+                say(console, f"{remark}.", "bold red")
             show(console, *parts)
             for line in self._commands():
                 click.echo(line)
-            if self.remarks:
-                from commtax.report.tables import notes
-
-                notes(console, self.remarks)
+            if below := [remark for remark in self.remarks if remark not in leading]:
+                notes(console, below)
             if self.aside and _telling().details:
                 click.echo(self.aside, err=True)
         sys.stdout.flush()

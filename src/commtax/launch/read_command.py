@@ -18,6 +18,7 @@ from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag
 from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
 from commtax.launch.manifest import read as read_manifest
+from commtax.launch.misspelt import refuse_misspelt
 from commtax.launch.read_techniques import recognise
 from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
@@ -186,6 +187,7 @@ def _read(
         reading.values["nnodes"] = hosts
     recognise(engine, reading)
     launch = make_launch(engine, reading, loose, env)
+    refuse_misspelt(engine, launch.unread)
     devices = env.get("CUDA_VISIBLE_DEVICES")
     place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
     return replace(launch, version=version, place=place)
