@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cli_run import run_here
+from commtax.cli.signs import READABLE as READABLE_SIGNS
 from commtax.report.folding import width_of
 from paths import FIXTURES
 from pseudo_terminal import SIGNS, on_a_terminal
@@ -129,6 +130,15 @@ def test_a_pipe_is_as_wide_as_is_said_and_else_keeps_sentences_whole(monkeypatch
     assert folded.splitlines() == lines(80, "bill")
     monkeypatch.setenv("COLUMNS", "20")
     assert max(map(width_of, run_here(*ASKED["exact"]).stdout.splitlines())) in range(30, 41)
+
+
+def test_without_its_signs_an_answer_is_ascii_that_reads_alike():
+    """Bars, marks, arrows and units; no question mark takes their place."""
+    for name in ("bill", "plan", "simulate"):
+        shown = told(*ASKED[name]).encode("ascii", READABLE_SIGNS).decode("ascii")
+        assert "?" not in shown, name
+        assert len(shown.splitlines()) == len(told(*ASKED[name]).splitlines())
+    assert "\u2588\u2591 4 \u00b5s \u2192 \u00e9 \u4e2d".encode("ascii", READABLE_SIGNS) == b"#: 4 us -> e ?"
 
 
 def test_details_add_and_change_nothing():
