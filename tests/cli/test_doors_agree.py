@@ -150,9 +150,9 @@ def test_servers_that_would_not_start_as_pasted_are_one_verdict(tmp_path, words)
 
 def test_engines_that_start_with_less_are_not_said_to_refuse():
     notes = commtax.simulate("llama-3.1-70b", "2xh100-sxm", tp=2, engine="sglang", input_len=256).notes
-    said = next(note for note in notes if note.code == "own-length")
+    said = next(note for note in notes if note.code == "own-limits")
     assert said.startswith("SGLang has no room for the checkpoint's own 131,072 tokens: ")
-    assert not [note for note in commtax.simulate("llama-3.1-70b", "4xh100-sxm", tp=4).notes if note.code == "own-length"]
+    assert not [note for note in commtax.simulate("llama-3.1-70b", "4xh100-sxm", tp=4).notes if note.code == "own-limits"]
 
 
 def test_pools_in_one_host_are_called_unchecked_wherever_they_are_priced():

@@ -30,7 +30,7 @@ from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
-from commtax.verbs.longest_request import check_lengths, own_length_notes, why_it_does_not_start
+from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
@@ -359,7 +359,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         yield lengths_note(float(wanted.spread))
     if why := why_it_does_not_start(s.question):
         yield Note("too-long", why)
-    yield from own_length_notes(s.question, wanted.tokens)
+    yield from own_limits_notes(s.question, wanted.tokens)
     yield from pool_notes(s.question)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
