@@ -130,8 +130,8 @@ class CacheGroup:
     states: Number = 0  # blocks that a request holds whatever its length; 0: as its tokens need
 
     def blocks(self, length: int, in_flight_tokens: int) -> Number:
-        """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed when the steps
-        that are in flight have ended."""
+        """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed when
+        the steps that are in flight have ended."""
         if self.window:
             return 1 + -(-min(self.window - 1 + in_flight_tokens, length) // self.tokens)
         return pick(self.states > 0, self.states, -(-length // self.tokens))

@@ -55,7 +55,7 @@ def _too_long(s: ClosedLoop) -> list[str]:
 def show_unfit(console: Console, s: ClosedLoop, advice: Iterable[str] = ()) -> None:
     """That nobody can run this plan, and what would fit: its times would be those of another one."""
     _say_unfit(console, s)
-    for change in advice:
+    for change in () if _too_long(s) else advice:  # which names what would help itself
         say(console, f"  It would fit with {change}.")
     _say_asked(console, s)
 

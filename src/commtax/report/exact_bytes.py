@@ -25,7 +25,8 @@ from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 
 PLAIN_LINES = (
-    "weights {weights_gib:.2f} GiB, KV cache {kv_gib:.2f} GiB: {kv_tokens:,} tokens{spread}, {concurrency:.2f} requests of {max_model_len:,}{ranks}",
+    "weights {weights_gib:.2f} GiB, KV cache {kv_gib:.2f} GiB: {kv_tokens:,} tokens{spread}",
+    "room for {concurrency:.2f} requests of {max_model_len:,} tokens{ranks}",
 )
 """What is told where an engine's log says nothing of memory."""
 
@@ -130,7 +131,7 @@ def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Itera
 
 
 def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
-    """The lines as the engine logs them, and what a rank holds, which comes first where that is the reason; what is left to remark."""
+    """The lines as the engine logs them, and what a rank holds, which comes first where that is the reason; what is left."""
     plan = judged.question.plan
     stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
     title = f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}"

@@ -88,8 +88,8 @@ def _stage_requests(asked: Question, stage: int, pp: int) -> Number:
 
 
 def in_flight_tokens(asked: Question) -> int:
-    """Tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of all steps that
-    are in flight, one for each stage and one that is decided ahead."""
+    """Tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of all that are
+    in flight, one for each stage and one that is decided ahead."""
     steps = int(asked.plan.pp) + asked.engine.serves.ahead if asked.engine.states.windows_in_flight else 1
     return steps * asked.limits.max_num_batched_tokens
 

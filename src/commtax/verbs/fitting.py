@@ -361,7 +361,7 @@ def _smaller_limits(failed: Fit) -> Iterator[str]:
 
 
 def largest_max_num_seqs(judged: Fit) -> int:
-    """The largest ``max_num_seqs``, at most that of the question, with which its cache has a block for the state of each sequence."""
+    """The largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
     asked = judged.question
     if not needs_blocks_for_states(asked):
         return asked.limits.max_num_seqs
@@ -404,13 +404,18 @@ def without_adapters(judged: Fit) -> Fit | None:
     return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
 
 
+def reported_kv_tokens(asked: Settled) -> int:
+    """KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
+    return judge(replace(asked, limits=limits_of(asked))).kv_tokens
+
+
 def fit_of_step(q: Settled) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
     usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
     judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
-    return replace(judged, kv_tokens=judge(usual).kv_tokens) if len(judged.pool.groups) > 1 else judged
+    return replace(judged, kv_tokens=reported_kv_tokens(plain)) if len(judged.pool.groups) > 1 else judged
 
 
 def fits(priced: StepBill) -> Condition:

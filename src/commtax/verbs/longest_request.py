@@ -16,7 +16,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.fitting import add_advice, holds, judged_by_memory, largest_max_num_seqs, longest_request
+from commtax.verbs.fitting import Fit, add_advice, holds, judged_by_memory, largest_max_num_seqs, longest_request
 from commtax.verbs.settling import Settled, settle
 
 Asked = TypeVar("Asked", bound=Question)
@@ -49,10 +49,11 @@ def _is_judged(q: Question) -> bool:
     return q.requests.kv_tokens is None and not any(np.ndim(getattr(q.plan, axis)) for axis in SIZES)
 
 
-def why_it_does_not_start(q: Question) -> str:
-    """Which workers lack room with the limits that were asked for, how much, and what would help; "" where all have it."""
+def why_it_does_not_start(q: Question) -> Note:
+    """Which workers lack room with the limits that were asked for, how much, and what would help, under the limit's name; empty
+    where all have it."""
     if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
-        return ""
+        return Note("", "")
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
@@ -60,16 +61,16 @@ def why_it_does_not_start(q: Question) -> str:
         judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
         more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"
-        return f"{lack_words(judged, kind)}; {more}"
-    return ""
+        return Note(judged.stopped_by, f"{lack_words(judged, kind)}; {more}")
+    return Note("", "")
 
 
 def lack_words(judged: Fit, kind: str = "") -> str:
     """What workers of a kind lack to start."""
     limits, name = judged.question.limits, judged.question.engine.name
     if judged.holds_one:
-        blocks = f"has {judged.kv_blocks:,} blocks{kind}, and {name} wants one for the state of each of {limits.max_num_seqs:,} sequences"
-        return f"the cache {blocks} (--max-num-seqs)"
+        wanted = f"{name} wants one for the state of each of {limits.max_num_seqs:,} sequences (--max-num-seqs)"
+        return f"the cache{kind} has {judged.kv_blocks:,} blocks, and {wanted}"
     short = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
     return f"{short} even for one request of {limits.max_model_len:,.0f} tokens (--max-model-len)"
 
@@ -98,13 +99,10 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
 
 def _seqs_notes(q: Question) -> list[Note]:
     told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
-    words = " and ".join(f"{seqs:,}{kind}" for kind, seqs in told.items() if seqs)
-    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs:,}"
-    return (
-        [Note("own-limits", f"{own}: it wants a block for the state of each; the figures hold with {words} or less")]
-        if words
-        else []
-    )
+    most = " and ".join(f"{seqs}{kind}" for kind, seqs in told.items() if seqs)
+    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
+    why = f"it wants a block for the state of each; the figures hold with {most} or less"
+    return [Note("own-limits", f"{own}: {why}")] if most else []
 
 
 def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:
@@ -138,7 +136,7 @@ def _own_length(workers: Question) -> tuple[int, float]:
 def check_starts(q: Question) -> Question:
     """Refuse what would not start."""
     if why := why_it_does_not_start(q):
-        raise Refusal.of(f"does not start: {why}", max_model_len=q.limits.max_model_len)
+        raise Refusal.of(f"does not start: {why}", **{why.code: getattr(q.limits, why.code)})
     return q
 
 
