@@ -366,7 +366,8 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         yield lengths_note(float(wanted.spread))
     if why := why_it_does_not_start(s.question):
         yield Note("too-long", why)
-    yield from own_limits_notes(s.question, wanted.tokens)
+    else:
+        yield from own_limits_notes(s.question, wanted.tokens)
     yield from pool_notes(s.question)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
