@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commtax
-from commtax import napkin
+from commtax import catalog, napkin
 from each import each
 from paths import FIXTURES
 from tables import tables
@@ -145,7 +145,7 @@ def test_the_lab_and_compare_find_the_same_share_of_their_own_times():
     shares = [swept.breakeven_overlap(row) for row in swept.rows]
     assert shares == [0, napkin.breakeven_overlap(far, near)]
     assert round(shares[1], 2) == 0.74
-    hidden = commtax.bill("llama-3.1-8b", "2x1xh100-sxm", inter="ib-ndr", tp=2, batch=1, overlap=shares[1])
+    hidden = commtax.bill("llama-3.1-8b", catalog.cluster("2x1xh100-sxm", inter="ib-ndr"), tp=2, batch=1, overlap=shares[1])
     assert float(hidden.step_s) == pytest.approx(float(swept.rows[0].bill.step_s), rel=0.001)
 
 
