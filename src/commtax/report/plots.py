@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from commtax.files import replace_when_written, table
 from commtax.spelling import escape_controls
@@ -18,7 +18,7 @@ LOOKS = table("report/looks.toml")
 LIGHT = {name: str(light) for name, (light, _) in LOOKS["colours"].items()}
 COLOURS = tuple(LIGHT[name] for name in LOOKS["series"])
 MARKERS, RECOMMENDED = str(LOOKS["marks"]["series"]), str(LOOKS["marks"]["recommended"])
-LIMIT = {"color": LIGHT["hot"], "linestyle": (0, (5, 4)), "linewidth": 1.5}
+LIMIT: dict[str, Any] = {"color": LIGHT["hot"], "linestyle": (0, (5, 4)), "linewidth": 1.5}
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
