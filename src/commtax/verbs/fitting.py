@@ -190,7 +190,7 @@ def with_limits(asked: Settled, changes: Changes) -> Settled:
     """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(asked, limits=replace(asked.limits, gpu_memory_utilization=0.0)))
     own = {"gpu_memory_utilization": 0.0} if usual == asked.limits else {}
-    changed = replace(asked, limits=replace(asked.limits, **own | changes))
+    changed = replace(asked, limits=replace(asked.limits, **{**own, **changes}))
     return replace(changed, limits=limits_of(changed))
 
 
