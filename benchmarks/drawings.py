@@ -9,30 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html import escape
 
-LIGHT = {
-    "ink": "#1c2833",
-    "soft": "#5d6d7a",
-    "line": "#c6d0d8",
-    "panel": "#f3f6f8",
-    "idle": "#e4e9ed",
-    "compute": "#2b6a96",
-    "compute-mid": "#8db9d6",
-    "compute-soft": "#cfe1ee",
-    "comm": "#b8650b",
-    "comm-soft": "#f6e0c4",
+from commtax.report.plots import LOOKS
+
+NAMES = {
+    "ink": "ink",
+    "soft": "quiet",
+    "line": "line",
+    "panel": "paper",
+    "idle": "line",
+    "compute": "accent",
+    "compute-mid": "compute-line",
+    "compute-soft": "compute",
+    "comm": "hot",
+    "comm-soft": "hot-soft",
 }
-DARK = {
-    "ink": "#e3e8ec",
-    "soft": "#a3b1bc",
-    "line": "#4a5863",
-    "panel": "#262c38",
-    "idle": "#353c49",
-    "compute": "#6aabd6",
-    "compute-mid": "#3b6f94",
-    "compute-soft": "#234459",
-    "comm": "#f2b25c",
-    "comm-soft": "#574022",
-}
+"""What a drawing's colours are called in the one table of looks."""
+LIGHT, DARK = ({name: LOOKS["colours"][own][ground] for name, own in NAMES.items()} for ground in (0, 1))
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
 WIDTH = 560  # of every drawing: its words stay readable on a telephone
 SIZE = 14  # of words

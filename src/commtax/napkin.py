@@ -102,6 +102,15 @@ def crossover_payload_bytes(num_ranks: float, bandwidth_Bps: float, latency_s: f
     return ranks * _number(latency_s, "latency_s") * bandwidth
 
 
+def breakeven_overlap(slow_s: float, fast_s: float) -> float:
+    """The share of the slow link's exposed communication that must be hidden for its step to take as long as on the fast one.
+
+    >>> breakeven_overlap(1.14e-3, 0.29e-3) > 0.74, breakeven_overlap(1.0, 2.0)
+    (True, 0.0)
+    """
+    return 1 - fast_s / slow_s if slow_s > fast_s else 0.0
+
+
 def breakeven_overlap_fraction(
     slow: Mapping[str, float],
     fast: Mapping[str, float],
@@ -110,10 +119,10 @@ def breakeven_overlap_fraction(
     num_layers: float,
     num_ranks: float,
 ) -> float:
-    """The share of the slow link's communication that must be hidden for it to match the fast one."""
+    """The break-even overlap of two links whose all-reduces are rings: ``latency_s`` is that of a hop, and there are 2 (N-1)."""
     shape = (batch_tokens, hidden, num_layers, num_ranks)
     slow_s, fast_s = (tp_comm_time_per_step(*shape, **_link(link, name)) for link, name in ((slow, "slow"), (fast, "fast")))
-    return 1 - fast_s / slow_s if slow_s > fast_s else 0.0
+    return breakeven_overlap(slow_s, fast_s)
 
 
 def _link(link: Mapping[str, float], name: str) -> dict[str, float]:

@@ -51,7 +51,7 @@ def test_fit_says_no_with_exit_1():
 
 def test_fit_in_the_words_of_the_log():
     text = run_here("fit", "llama-3.1-8b", "--cluster", "h100-sxm", "--max-model-len", "8K").stdout
-    for words in ("Model loading took 14.9888 GiB", "Available KV cache memory:", "GPU KV cache size:", "# GPU blocks:"):
+    for words in ("Model loading took 14.9888 GiB", "Available KV cache memory:", "GPU KV cache size:", " blocks of 16 tokens; "):
         assert words in text
     assert "Maximum concurrency for 8,192 tokens per request" in text
 

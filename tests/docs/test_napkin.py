@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax import napkin
+import commtax
+from commtax import catalog, napkin
 from each import each
 from paths import FIXTURES
 from tables import tables
@@ -133,6 +134,19 @@ def test_slower_link_that_is_already_faster_needs_no_overlap():
     assert napkin.breakeven_overlap_fraction(link, link, 1, 4096, 32, 2) == 0
     with pytest.raises(ValueError, match="slow"):
         napkin.breakeven_overlap_fraction({"bandwidth_Bps": 1e9}, link, 1, 4096, 32, 2)
+
+
+def test_the_lab_and_compare_find_the_same_share_of_their_own_times():
+    """The lab's rings 41 %, the kernels of an engine 74 %: one definition, other latencies."""
+    slow, fast = {"bandwidth_Bps": 50e9, "latency_s": 5e-6}, {"bandwidth_Bps": 450e9, "latency_s": 3e-6}
+    assert round(napkin.breakeven_overlap_fraction(slow, fast, 1, 4096, 32, 2), 2) == 0.41
+    swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["link=nvlink4,ib-ndr"], tp=2, batch=1)
+    near, far = (float(row.bill.exposed_comm_s) for row in swept.rows)
+    shares = [swept.breakeven_overlap(row) for row in swept.rows]
+    assert shares == [0, napkin.breakeven_overlap(far, near)]
+    assert round(shares[1], 2) == 0.74
+    hidden = commtax.bill("llama-3.1-8b", catalog.cluster("2x1xh100-sxm", inter="ib-ndr"), tp=2, batch=1, overlap=shares[1])
+    assert float(hidden.step_s) == pytest.approx(float(swept.rows[0].bill.step_s), rel=0.001)
 
 
 def test_signatures_are_the_contract():

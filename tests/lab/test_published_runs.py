@@ -43,7 +43,7 @@ def write(path, rows):
         ({"gemm_quant_mode": "nvfp4", "model_path": "openai/gpt-oss-120b"}, "mxfp4", None, ""),
         ({"gemm_quant_mode": "bfloat16", "moe_quant_mode": "w4a16_mxfp4", "model_path": "openai/gpt-oss-120b"}, "mxfp4", None, ""),
         ({"gemm_quant_mode": "fp8", "moe_quant_mode": "fp8_block", "model_path": "Qwen/Qwen3.5-397B-A17B"}, "fp8", (128, 128), ""),
-        ({"gemm_quant_mode": "fp8", "model_path": "Qwen/Qwen3-32B"}, None, None, "fp8"),
+        ({"gemm_quant_mode": "fp8", "model_path": "Qwen/Qwen3-32B"}, "fp8", (0, 0), ""),
         ({"model_path": "Qwen/Qwen3-235B-A22B-FP8"}, "fp8", (128, 128), ""),
         ({"gemm_quant_mode": "nvfp4", "model_path": "deepseek-ai/DeepSeek-R1"}, "nvfp4", (1, 16), ""),
     ],

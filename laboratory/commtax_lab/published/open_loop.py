@@ -214,13 +214,13 @@ def question(row: Row, folder: Path | None) -> OpenLoopRun:
     sizes = _sizes(row, model, inside)
     dtype, kv_dtype = _dtypes(row, model, chip)
     server = ReplicaSettings(
-        model=model.key,
+        model=f"{model.key}-fp8" if dtype == "fp8" and not model.quant else model.key,  # checkpoints that bring their scales
         cluster=f"{sizes['tp'] * sizes['pp'] * sizes['dp']}x{chip.key}",
         engine=_engine(row),
         chunked=_flag(row, "chunked_prefill"),
         in_process=_is_mlperf(row) or cell(row, "source_group") == "llmservingsim",
         **sizes,
-        dtype=dtype,
+        dtype="" if dtype == "fp8" and not model.quant else dtype,
         kv_dtype=kv_dtype,
         max_num_seqs=whole_cell(row, "max_num_seqs", 0),
         max_num_batched_tokens=whole_cell(row, "max_num_batched_tokens", 0),

@@ -39,7 +39,9 @@ def _shared_model(name: str, products: str, experts: str) -> tuple[Model, str]:
         return model, kind if model.quant and experts else ""
     if TILES in (products, experts):
         return replace(model, quant=FP8_TILES, stored_bytes=0), ""
-    made = _checkpoint(f"nvidia/{model.key}-{kind}", model) if kind == "nvfp4" else None
+    # Publishers run checkpoints that bring their scales (InferenceMAX: nvidia's), also in fp8, whose cache the row tells.
+    by = {"nvfp4": "nvidia/", "fp8": ""}
+    made = _checkpoint(f"{by[kind]}{model.key}-{kind}", model) if kind in by else None
     return (replace(model, quant=made, stored_bytes=0), "") if made else (model, kind)
 
 

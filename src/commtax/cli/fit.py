@@ -36,7 +36,7 @@ def _serving_fit(order: Order) -> Fit | TrainFit:
     servers = order.launch.servers if order.launch else None
     if not servers or not servers.prefill_workers or not judged.fits:
         return judged
-    asked = q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, max_num_seqs=0)
+    asked = q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp)
     theirs = add_advice(holds(prompter(asked)))
     verdict = "fit too" if theirs.fits else "these do not fit, and theirs is the answer"
     order.output.remarks.append(f"servers for prompts, {prompt_sizes(servers)}: {verdict}")

@@ -48,7 +48,7 @@ class Order:
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine or the place that ``--emit`` names."""
         from commtax.launch.writing import nccl_command
-        from commtax.verbs.longest_request import length_to_start_with
+        from commtax.verbs.longest_request import length_to_start_with, startable
 
         q = priced.question
         if q.trains:
@@ -56,7 +56,7 @@ class Order:
         limits = record_from(Limits, self.launch.options) if self.launch else q.limits
         batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
         q = q.vary(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
-        q = q.vary(max_model_len=length_to_start_with(q, float(q.requests.tokens)))
+        q = startable(q.vary(max_model_len=length_to_start_with(q, float(q.requests.tokens))))
         commands = self.launched(q, int(q.plan.replicas)) | {"collective": "  ".join(nccl_command(priced)).strip()}
         return {name: text for name, text in commands.items() if text}
 

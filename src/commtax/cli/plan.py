@@ -82,7 +82,7 @@ def _check_emit(order: Order) -> None:
 
 
 def _serve(order: Order) -> NoReturn:
-    from commtax.report import planning
+    from commtax.report.front_plot import plot_front
     from commtax.report.operating_points import answered
 
     given, q = order.given, with_prices([goal_of(order)], order.given.price)[0]
@@ -92,7 +92,7 @@ def _serve(order: Order) -> NoReturn:
         rows, own = answered(searched)
         order.output.emitted = _commands(order, replace(searched, plans=rows), own) if len(searched.plans) else {}
     if given.plot and len(searched.front):
-        planning.plot_front(searched, Path(given.plot))
+        plot_front(searched, Path(given.plot))
     elif given.plot:
         click.echo(f"plot: no plan is good, {given.plot} is not written", err=True)
     _answer(order, searched, pasted, speed)

@@ -129,10 +129,11 @@ class CacheGroup:
     window: int = 0  # tokens that are kept of a request; 0: all
     states: Number = 0  # blocks that a request holds whatever its length; 0: as its tokens need
 
-    def blocks(self, length: int, max_batched_tokens: int) -> Number:
-        """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed."""
+    def blocks(self, length: int, in_flight_tokens: int) -> Number:
+        """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed when
+        the steps that are in flight have ended."""
         if self.window:
-            return 1 + -(-min(self.window - 1 + max_batched_tokens, length) // self.tokens)
+            return 1 + -(-min(self.window - 1 + in_flight_tokens, length) // self.tokens)
         return pick(self.states > 0, self.states, -(-length // self.tokens))
 
 
@@ -168,9 +169,9 @@ class KvPool:
         """Tokens that so many blocks hold were they dealt to all groups alike."""
         return blocks // len(self.groups) * self.block_size
 
-    def blocks_per_request(self, length: int, max_batched_tokens: int) -> Number:
+    def blocks_per_request(self, length: int, in_flight_tokens: int) -> Number:
         """Blocks that one request of ``length`` tokens occupies."""
-        return np.maximum(1, sum(g.blocks(length, max_batched_tokens) for g in self.groups))
+        return np.maximum(1, sum(g.blocks(length, in_flight_tokens) for g in self.groups))
 
     def places(self, tokens: Number) -> Number:
         """Requests whose states have a place beside blocks of so many tokens; no limit where states lie in the blocks."""

@@ -244,9 +244,8 @@ def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
 def _fused_experts(s: KernelStep, r: RoutedSizes, count: Number, backend: str) -> Iterator[Kernel]:
     """Kernels made for experts: their constants are of the whole routed part (``forms/experts.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
-    loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
-    static = "fp8-loaded" if loaded else "fp8-static"
-    stored = like.stored or (static if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
+    kind = "fp8-static" if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16"
+    stored = like.stored or ("fp8-loaded" if kind == "fp8" and s.scales_found else kind)
     cut = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
     whole = cut or s.engine.kernels.spread_backend(stored)  # on ranks
     spread = (np.asarray(s.plan.ep) > 1) & (whole != cut)

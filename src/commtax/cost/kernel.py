@@ -106,6 +106,11 @@ class KernelStep:
     prompt_ranks: Number = 1  # that split the prompts of a served step; each makes keys of all their tokens
     copied_tokens: Number = 0.0  # room of a cache that each layer of latent attention copies before it decodes; 0: none does
 
+    @property
+    def scales_found(self) -> bool:
+        """Whether the engine makes fp8 of plain weights as it loads them, and finds scales of activations in every step."""
+        return self.engine.kernels.quantises and self.model.quant is None
+
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
         """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
 
@@ -119,7 +124,8 @@ class KernelStep:
             stored = DTYPE_BYTES[quant.dtype] + (quant.scale_bytes / tile if tile else 0.0)
             kind = quant.activations or quant.dtype
             dtype = kind if kind in LOW_ARITHMETIC and not quant.weight_only else dtype
-            static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
+            # One scale a tensor is known ahead where the checkpoint brings it; tiles and rows need theirs.
+            static = dtype == "fp8" and quant.block == (0, 0) and not self.scales_found
         nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
         shape = (m, n, k, dtype, stored)
         kernel = Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)

@@ -20,6 +20,7 @@ from commtax.records import dataclass
 from commtax.spec import Chip, Program
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
+from commtax.verbs.longest_request import startable
 
 FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
@@ -151,7 +152,7 @@ def deployment_of(question: Question, prompts: int, copies: int, placed: bool = 
 
     if not prompts:
         return DeployedPlan(question, made_by, (Pool("", job(question, copies, apart=False)),))
-    ahead = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
+    ahead = startable(prompter(question))
     pools = Pool("prefill", job(ahead, prompts, apart=True)), Pool("decode", job(question, copies, apart=True))
     return DeployedPlan(question, made_by, pools)
 

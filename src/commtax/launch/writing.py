@@ -19,6 +19,7 @@ from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
 from commtax.verbs.disaggregation import prompter
+from commtax.verbs.longest_request import startable
 
 CLIENTS = 8000  # the port that clients ask
 RATED = 1000  # requests of a benchmark at a rate, or those of a minute
@@ -132,7 +133,7 @@ def apart_command(question: Question, engine: str) -> str:
     """
     workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
     own = command_of(made_by.key)
-    prompts = prompter(question).but(max_num_seqs=0)  # that counts requests that decode
+    prompts = startable(prompter(question))
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {
         role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, apart=True)

@@ -225,7 +225,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
         return int(judged.max_concurrency * judged.question.limits.max_model_len)
     states = judged.state_bytes_per_sequence and judged.question.engine.states.state_pool == "blocks"
-    return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
+    return int((judged.pool.shared_tokens if states else judged.pool.tokens)(judged.kv_blocks))
 
 
 def _excuse_left_memory(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:

@@ -33,7 +33,7 @@ from commtax.verbs.closed_loop import serve
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
-from commtax.verbs.longest_request import own_length_notes, why_it_does_not_start
+from commtax.verbs.longest_request import own_limits_notes, why_it_does_not_start
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 
@@ -220,7 +220,7 @@ def _own_length(run: Question, prompts: Plan | None) -> str:
     servers = run.but(disaggregated=False)
     if prompts:
         servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
-    return "; ".join(own_length_notes(servers, run.requests.tokens))
+    return "; ".join(own_limits_notes(servers, run.requests.tokens))
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:

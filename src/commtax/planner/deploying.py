@@ -7,7 +7,7 @@ from commtax.planner.space import surely
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.longest_request import length_to_start_with
+from commtax.verbs.longest_request import length_to_start_with, startable
 from commtax.verbs.requests import longest_of
 
 
@@ -31,7 +31,7 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
     prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
     if prompts:
         q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
-    return PlannedServers(q, int(rows.replicas[i]), prompts)
+    return PlannedServers(startable(q), int(rows.replicas[i]), prompts)
 
 
 def _admitted(searched: ServingPlans, i: int) -> int:
@@ -51,4 +51,4 @@ def _admitted(searched: ServingPlans, i: int) -> int:
 def fleet_servers(trial: Trial) -> PlannedServers:
     """A fleet, with room for the longest of the requests that it was simulated with."""
     q = trial.layout.question
-    return PlannedServers(q.but(max_model_len=length_to_start_with(q, longest_of(all_requests(q)))), *trial.size)
+    return PlannedServers(startable(q.but(max_model_len=length_to_start_with(q, longest_of(all_requests(q))))), *trial.size)

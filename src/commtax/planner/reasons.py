@@ -35,6 +35,7 @@ from commtax.units import DAY_S, format_duration, format_money, format_seconds, 
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds, judged_by_memory
+from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_layout, replan
 
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
@@ -67,11 +68,11 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
-        lack = max(holds(replan(judged_by_memory(base), **sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
-        largest = " of the largest" if len(these) > 1 else ""
+        lack = lack_words(
+            holds(replan(judged_by_memory(base), **sizes, max_model_len=length)), " of the largest" * (len(these) > 1)
+        )
         name = _family_words(legal.take(these)) + dtype_words(base, index)
-        lacks = f"does not fit: each GPU{largest} is {lack:.1f} GiB short even for one request of {length:,} tokens"
-        yield Rejected(name, lacks, dtype=index)
+        yield Rejected(name, f"does not fit: {lack}", dtype=index)
 
 
 def _family_words(rows: Space | ServingColumns) -> str:

@@ -61,13 +61,15 @@ def manner_of(answer: object) -> Manner[object]:
     return cast("Manner[object]", _grid() if is_grid(answer) else KINDS[name]())
 
 
-def _bars(rows: Callable[[T], Iterable[BarRow]], unit: str, title: Callable[[T], str]) -> Callable[[T, Path | None], Figure]:
+def _bars(
+    rows: Callable[[T], Iterable[BarRow]], unit: str, title: Callable[[T], str], colours: Callable[[T], list[str]] = lambda _: []
+) -> Callable[[T, Path | None], Figure]:
     """A plot of bars."""
 
     def plot(answer: T, path: Path | None) -> Figure:
         from commtax.report.answer_plots import plot_bars
 
-        return plot_bars(list(rows(answer)), unit, title(answer), path)
+        return plot_bars(list(rows(answer)), unit, title(answer), path, colours(answer))
 
     return plot
 
@@ -94,7 +96,7 @@ def _grid() -> Manner[object]:
 
 def _bill() -> Manner[StepBill]:
     from commtax.report import bills
-    from commtax.report.answer_pages import layer_picture
+    from commtax.report.answer_pages import COMPUTE, EXPOSED, layer_picture
     from commtax.verbs.billing import by_cost
     from commtax.verbs.explained_step import ExplainedStep
 
@@ -103,7 +105,12 @@ def _bill() -> Manner[StepBill]:
         lambda console, b: bills.show_bill(console, ExplainedStep(b)),
         lambda b: bills.bill_document(ExplainedStep(b)),
         lambda b: [record("bill-line", line=x) | {"kind": kinds.get(x.kind, x.kind)} for x in by_cost(b)],
-        _bars(lambda b: [(_line_name(x), float(x.exposed_s)) for x in by_cost(b)], "s", _asked),
+        _bars(
+            lambda b: [(_line_name(x), float(x.exposed_s)) for x in by_cost(b)],
+            "s",
+            _asked,
+            lambda b: [EXPOSED if x.kind == "comm" else COMPUTE for x in by_cost(b)],
+        ),
         lambda b: layer_picture(ExplainedStep(b).layer),
     )
 
@@ -229,7 +236,7 @@ def _worth() -> Manner[Worth]:
 
 
 def _serving_plans() -> Manner[ServingPlans]:
-    from commtax.report import plan_rows, planning
+    from commtax.report import front_plot, plan_rows, planning
     from commtax.report.answer_pages import layer_picture
     from commtax.verbs.layer import layer_of
 
@@ -237,7 +244,7 @@ def _serving_plans() -> Manner[ServingPlans]:
         lambda console, a: planning.show_plans(console, a, TOP),
         lambda a: planning.plans_document(a, TOP),
         plan_rows.served_rows,
-        planning.plot_front,
+        front_plot.plot_front,
         lambda a: layer_picture(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
     )
 

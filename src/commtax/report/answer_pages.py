@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from commtax.report.drawing import DrawnTable, Sketch, Telling, Text
+from commtax.report.plots import LOOKS
 from commtax.units import format_seconds
 from commtax.verbs.layer import Bar, LayerTimeline, Span
 
-COMPUTE, EXPOSED, HIDDEN = "#4b8fd0", "#e0560e", "#3c8a72"
+COMPUTE, EXPOSED, HIDDEN = (str(LOOKS["any-ground"][name]) for name in ("compute", "exposed", "hidden"))
 """As on the page: one hot colour for what is exposed."""
 COLOURS = {"red": "#d33c3c", "green": "#2e8540"}
 """Of sentences: each is readable on white and on black."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from commtax.report import plots
 from commtax.report.pipelines import KINDS
-from commtax.report.plots import COLOURS, no_formula, picture, style
+from commtax.report.plots import COLOURS, LIGHT, entitle, no_formula, picture, style
 from commtax.report.request_sweeps import format_time_axis
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
@@ -23,7 +24,7 @@ WRITTEN: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": form
 """How a number is written, by its unit."""
 
 
-def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None) -> "plots.Figure":
+def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, colours: Sequence[str] = ()) -> "plots.Figure":
     """Bars to one scale, their numbers behind them, from the top down; a range is a line across a bar's end."""
     shown, write = rows[:MOST_BARS], WRITTEN.get(unit, "{:,.3g}".format)
     if not shown:
@@ -32,10 +33,10 @@ def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None) 
     def draw(figure: "plots.Figure") -> None:
         axes, places = figure.subplots(), range(len(shown))
         values = [float(row[1]) for row in shown]
-        axes.barh(places, values, color=[COLOURS[int(value < 0)] for value in values])
+        axes.barh(places, values, color=colours[:MOST_BARS] or [LIGHT["hot" if value < 0 else "accent"] for value in values])
         for place, (_, value, *ends) in enumerate(shown):
             if ends:
-                axes.plot(ends, [place, place], color="#767676", linewidth=1.5, marker="|")
+                axes.plot(ends, [place, place], color=LIGHT["quiet"], linewidth=1.5, marker="|")
             axes.annotate(
                 write(value), (max(0.0, *ends, value), place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
             )
@@ -47,7 +48,7 @@ def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None) 
         axes.grid(True, axis="x", alpha=0.3)
         axes.set_axisbelow(True)
         more = f" (the first {MOST_BARS} of {len(rows):,})" if len(rows) > MOST_BARS else ""
-        axes.set_title(no_formula(title + more), loc="left", fontsize=10)
+        entitle(axes, title + more)
         axes.set_xlabel("" if unit in WRITTEN else unit)
 
     return picture(path, draw, (8, 1.2 + 0.3 * len(shown)))
@@ -72,7 +73,7 @@ def plot_latencies(runs: Sequence[Mapping[str, float]], title: str, path: Path |
             axes.set_xticks(clients, [f"{x:g}" for x in clients])
             axes.minorticks_off()
             axes.grid(True, alpha=0.3)
-        figure.suptitle(no_formula(title), fontsize=10)
+        figure.suptitle(no_formula(fill(title, 110)), fontsize=10)
 
     return picture(path, draw, (9, 4))
 

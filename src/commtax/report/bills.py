@@ -14,14 +14,14 @@ from commtax.report.drawing import Console, Sketch, Text, telling
 from commtax.report.tables import (
     ANSWER,
     NOTHING_SENT,
-    OWN_LENGTH,
+    OWN_LIMITS,
     SENT,
     Remarks,
     notes,
     range_80,
     say,
     say_asked,
-    say_own_length,
+    say_own_limits,
     served_step,
     show_shares,
     show_table,
@@ -55,7 +55,7 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
         say(console, step.lacking, "bold red")
-    say_own_length(console, b.notes)
+    say_own_limits(console, b.notes)
     say(console, step.verdict, ANSWER)
     modes = [text for text, on in _modes(q) if on]
     if q.trains:
@@ -129,7 +129,7 @@ def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     show_table(console, LINES, [_line_cells(x, float(b.step_s)) for x in by_cost(b)], ("how", "latency", "bytes", "each", "times"))
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
-    said = tuple(note for note in b.notes if note.code != OWN_LENGTH)
+    said = tuple(note for note in b.notes if note.code != OWN_LIMITS)
     return said, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
 
 

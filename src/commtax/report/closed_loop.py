@@ -12,13 +12,13 @@ from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import (
     ANSWER,
-    OWN_LENGTH,
+    OWN_LIMITS,
     Remarks,
     longest_words,
     notes,
     say,
     say_asked,
-    say_own_length,
+    say_own_limits,
     show_shares,
     show_table,
 )
@@ -55,7 +55,7 @@ def _too_long(s: ClosedLoop) -> list[str]:
 def show_unfit(console: Console, s: ClosedLoop, advice: Iterable[str] = ()) -> None:
     """That nobody can run this plan, and what would fit: its times would be those of another one."""
     _say_unfit(console, s)
-    for change in advice:
+    for change in () if _too_long(s) else advice:  # which names what would help itself
         say(console, f"  It would fit with {change}.")
     _say_asked(console, s)
 
@@ -65,7 +65,7 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     if not holds_one(s):
         show_unfit(console, s)
         return
-    say_own_length(console, s.notes)
+    say_own_limits(console, s.notes)
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
@@ -140,7 +140,7 @@ def _largest(parts: list[tuple[str, float]], whole_s: float) -> str:
 def _remarks(s: ClosedLoop, *details: str) -> Remarks:
     """What host times rest on changes how an answer is read only where they were not measured so."""
     sure = s.basis == "calibrated" and not s.question.engine.host.host_label
-    said = [note for note in s.notes if note.code not in ("too-long", OWN_LENGTH, *TOLD_FIRST)]
+    said = [note for note in s.notes if note.code not in ("too-long", OWN_LIMITS, *TOLD_FIRST)]
     return (*said, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
 
 
@@ -161,7 +161,7 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
         show_unfit(console, s)
         return
     runs = simulation_runs(s)
-    say_own_length(console, s.notes)
+    say_own_limits(console, s.notes)
     say(console, _span_words(runs[0], runs[-1]), ANSWER)
     _say_asked(console, s)
     times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")

@@ -52,7 +52,10 @@ def comparison_rows(compared: Comparison) -> list[Record]:
     apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
     unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
     return [
-        dict(zip(compared.axes, row.at, strict=True)) | (_swept(row.bill) if row.bill else unpriced) | {"refused": row.refused}
+        dict(zip(compared.axes, row.at, strict=True))
+        | (_swept(row.bill) if row.bill else unpriced)
+        | ({"breakeven_overlap": compared.breakeven_overlap(row)} if "link" in compared.axes else {})
+        | {"refused": row.refused}
         for row in compared.rows
     ]
 
@@ -80,7 +83,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
     last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
     rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
-    costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, "fits")
+    costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, ">to hide", "fits")
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.rows:
         at, b = map(str, row.at), row.bill
@@ -91,11 +94,22 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         trained = (f"{b.mfu:.1%}", b.binding) if compared.training else ()
         shown = (format_seconds(tax) if tax else "" for tax in taxes)
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
-        rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, "yes" if fits(b) else "no", ""))
+        hide = f"{overlap:.0%}" if (overlap := compared.breakeven_overlap(row)) else ""
+        rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, hide, "yes" if fits(b) else "no", ""))
     names = [name.lstrip(">") for name in costs]
-    expendable = ("fits", *(f"{axis} comm" for axis in reversed(APART)), *reversed(TAXES), "compute", "exposed comm", "MFU")
+    expendable = (
+        "fits",
+        "to hide",
+        *(f"{axis} comm" for axis in reversed(APART)),
+        *reversed(TAXES),
+        "compute",
+        "exposed comm",
+        "MFU",
+    )
     show_table(console, *drop_empty_columns((*compared.axes, *costs, ""), rows), [name for name in expendable if name in names])
-    notes(console, draft_remarks(row.bill for row in compared.rows))
+    hidden = "to hide: the share of a link's communication that must be hidden for it to match the fastest (bill --overlap)"
+    hides = [hidden] * any(map(compared.breakeven_overlap, compared.rows))
+    notes(console, [*hides, *draft_remarks(row.bill for row in compared.rows)])
 
 
 def comparison_words(compared: Comparison) -> list[str]:

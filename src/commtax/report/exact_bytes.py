@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from commtax.catalog.programs import program_of
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import (
@@ -19,8 +20,15 @@ from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
 from commtax.verbs.fitting import Fit, limit_costs, limit_flags, room_words, without_adapters
+from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
+
+PLAIN_LINES = (
+    "weights {weights_gib:.2f} GiB, KV cache {kv_gib:.2f} GiB: {kv_tokens:,} tokens{spread}",
+    "room for {concurrency:.2f} requests of {max_model_len:,} tokens{ranks}",
+)
+"""What is told where an engine's log says nothing of memory."""
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:
@@ -76,7 +84,8 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
 def fit_words(judged: Fit | TrainFit) -> str:
     """The verdict in a line."""
     asked = judged.question
-    model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else 'does not fit'}"
+    fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
+    model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else fails}"
     chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
     said = chosen if not judged.trains and judged.chosen else ""
     return f"{model} on {cluster_words(asked)}{':' if judged.fits else ';'} {said}{describe_gpus(asked.plan)}"
@@ -95,13 +104,18 @@ def adapter_words(judged: Fit) -> str:
 
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
-    asked = judged.question
-    request = "" if asked.trains else f", even for one request of {asked.limits.max_model_len:,.0f} tokens"
-    say(console, f"Each GPU is {format_bytes(judged.shortfall_bytes)} short{request}.", style="red")
+    say(console, f"{lack_sentence(judged)}.", style="red")
+    would = "fit" if judged.trains or not judged.holds_one else "start"
     for i, advice in enumerate(judged.advice):
-        say(console, f"  {'It would also fit' if i else 'It would fit'} with {advice}.")
-    if not asked.trains and not judged.advice:
+        say(console, f"  It would {'also ' * (i > 0)}{would} with {advice}.")
+    if not judged.trains and not judged.advice:
         say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
+
+
+def lack_sentence(judged: Fit | TrainFit) -> str:
+    """What is missing."""
+    lack = f"each GPU is {format_bytes(judged.shortfall_bytes)} short" if judged.trains else lack_words(judged)
+    return lack[0].upper() + lack[1:]
 
 
 def held_parts(judged: Fit | TrainFit) -> Iterable[tuple[str, float, str]]:
@@ -117,7 +131,7 @@ def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Itera
 
 
 def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
-    """The lines as vLLM logs them, and what a rank holds, which comes first where that is the reason; what is left to remark."""
+    """The lines as the engine logs them, and what a rank holds, which comes first where that is the reason; what is left."""
     plan = judged.question.plan
     stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
     title = f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}"
@@ -132,17 +146,19 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
 
 
 def _say_logged(console: Console, judged: Fit) -> None:
-    """The room for KV as vLLM logs it."""
-    limits = judged.question.limits
-    say(console, "vLLM would log:")
-    say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
-    say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
+    """The room for KV as the engine logs it at the start, and what it is made of."""
+    limits, engine = judged.question.limits, judged.question.engine
     low, high = judged.kv_tokens_range
-    spread = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
-    most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
-    say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}{_ranks_words(judged)}")
-    per_token = format_bytes(judged.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {judged.kv_blocks} ({judged.block_size} tokens each); {per_token} of KV per token per rank")
+    facts = {name: getattr(limits, name) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
+    facts |= {"weights_gib": judged.weights_bytes / GiB, "kv_gib": judged.kv_bytes / GiB, "kv_tokens": judged.kv_tokens}
+    facts |= {"concurrency": judged.max_concurrency, "ranks": _ranks_words(judged)}
+    facts["spread"] = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
+    if engine.memory.start_lines:
+        say(console, f"{program_of(engine).title} would log:")
+    for line in engine.memory.start_lines or PLAIN_LINES:
+        say(console, line.format_map(facts))
+    blocks = f"{judged.kv_blocks:,} blocks of {plural(judged.block_size, 'token')}; " if judged.block_size > 1 else ""
+    say(console, f"{blocks}{format_bytes(judged.kv_bytes_per_token)} of KV per token per rank")
     if judged.state_bytes_per_sequence:
         _show_states(console, judged)
 

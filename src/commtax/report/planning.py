@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from commtax.planner.money import asks_for_dollars, plan_money
 from commtax.planner.reasons import SAID, missed_times, odds
 from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
-from commtax.report import plots
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
@@ -35,7 +33,6 @@ from commtax.report.plan_tables import (
     served_columns,
     show_ranked,
 )
-from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, sized_places
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
@@ -81,7 +78,7 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
 def _say_asked(console: Console, a: Plans) -> None:
     q = a.question
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {_question_words(a)}", "dim")
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
 
 
 def recommended_words(a: Plans) -> str:
@@ -116,7 +113,7 @@ def spread_notes(q: Question) -> list[str]:
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
 
 
-def _question_words(a: Plans) -> str:
+def question_words(a: Plans) -> str:
     if a.trains:
         return f"{plural(a.question.goal.global_batch, 'sequence')} of {a.question.context:,} tokens per step"
     return f"{', '.join([length_words(a.question), *limit_words(a.question)])}; goal: {WANTED[a.question.goal.objective]}"
@@ -251,22 +248,3 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
         "verdict": a.gpu_words(rows, i),
     }
-
-
-def plot_front(a: ServingPlans, path: Path | None) -> "plots.Figure":
-    """The Pareto front as a picture."""
-
-    def draw(figure: "plots.Figure") -> None:
-        axes = figure.subplots()
-        for index, tp in enumerate(np.unique(a.front.tp)):
-            own = a.front.take(np.flatnonzero(a.front.tp == tp))
-            signs = style(index, linestyle="", label=f"TP {int(tp)}")
-            axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
-        axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
-        axes.set_title(
-            no_formula(f"{a.question.model.key} on {sized_places(a.question)}, {_question_words(a)}"), loc="left", fontsize=10
-        )
-        axes.grid(True, alpha=0.3)
-        axes.legend()
-
-    return picture(path, draw)

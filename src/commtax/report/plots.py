@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from commtax.files import replace_when_written
+from commtax.files import replace_when_written, table
 from commtax.spelling import escape_controls
 from commtax.statement import Refusal
 
@@ -13,9 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
 
-# Okabe and Ito's palette: told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-MARKERS = "osD^vPX*"
+LOOKS = table("report/looks.toml")
+LIGHT = {name: str(light) for name, (light, _) in LOOKS["colours"].items()}
+COLOURS = tuple(LIGHT[name] for name in LOOKS["series"])
+MARKERS, RECOMMENDED = str(LOOKS["marks"]["series"]), str(LOOKS["marks"]["recommended"])
+LIMIT: dict[str, Any] = {"color": LIGHT["hot"], "linestyle": (0, (5, 4)), "linewidth": 1.5}
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -80,10 +83,15 @@ def _figures() -> type["Figure"]:
     return ShownFigure
 
 
+def entitle(axes: "Axes", text: str, letters: int = 100) -> None:
+    """A title at the left, folded where it is longer than a picture of the usual width."""
+    axes.set_title(no_formula(fill(text, letters)), loc="left", fontsize=10)
+
+
 def no_formula(text: str) -> str:
     """User text for a picture: a dollar is no formula there, and a control no sign that a font lacks.
 
     >>> no_formula("a$b")
     'a\\\\$b'
     """
-    return escape_controls(text).replace("$", r"\$")
+    return "\n".join(map(escape_controls, text.split("\n"))).replace("$", r"\$")

@@ -9,7 +9,7 @@ from commtax.report import plots
 from commtax.report.drawing import Console
 from commtax.report.plots import COLOURS, no_formula, picture, style
 from commtax.report.requests import fleet_words, rate_words, remarks
-from commtax.report.tables import ANSWER, notes, say, say_asked, say_own_length, show_table
+from commtax.report.tables import ANSWER, notes, say, say_asked, say_own_limits, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
 from commtax.verbs.loads import LOADS
@@ -21,7 +21,7 @@ EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "t
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     """One line a point, the knee and the capacity said."""
-    say_own_length(console, s.outcomes[0].notes)
+    say_own_limits(console, s.outcomes[0].notes)
     say(console, sweep_words(s, slo), ANSWER)
     say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
     times = (">TTFT mean", ">TTFT p99", ">TPOT mean", ">TPOT p99", ">ITL p99", ">E2E mean")

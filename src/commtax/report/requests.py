@@ -11,7 +11,7 @@ from commtax.files import table
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
-from commtax.report.tables import ANSWER, OWN_LENGTH, longest_words, notes, say, say_asked, say_own_length, show_table
+from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
 from commtax.statement import Note
 from commtax.units import format_seconds, plural
@@ -54,7 +54,7 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
 
 def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """What makes the answer no, or only a part of it."""
-    say_own_length(console, o.notes)
+    say_own_limits(console, o.notes)
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
@@ -232,12 +232,12 @@ def _engine(o: RequestsInTime, used: EngineUsage) -> str:
 
 def remarks(o: RequestsInTime) -> list[str]:
     """Notes but those that stand first; idle GPUs are counted over both kinds of workers, where there are two."""
-    said = ("interrupted", OWN_LENGTH, *(["idle-gpus"] if o.fleet.prompts else []))
+    said = ("interrupted", OWN_LIMITS, *(["idle-gpus"] if o.fleet.prompts else []))
     return list(dict.fromkeys(note for note in o.notes if note.code not in said))
 
 
 def _own_length(o: RequestsInTime) -> list[Note]:
-    return [note for note in o.notes if note.code == OWN_LENGTH]
+    return [note for note in o.notes if note.code == OWN_LIMITS]
 
 
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:

@@ -19,7 +19,7 @@ NOTHING_S = 1e-12
 MOST_REJECTED = 16
 BETWEEN = 2  # spaces between columns
 ANSWER = "bold"
-OWN_LENGTH = "own-length"
+OWN_LIMITS = "own-limits"
 """The style of an answer's first sentence: no colour, which some grounds would swallow."""
 SENT = "magenta"
 """Of names of what is sent: dark enough on white, light enough on black."""
@@ -91,9 +91,9 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
-def say_own_length(console: Console, remarks: Iterable[Note]) -> None:
-    """That servers would not start with the model's own length: before the figures, which hold with another."""
-    for note in (note for note in remarks if note.code == OWN_LENGTH):
+def say_own_limits(console: Console, remarks: Iterable[Note]) -> None:
+    """That servers would not start with limits that nobody said: before the figures, which hold with others."""
+    for note in (note for note in remarks if note.code == OWN_LIMITS):
         say(console, f"{note}.", "bold red")
 
 

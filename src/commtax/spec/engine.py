@@ -191,6 +191,7 @@ class MemoryHabits:
     non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
     sampler_bytes_per_logit: float = 0.0
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
+    start_lines: tuple[str, ...] = ()  # what its start-up log says of memory, in its own words
     refuses_to_start: bool = False  # where its cache has no room for one request of full length
     kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
@@ -220,6 +221,8 @@ class StateHabits:
     )
     page_multiple: int = 1  # a layer's part of a block is padded to whole multiples of so many bytes
     packed_pages: bool = False  # a block is as large as the largest group of layers needs, else as all of them padded
+    windows_in_flight: bool = False  # windows keep the tokens of all steps in flight, not of one
+    block_per_state: bool = False  # starts only with a block for the state of each of max_num_seqs requests
 
 
 @dataclass(frozen=True, slots=True)

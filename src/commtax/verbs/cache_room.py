@@ -77,15 +77,37 @@ def _of_plans(asked: Question, figure: Callable[[Question, int, int], Number]) -
 
 
 def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
-    lines, peak, pool = stage_contents(asked, stage, pp)
-    return pool.tokens(cache_blocks(asked, sum(w.nbytes for w in lines), peak, pool)[-1])
+    blocks, pool = _stage_blocks(asked, stage, pp)
+    return pool.tokens(blocks)
 
 
 def _stage_requests(asked: Question, stage: int, pp: int) -> Number:
-    lines, peak, pool = stage_contents(asked, stage, pp)
-    blocks = cache_blocks(asked, sum(w.nbytes for w in lines), peak, pool)[-1]
-    wanted = pool.blocks_per_request(asked.limits.max_model_len, asked.limits.max_num_batched_tokens)
+    blocks, pool = _stage_blocks(asked, stage, pp)
+    wanted = pool.blocks_per_request(asked.limits.max_model_len, in_flight_tokens(asked))
     return np.minimum(blocks / wanted, pool.places(pool.tokens(blocks)))
+
+
+def in_flight_tokens(asked: Question) -> int:
+    """Tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of all that are
+    in flight, one for each stage and one that is decided ahead."""
+    steps = int(asked.plan.pp) + asked.engine.serves.ahead if asked.engine.states.windows_in_flight else 1
+    return steps * asked.limits.max_num_batched_tokens
+
+
+def most_seqs_to_start(asked: Question) -> Number:
+    """The largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it captures
+    decoding steps without a block for the state of each sequence, or captures none."""
+    return _of_plans(asked, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(asked) else np.inf
+
+
+def needs_blocks_for_states(asked: Question) -> bool:
+    """Whether the engine starts only with a block for the state of each sequence."""
+    return asked.engine.states.block_per_state and bool(asked.model.recurrent) and not asked.what_if.eager
+
+
+def _stage_blocks(asked: Question, stage: int, pp: int) -> tuple[Number, KvPool]:
+    lines, peak, pool = stage_contents(asked, stage, pp)
+    return cache_blocks(asked, sum(w.nbytes for w in lines), peak, pool)[-1], pool
 
 
 def stage_contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:

@@ -27,10 +27,10 @@ from commtax.verbs import checking
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
 from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
-from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
-from commtax.verbs.longest_request import check_lengths, own_length_notes, why_it_does_not_start
+from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
@@ -74,6 +74,13 @@ class ClosedLoop(Answer):
     def state_tokens(self) -> Number:
         """Tokens whose room in the cache the states of a request take."""
         return state_tokens(self.question)
+
+    @property
+    def reported_kv_tokens(self) -> Number:
+        """KV tokens of a replica as an engine's log and ``fit`` count them; of arrays of plans those that its blocks hold."""
+        if np.ndim(self.kv_tokens) or self.requests.kv_tokens is not None or not np.any(self.legal):
+            return self.kv_tokens
+        return reported_kv_tokens(self.question)
 
     @property
     def legal(self) -> Condition:
@@ -359,7 +366,8 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         yield lengths_note(float(wanted.spread))
     if why := why_it_does_not_start(s.question):
         yield Note("too-long", why)
-    yield from own_length_notes(s.question, wanted.tokens)
+    else:
+        yield from own_limits_notes(s.question, wanted.tokens)
     yield from pool_notes(s.question)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
@@ -377,7 +385,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         if s.running == most:
             limits = most < step_limits(s.question)[1]
             limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
-        room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
+        room = f"; it holds {s.reported_kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from commtax import catalog
 from commtax.answer import Answer
 from commtax.catalog.techniques import changes_of
+from commtax.napkin import breakeven_overlap
 from commtax.options import check_taken
 from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
@@ -71,6 +72,16 @@ class Comparison(Answer):
     def swept(self) -> set[str]:
         """What differs between cells: local tokens are sequences of a length."""
         return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
+
+    def breakeven_overlap(self, row: ComparedBill) -> float | None:
+        """How much of a cell's communication must be hidden for it to match its fastest link; None where links are not compared."""
+        if "link" not in self.axes or row.bill is None:
+            return None
+        index = self.axes.index("link")
+        rest = [value for i, value in enumerate(row.at) if i != index]
+        alike = (r for r in self.rows if [value for i, value in enumerate(r.at) if i != index] == rest)
+        fastest = min(float(r.bill.exposed_comm_s) for r in alike if r.bill is not None)
+        return breakeven_overlap(float(row.bill.exposed_comm_s), fastest)
 
     def values(self, axis: str) -> list[int | str]:
         index = self.axes.index(axis)

@@ -70,7 +70,7 @@ def where_prompts_run(asked: Question, **sizes: object) -> Question:
     asked = asked.plain() if isinstance(asked, Settled) else asked
     if place:
         asked = asked.but(cluster=place, engine=on_chip(asked.engine, place.chip), prefill_cluster=None)
-    return replan(asked, **sizes, ep_backend=BULK.get(backend, backend))
+    return replan(asked, **sizes, ep_backend=BULK.get(backend, backend), max_num_seqs=0)  # that counts requests that decode
 
 
 def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:

@@ -198,7 +198,8 @@ def _trained_memory(b: StepBill) -> Memory:
 def _served_memory(b: StepBill) -> Memory:
     seqs, each = int(b.question.batch), int(b.question.context) + 1
     room, tokens = fit_of_step(b.question), seqs * each
-    blocks = room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
+    whole = int(room.pool.tokens(room.kv_blocks))
+    blocks = room.kv_bytes * tokens / whole if whole else room.kv_bytes_per_token * tokens
     if room.state_bytes_per_sequence_per_rank:
         blocks = room.kv_bytes_per_token * tokens + room.state_bytes_per_sequence_per_rank * seqs
     parts = {
@@ -208,7 +209,7 @@ def _served_memory(b: StepBill) -> Memory:
         "KV cache of this batch": blocks,  # and its states
     }
     note = f"room for {room.kv_tokens:,} cached tokens per replica; this batch has {tokens:,}"
-    return _memory(b, parts, room.fits and room.holds(seqs, each), room.kv_tokens, note)
+    return _memory(b, parts, room.holds_one and room.holds(seqs, each), room.kv_tokens, note)
 
 
 def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:

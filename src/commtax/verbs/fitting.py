@@ -18,6 +18,7 @@ from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
 from commtax.judgement.engine_limits import Changes, best_changes, caches_are_small, changes_to_try
+from commtax.judgement.starting import LENGTH, SEQS, stopped_by
 from commtax.options import check_taken
 from commtax.question import Question
 from commtax.records import dataclass, replace
@@ -25,7 +26,15 @@ from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.cache_room import bytes_left_for_cache, cache_blocks, different_stages, limits_of, stage_contents
+from commtax.verbs.cache_room import (
+    bytes_left_for_cache,
+    cache_blocks,
+    different_stages,
+    in_flight_tokens,
+    limits_of,
+    needs_blocks_for_states,
+    stage_contents,
+)
 from commtax.verbs.cache_room import cache_tokens as cache_tokens
 from commtax.verbs.drafts import stage_pool
 from commtax.verbs.keywords import FitOptions
@@ -86,8 +95,8 @@ class Fit(Answer):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request that the cache holds, with its states; 0 where it holds none."""
-        step, pool = self.question.limits.max_num_batched_tokens, self.pool
-        if not self.fits and pool.places(pool.tokens(self.kv_blocks)) < 1:
+        step, pool = in_flight_tokens(self.question), self.pool
+        if not self.holds_one and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
         lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
         return bisect_right(lengths, self.kv_blocks, key=lambda length: int(pool.blocks_per_request(length, step)))
@@ -98,9 +107,9 @@ class Fit(Answer):
 
     def most_seqs(self, tokens: int) -> int:
         """Sequences of so many tokens each that there is room for, with their states."""
-        if not self.state_bytes_per_sequence_per_rank:
-            return self.kv_tokens // tokens
         room = float(self.pool.tokens(self.kv_blocks))
+        if not self.state_bytes_per_sequence_per_rank:
+            return int(room // tokens)
         return int(min(room // (tokens + float(self.pool.state_tokens)), float(self.pool.places(room))))
 
     @property
@@ -111,8 +120,20 @@ class Fit(Answer):
         return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
 
     @property
+    def stopped_by(self) -> str:
+        """The limit with which a server does not start, as options are named; "" where it starts."""
+        most = self.kv_blocks if needs_blocks_for_states(self.question) else math.inf
+        return stopped_by(self.max_concurrency, self.question.limits.max_num_seqs, most)
+
+    @property
+    def holds_one(self) -> bool:
+        """Whether there is room for one request of full length, however many are let in."""
+        return self.stopped_by != LENGTH
+
+    @property
     def fits(self) -> bool:
-        return self.max_concurrency >= 1
+        """Whether a server starts with these limits."""
+        return not self.stopped_by
 
     @property
     def is_safe(self) -> bool:
@@ -122,7 +143,7 @@ class Fit(Answer):
 
     @property
     def shortfall_bytes(self) -> float:
-        """Bytes a rank lacks to keep one request of full length."""
+        """Bytes a rank lacks to keep one request of full length, or a block for each sequence."""
         beside = 1 + self.pool.share if self.state_pool_bytes else 1.0  # a pool of states wants its share of what is added
         return 0.0 if self.fits else max(self.over_bytes, (self.needed_kv_bytes - self.kv_bytes) * beside)
 
@@ -235,7 +256,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
     block = room.block_size * int(asked.plan.dcp)
-    wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, room.max_num_batched_tokens)) for window in windows)
+    wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, in_flight_tokens(asked))) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache
@@ -345,7 +366,8 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
     lines, peak, pool = stage_contents(asked, stage, pp)
     kv_bytes, over, blocks = cache_blocks(asked, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = int(pool.blocks_per_request(room.max_model_len, room.max_num_batched_tokens))
+    wanted = int(pool.blocks_per_request(room.max_model_len, in_flight_tokens(asked)))
+    seqs = room.max_num_seqs if needs_blocks_for_states(asked) else 0
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     return Fit(
@@ -361,19 +383,18 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
         kv_blocks=int(blocks),
         kv_tokens=_logged_tokens(asked, pool, int(blocks), concurrency),
         max_concurrency=concurrency,
-        needed_kv_bytes=max(wanted * float(pool.bytes_per_block), one_state),
+        needed_kv_bytes=max(max(wanted, seqs) * float(pool.bytes_per_block), one_state),
         pool=pool,
         over_bytes=float(over),
     )
 
 
 def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: float) -> int:
-    """KV tokens as a start-up log counts them: of all groups alike, or as requests of full length where some hold states."""
-    if asked.engine.states.state_pool != "blocks" or not np.any(pool.state_tokens):
-        return int(pool.tokens(blocks))
-    if asked.engine.states.tokens_at_full_length:
+    """KV tokens as a start-up log counts them: as requests of full length where groups keep different tokens, or of all alike."""
+    if asked.engine.states.tokens_at_full_length and len(pool.groups) > 1:
         return int(concurrency * asked.limits.max_model_len)
-    return int(pool.shared_tokens(blocks))
+    shared = asked.engine.states.state_pool == "blocks" and np.any(pool.state_tokens)
+    return int(pool.shared_tokens(blocks) if shared else pool.tokens(blocks))
 
 
 def _advice(failed: Fit) -> list[str]:
@@ -382,9 +403,9 @@ def _advice(failed: Fit) -> list[str]:
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _larger_plans(failed)
-    longest, roomier = longest_request(failed), failed.roomier
+    roomier = failed.roomier
     changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
-    changes += [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
+    changes += _smaller_limits(failed)
     if not asked.plan.weights_dtype and not asked.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
@@ -393,11 +414,30 @@ def _advice(failed: Fit) -> list[str]:
     return changes + _larger_plans(failed)
 
 
+def _smaller_limits(failed: Fit) -> Iterator[str]:
+    """The limits that start as it is."""
+    most = largest_max_num_seqs(failed)
+    seqs = f"--max-num-seqs {most}" if most < failed.question.limits.max_num_seqs else ""
+    if failed.stopped_by == SEQS:
+        yield f"{seqs} (a block for the state of each)"
+    elif longest := longest_request(failed):
+        yield f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)"
+
+
+def largest_max_num_seqs(judged: Fit) -> int:
+    """The largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
+    asked = judged.question
+    if not needs_blocks_for_states(asked):
+        return asked.limits.max_num_seqs
+    counts = range(1, asked.limits.max_num_seqs + 1)
+    return bisect_left(counts, True, key=lambda seqs: judge(asked.vary(max_num_seqs=seqs)).kv_blocks < seqs)
+
+
 def longest_request(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
     asked, size = failed.question, failed.question.limits.block_size
     lengths = range(1, asked.limits.max_model_len + 1)
-    most = bisect_left(lengths, True, key=lambda length: not judge(asked.vary(max_model_len=length)).fits)
+    most = bisect_left(lengths, True, key=lambda length: not judge(asked.vary(max_model_len=length)).holds_one)
     return most // size * size
 
 
@@ -428,13 +468,18 @@ def without_adapters(judged: Fit) -> Fit | None:
     return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
 
 
+def reported_kv_tokens(asked: Settled) -> int:
+    """KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
+    return judge(replace(asked, limits=limits_of(asked))).kv_tokens
+
+
 def fit_of_step(q: Settled) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
     usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
     judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
-    return replace(judged, kv_tokens=judge(usual).kv_tokens) if np.any(judged.pool.state_tokens) else judged
+    return replace(judged, kv_tokens=reported_kv_tokens(plain)) if len(judged.pool.groups) > 1 else judged
 
 
 def fits(priced: StepBill) -> Condition:
@@ -443,4 +488,4 @@ def fits(priced: StepBill) -> Condition:
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
     judged = fit_of_step(q)
-    return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)
+    return judged.holds_one and judged.holds(int(q.batch), int(q.context) + 1)

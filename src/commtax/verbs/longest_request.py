@@ -1,27 +1,32 @@
-"""``max_model_len``: an engine starts only where its cache holds one request of that length, in each pool of workers."""
+"""``max_model_len`` and ``max_num_seqs``: an engine starts only where its cache holds one request of that length, and a block for
+the state of each sequence where it wants one, in each pool of workers."""
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from commtax.arrays import cache_answers
+from commtax.judgement import starting
 from commtax.question import Question
 from commtax.records import replace
 from commtax.spec import SIZES, Condition, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes
-from commtax.verbs.cache_room import cache_tokens, full_length_requests
+from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.fitting import add_advice, holds, judged_by_memory, longest_request
+from commtax.verbs.fitting import Fit, add_advice, holds, judged_by_memory, largest_max_num_seqs, longest_request
 from commtax.verbs.settling import Settled, settle
 
+Asked = TypeVar("Asked", bound=Question)
 ROUND = 256  # lengths that nobody said are whole multiples of this many tokens
 
 
 def starts(workers: Question) -> Condition:
-    """Whether workers have room for one request of the length that was asked for; true where none was. Arrays as the plan."""
-    return full_length_requests(workers) >= 1 if workers.limits.max_model_len else True
+    """Whether workers start with the limits that were asked for; true where none were. Arrays as the plan."""
+    length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
+    return starting.starts(full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf)
 
 
 def pools_of(q: Question) -> Mapping[str, Question]:
@@ -44,25 +49,42 @@ def _is_judged(q: Question) -> bool:
     return q.requests.kv_tokens is None and not any(np.ndim(getattr(q.plan, axis)) for axis in SIZES)
 
 
-def why_it_does_not_start(q: Question) -> str:
-    """Which workers lack room for one request of full length, how much, and what would help; "" where all have it."""
-    if not q.limits.max_model_len or not _is_judged(q):
-        return ""
+def why_it_does_not_start(q: Question) -> Note:
+    """Which workers lack room with the limits that were asked for, how much, and what would help, under the limit's name; empty
+    where all have it."""
+    if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
+        return Note("", "")
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
-        judged = add_advice(holds(judged_by_memory(workers)))
-        lack = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
+        shortest = {} if workers.limits.max_model_len else {"max_model_len": 1}  # which nobody asked for
+        judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
-        more = f"it would fit with {remedies}" if remedies else "use more GPUs or a smaller model"
-        return f"{lack} even for one request of {q.limits.max_model_len:,} tokens (--max-model-len); {more}"
-    return ""
+        more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"
+        return Note(judged.stopped_by, f"{lack_words(judged, kind)}; {more}")
+    return Note("", "")
 
 
-def own_length_notes(q: Question, tokens: Number) -> list[Note]:
-    """That servers have no room for one request of the model's own length, which they take where nobody says another, and up to
-    which length figures hold; nothing where they have it, or where not even requests of so many ``tokens`` have room."""
-    if q.limits.max_model_len or q.trains or not _is_judged(q):
+def lack_words(judged: Fit, kind: str = "") -> str:
+    """What workers of a kind lack to start."""
+    limits, name = judged.question.limits, judged.question.engine.name
+    if judged.holds_one:
+        wanted = f"{name} wants one for the state of each of {limits.max_num_seqs:,} sequences (--max-num-seqs)"
+        return f"the cache{kind} has {judged.kv_blocks:,} blocks, and {wanted}"
+    short = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
+    return f"{short} even for one request of {limits.max_model_len:,.0f} tokens (--max-model-len)"
+
+
+def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
+    """That servers do not start with the model's own length or the engine's own number of sequences, which they take where nobody
+    says others, and up to which figures hold; nothing where they do, or where not even requests of so many ``tokens`` have room."""
+    if q.trains or not _is_judged(q):
+        return []
+    return [*_length_notes(q, tokens), *_seqs_notes(q)]
+
+
+def _length_notes(q: Question, tokens: Number) -> list[Note]:
+    if q.limits.max_model_len:
         return []
     pools = {kind: workers for kind, workers in pools_of(q).items() if full_length_requests(workers) < 1}
     short = {kind: _own_length(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
@@ -72,7 +94,36 @@ def own_length_notes(q: Question, tokens: Number) -> list[Note]:
     own, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
     lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
     verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
-    return [Note("own-length", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
+    return [Note("own-limits", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
+
+
+def _seqs_notes(q: Question) -> list[Note]:
+    told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
+    most = " and ".join(f"{seqs}{kind}" for kind, seqs in told.items() if seqs)
+    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
+    why = f"it wants a block for the state of each; the figures hold with {most} or less"
+    return [Note("own-limits", f"{own}: {why}")] if most else []
+
+
+def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:
+    """The ``max_num_seqs`` that servers should be told: as wanted, as far as they start with it; 0, the engine's own, where nothing
+    is wanted and they start with that."""
+    if not needs_blocks_for_states(workers):
+        return wanted
+    return _told_max_num_seqs(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))
+
+
+def startable(workers: Asked) -> Asked:
+    """The same with as many sequences as its servers start with."""
+    limits = workers.limits
+    return replace(workers, limits=replace(limits, max_num_seqs=told_max_num_seqs(workers, limits.max_num_seqs)))
+
+
+@cache_answers
+def _told_max_num_seqs(workers: Question) -> int:
+    judged = holds(judged_by_memory(workers))
+    most = largest_max_num_seqs(judged)
+    return most if most < judged.question.limits.max_num_seqs else workers.limits.max_num_seqs
 
 
 @cache_answers
@@ -85,7 +136,7 @@ def _own_length(workers: Question) -> tuple[int, float]:
 def check_starts(q: Question) -> Question:
     """Refuse what would not start."""
     if why := why_it_does_not_start(q):
-        raise Refusal.of(f"does not fit: {why}", max_model_len=q.limits.max_model_len)
+        raise Refusal.of(f"does not start: {why}", **{why.code: getattr(q.limits, why.code)})
     return q
 
 

@@ -30,7 +30,7 @@ from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.kv_motion import carrier_of, check_sides
 from commtax.verbs.loads import first_requests
-from commtax.verbs.longest_request import own_length_notes
+from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
@@ -286,7 +286,7 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     ahead = prompter(asked) if asked.requests.disaggregated else asked
-    told = (*prefix_notes(ahead), *pool_notes(asked), *own_length_notes(asked, longest_of(stream)))
+    told = (*prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
     notes = (*asked.notes, *draft_notes(asked), *stream.notes, *told)
     answer = RequestsInTime(asked, stream, fleet, ran, notes)
     if ran.stopped:

@@ -349,6 +349,10 @@ def _remarks(q: Question) -> Iterator[Note]:
         native = ARITHMETIC.get(wanted, wanted)
         if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
             yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
+    loaded = plan.weights_dtype == "fp8" and q.engine.kernels.quantises and q.model.quant is None
+    if loaded and "fp8" in cluster.chip.flops_per_s and not q.trains:
+        made = f"fp8: {q.engine.name} makes it of 16-bit weights as it loads them, and finds scales of activations in every step"
+        yield Note("scales", f"{made}; a checkpoint that brings them (…-FP8) takes shorter steps")
 
 
 def context_notes(q: Question, context: Number) -> list[Note]:

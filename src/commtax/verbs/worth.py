@@ -348,7 +348,7 @@ class Scale:
     def holds(self, judged: Fit) -> bool:
         """Whether there is room for the step's batch, or for one request: others wait for theirs."""
         each = self.question.requests.tokens if self.requests else self.question.context + 1
-        return judged.fits and judged.holds(1 if self.requests else int(self.question.batch), int(each))
+        return judged.holds_one and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
     @cached_property
     def _full_rate(self) -> float:

@@ -5,9 +5,8 @@ import shlex
 
 from commtax.question import AS_IT_IS
 from commtax.report.documents import Record, Value
-from commtax.report.exact_bytes import fit_document, fit_words, held_parts
+from commtax.report.exact_bytes import fit_document, fit_words, held_parts, lack_sentence
 from commtax.report.view.state import State, arguments, config_text, refusal
-from commtax.units import format_bytes
 from commtax.verbs.fitting import Fit, add_advice, holds
 from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import TrainFit, train_holds
@@ -21,7 +20,7 @@ def fit_answer(state: State) -> Record:
 def memory_answer(state: State) -> Record:
     """The same, and how the page shows it."""
     judged = _judge(state)
-    lack = "" if judged.fits else f". Each GPU is {format_bytes(judged.shortfall_bytes)} short"
+    lack = "" if judged.fits else f". {lack_sentence(judged)}"
     length = "" if judged.trains else f", for requests of up to {judged.question.limits.max_model_len:,.0f} tokens"
     return {
         **fit_document(judged),

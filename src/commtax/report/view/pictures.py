@@ -70,11 +70,11 @@ def serving_front(a: ServingPlans) -> Record:
         why = [*why, usd, page_words(str(lengths_note(a.question.requests.spread)))]
     return {
         **told,
-        "front": _front(a),
+        "front": front_points(a),
         "why": why,
         "sentence": _serving_sentence(a),
         **USER_AND_GPU,
-        "marks": _marks(a),
+        "marks": limit_marks(a),
         "table": plan_table("served", _ranked_rows(a, told)),
         "points": [_point_card(a, point) for point in a.places],
         "sides": [],
@@ -108,7 +108,7 @@ def _point_card(a: ServingPlans, point: OperatingPoint) -> Record:
     return {"name": point_name(a, point), "when": point.when, "row": row}
 
 
-def _marks(a: ServingPlans) -> list[Record]:
+def limit_marks(a: ServingPlans) -> list[Record]:
     """Limits as lines across the front."""
     tpot = a.question.goal.tpot_s
     return [{"axis": "x", "value": 1 / tpot, "text": f"TPOT {format_seconds(tpot)}"}] if isfinite(tpot) else []
@@ -133,11 +133,11 @@ def several_front(s: SeveralPlans) -> Record:
     ]
     return {
         **told,
-        "front": [point for a in s.answers for point in _front(a, a.question.cluster.key, a is (chosen and chosen.answer))],
+        "front": [point for a in s.answers for point in front_points(a, a.question.cluster.key, a is (chosen and chosen.answer))],
         "why": [page_words(line) for line in (*_why_cluster(s, figures), *clusters_without_plans(s))],
         "sentence": _several_words(s, name) if chosen else "No cluster has a plan that meets the limits.",
         **USER_AND_GPU,
-        "marks": _marks(s.answers[0]),
+        "marks": limit_marks(s.answers[0]),
         "table": table,
         "points": list(_ways_to_run(s)),
         "sides": [_side(a, chosen) for a in s.answers],
@@ -241,7 +241,7 @@ def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
     return {"cluster": q.cluster.key, "gpus": q.cluster.num_gpus, "text": text, "row": own}
 
 
-def _front(a: ServingPlans, series: str = "", chosen: bool = True) -> list[Record]:
+def front_points(a: ServingPlans, series: str = "", chosen: bool = True) -> list[Record]:
     """The front as points, the recommended plan among them."""
     rows, best = _with_winner(a)
     shown = _thin_front(rows, best)
