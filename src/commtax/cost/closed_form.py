@@ -24,7 +24,7 @@ from commtax.spec import Engine, Number
 
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
-RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs
+LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,24 @@ def scaled(means: ClosedLoopMeans, per_token: Number, first: Number) -> ClosedLo
     return replace(means, **tokens, **{name: getattr(means, name) * first for name in waits})
 
 
-def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
-    """Requests that run at once: what clients send, unless the engine's limit or the cache allows fewer.
+def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number, fed: Number = np.inf) -> Number:
+    """Requests that are not kept waiting for a slot: what clients send, unless the engine's limit or the cache allows fewer.
 
-    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states.
+    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states. Long
+    answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3. What a request holds differs between
+    requests, so the number that fits, X, differs from moment to moment, and the mean of min(clients, X) runs. Where prompts
+    let in no more than ``fed`` at once and these have room, nobody waits for a slot: all wait for their prompts.
     """
-    kept = load.input_len + load.output_len * (1.0 if engine.serves.kv_reserved else 0.5) + load.state_tokens
-    return np.maximum(1.0, np.minimum(load.concurrency, np.minimum(max_seqs, kv_tokens // kept)))
+    whole = engine.serves.kv_reserved
+    varied, growing = load.spread**2 / 3, load.output_len * (1.0 if whole else 0.5)
+    kept = load.input_len + growing * (1 + varied) + load.state_tokens
+    deviation = np.sqrt(varied * load.input_len**2 + (varied if whole else 1 / 3) * growing**2) / kept
+    room = np.maximum(1.0, kv_tokens / kept)
+    wanted, scale = np.minimum(load.concurrency, max_seqs), np.sqrt(room) * np.maximum(deviation, 1e-3) / LOGISTIC
+    beyond = np.minimum(40.0, (room - wanted) / scale)
+    fitting = np.where(beyond < 40, room - scale * np.log1p(np.exp(beyond)), wanted)
+    fed_alone = fed <= np.minimum(max_seqs, room)
+    return np.maximum(1.0, np.where(fed_alone, load.concurrency, fitting))[()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +128,24 @@ class Pressure:
     inside: Number = 0.0  # share of the waiting that falls after the first token
 
 
-def pressure(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf) -> Pressure:
+def pressure(
+    load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf, fed: Number = np.inf
+) -> Pressure:
     """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
 
-    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit. A request thrown out
-    computes its tokens again, and waits after its first token instead of before it.
+    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit, or than their prompts
+    let in (``fed``): who still waits for its prompt holds nothing. Each request that ends inside grows by O, for which O/I
+    others were let in too many. They compute their tokens again, and wait after their first token instead of before it.
     """
     if engine.serves.kv_reserved:
         return Pressure()
     lengths = load.input_len + load.output_len + load.state_tokens, load.input_len + load.state_tokens
     ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in lengths)
-    wanted = np.minimum(load.concurrency, max_seqs)
+    wanted = np.minimum(np.minimum(load.concurrency, max_seqs), fed)
     full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
     admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2
     inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
-    return Pressure(full * np.minimum(1.0, RECOMPUTED * load.output_len / load.input_len), np.clip(inside, 0, 1))
+    return Pressure(full * np.minimum(1.0, load.output_len / load.input_len), np.clip(inside, 0, 1))
 
 
 ROOM = Pressure()
@@ -181,15 +195,19 @@ def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
-def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
-    """Running requests that decode: all, or where prompts share steps with them no more than such steps let in during a life.
+def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: Engine) -> Number:
+    """Requests that decode where prompts cannot keep up: as many as steps let in that prompts share, during a life."""
+    if engine.serves.prefill_first:
+        return np.inf
+    room = budget / load.computed if engine.serves.chunked else np.maximum(1.0, budget / load.computed)
+    return 1 + _life(load) * room * stages
 
-    The others still wait for their first token. None decodes where that is the last.
-    """
+
+def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
+    """Running requests that decode: the others still wait for their first token. None decodes where that is the last."""
     if engine.serves.prefill_first:
         return seqs
-    room = budget / load.computed if engine.serves.chunked else np.maximum(1.0, budget / load.computed)
-    return np.where(load.output_len > 1, np.minimum(seqs, 1 + _life(load) * room * stages), 1.0)
+    return np.where(load.output_len > 1, np.minimum(seqs, fed_requests(load, budget, stages, engine)), 1.0)
 
 
 def _life(load: ClosedLoopLoad) -> Number:

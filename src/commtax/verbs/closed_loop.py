@@ -227,7 +227,8 @@ def serve(asked: Settled) -> ClosedLoop:
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
     most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
-    seqs = loop.running_requests(load, asked.engine, kv, most)
+    fed = loop.fed_requests(load, step_limits(asked)[0], asked.plan.pp, asked.engine)
+    seqs = loop.running_requests(load, asked.engine, kv, most, fed)
     apart = _split(asked, np.ceil(load.concurrency / seqs))
     if apart:
         return _disaggregated_loop(asked, load, kv, most, apart)
@@ -290,7 +291,7 @@ def _shared_workers(
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
-    full = loop.pressure(load, engine, kv, seqs, most)
+    full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
