@@ -24,6 +24,8 @@ from commtax.spec import Engine, Number
 
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
+LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
+SURELY = 30.0  # widths of spare room: no request waits
 LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
 
 
@@ -100,24 +102,31 @@ def scaled(means: ClosedLoopMeans, per_token: Number, first: Number) -> ClosedLo
     return replace(means, **tokens, **{name: getattr(means, name) * first for name in waits})
 
 
+def _room(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number) -> tuple[Number, Number]:
+    """Requests that the cache has room for: their mean number, and how widely it varies (as of a logistic distribution).
+
+    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states. Long
+    answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3.
+    """
+    whole, varied = engine.serves.kv_reserved, load.spread**2 / 3
+    growing = load.output_len * (1.0 if whole else 0.5)
+    kept = load.input_len + growing * (1 + varied) + load.state_tokens
+    room = np.maximum(1.0, kv_tokens / kept)
+    deviation = np.sqrt(varied * load.input_len**2 + (varied if whole else 1 / 3) * growing**2) / kept
+    return room, np.maximum(LEAST_WIDTH, np.sqrt(room) * deviation) / LOGISTIC
+
+
 def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number, fed: Number = np.inf) -> Number:
     """Requests that are not kept waiting for a slot: what clients send, unless the engine's limit or the cache allows fewer.
 
-    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states. Long
-    answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3. What a request holds differs between
-    requests, so the number that fits, X, differs from moment to moment, and the mean of min(clients, X) runs. Where prompts
-    let in no more than ``fed`` at once and these have room, nobody waits for a slot: all wait for their prompts.
+    The mean of min(clients, X), where X have room. Where prompts let in no more than ``fed`` at once and these have room, nobody
+    waits for a slot: all wait for their prompts.
     """
-    whole = engine.serves.kv_reserved
-    varied, growing = load.spread**2 / 3, load.output_len * (1.0 if whole else 0.5)
-    kept = load.input_len + growing * (1 + varied) + load.state_tokens
-    deviation = np.sqrt(varied * load.input_len**2 + (varied if whole else 1 / 3) * growing**2) / kept
-    room = np.maximum(1.0, kv_tokens / kept)
-    wanted, scale = np.minimum(load.concurrency, max_seqs), np.sqrt(room) * np.maximum(deviation, 1e-3) / LOGISTIC
-    beyond = np.minimum(40.0, (room - wanted) / scale)
-    fitting = np.where(beyond < 40, room - scale * np.log1p(np.exp(beyond)), wanted)
-    fed_alone = fed <= np.minimum(max_seqs, room)
-    return np.maximum(1.0, np.where(fed_alone, load.concurrency, fitting))[()]
+    room, width = _room(load, engine, kv_tokens)
+    wanted = np.minimum(load.concurrency, max_seqs)
+    spare = np.minimum(SURELY, (room - wanted) / width)
+    fitting = np.where(spare < SURELY, room - width * np.log1p(np.exp(spare)), wanted)
+    return np.maximum(1.0, np.where(fed <= np.minimum(max_seqs, room), load.concurrency, fitting))[()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +142,20 @@ def pressure(
 ) -> Pressure:
     """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
 
-    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit, or than their prompts
-    let in (``fed``): who still waits for its prompt holds nothing. Each request that ends inside grows by O, for which O/I
-    others were let in too many. They compute their tokens again, and wait after their first token instead of before it.
+    That happens where more are wanted than have room: what clients send, but no more than the engine's limit, or than their
+    prompts let in (``fed``), since who still waits for its prompt holds nothing. Each request that ends inside grows by O, and
+    pushes out O/(I + O/2) others. These compute their tokens again, and wait after their first token instead of before it.
     """
     if engine.serves.kv_reserved:
         return Pressure()
-    lengths = load.input_len + load.output_len + load.state_tokens, load.input_len + load.state_tokens
-    ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in lengths)
+    room, width = _room(load, engine, kv_tokens)
     wanted = np.minimum(np.minimum(load.concurrency, max_seqs), fed)
-    full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
-    admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2
-    inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
-    return Pressure(full * np.minimum(1.0, load.output_len / load.input_len), np.clip(inside, 0, 1))
+    full = 1 / (1 + np.exp(np.clip((room - wanted) / width, -SURELY, SURELY)))
+    prompt = load.input_len + load.state_tokens
+    grown = load.output_len / (prompt + load.output_len / 2)
+    fitting = np.minimum(wanted, np.maximum(seqs, kv_tokens / prompt))
+    inside = grown / 2 * (fitting - seqs) / 2 / np.maximum(load.concurrency - seqs, 1e-9)
+    return Pressure(full * grown, np.clip(inside, 0, 1))
 
 
 ROOM = Pressure()
