@@ -24,6 +24,7 @@ from commtax.spec import Engine, Number
 
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
+OUTGROWN = 1.3  # requests thrown out of a full cache for each that its growth leaves no room: simulated 1, in published runs of vLLM up to 3
 LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
 SURELY = 30.0  # widths of spare room: no request waits
 LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
@@ -155,7 +156,7 @@ def pressure(
     grown = load.output_len / (prompt + load.output_len / 2)
     fitting = np.minimum(wanted, np.maximum(seqs, kv_tokens / prompt))
     inside = grown / 2 * (fitting - seqs) / 2 / np.maximum(load.concurrency - seqs, 1e-9)
-    return Pressure(full * grown, np.clip(inside, 0, 1))
+    return Pressure(OUTGROWN * full * grown, np.clip(inside, 0, 1))
 
 
 ROOM = Pressure()
@@ -256,19 +257,20 @@ def closed_loop(
     decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs, engine)
-    waited_for = _waiting_factor(load, steps, seqs)
+    waited_for = 1.0 if engine.serves.rank_patience else _waiting_factor(load, steps, seqs)
+    idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
     extra = extra * waited_for
     # Prompts that have room beside one token's way through all stages.
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
     ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - 1 / waited_for)  # all ranks' prompts but the own one
+    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
     stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
     turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     passes = prompt_passes(steps.chunks, steps.stages, engine)
-    own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * passes
+    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * passes
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     way = engine.host.request_s + load.loading_s
     first = way + boundary + own + before

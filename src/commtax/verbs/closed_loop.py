@@ -299,8 +299,7 @@ def _shared_workers(
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
     decode = step_bill(asked, decode_workload(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    # a prompt of one holds up all that share experts, unless the engine lets them compute theirs together
-    ranks = ALONE if asked.model.experts is None or engine.serves.rank_patience else asked.plan.dp
+    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
     served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
