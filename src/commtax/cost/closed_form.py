@@ -74,6 +74,7 @@ class Steps:
     stages: Number = 1  # pipeline stages that work on different steps at once
     ranks: Number = 1  # of attention data parallelism, each with its own prompts, that all wait for the longest step …
     spread: Number = 0.0  # … and the share of a prompt's seconds that is all ranks' work: its experts
+    decoding: Number = 0.0  # requests that decode at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +207,43 @@ def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
+def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Number:
+    """Prompts that a step with room for so many of their tokens lets in; where none is cut, only whole ones, one at least."""
+    prompts = room / load.computed
+    if engine.serves.chunked:
+        return prompts
+    varied = np.minimum(1.0, 2 * load.spread * prompts)  # by how much the sum of lengths varies: whole numbers' mean is 1/2 less
+    return np.maximum(1.0, varied * (prompts - 0.5) + (1 - varied) * np.floor(prompts))
+
+
 def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: Engine) -> Number:
     """Requests that decode where prompts cannot keep up: as many as steps let in that prompts share, during a life."""
     if engine.serves.prefill_first:
         return np.inf
-    room = budget / load.computed if engine.serves.chunked else np.maximum(1.0, budget / load.computed)
-    return 1 + _life(load) * room * stages
+    return 1 + _life(load) * _prompts_let_in(load, budget, engine) * stages
+
+
+def _queued_prompts(load: ClosedLoopLoad, seqs: Number, fed: Number) -> Number:
+    """Requests that wait for steps to let their prompts in, where steps let in ``fed`` in a life.
+
+    With rho the share of what steps can let in, rho fed requests are past the queue, and seqs - rho fed are in it. A queue of
+    requests that come at random has rho^2 / 2 (1 - rho) (M/D/1), less of those that come in turn, as clients with answers of
+    about equal lengths do. Both together are a quadratic equation of rho.
+    """
+    if np.all(np.isinf(fed)):
+        return 0.0
+    apart = load.spread * seqs / np.sqrt(3)
+    square, linear = 2 * fed - (1 - 1 / seqs) * apart / (1 + apart), seqs + fed
+    rho = (linear - np.sqrt(linear**2 - 2 * square * seqs)) / square
+    return np.maximum(0.0, seqs - rho * fed)
 
 
 def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
     """Running requests that decode: the others still wait for their first token. None decodes where that is the last."""
     if engine.serves.prefill_first:
         return seqs
-    return np.where(load.output_len > 1, np.minimum(seqs, fed_requests(load, budget, stages, engine)), 1.0)
+    queued = _queued_prompts(load, seqs, fed_requests(load, budget, stages, engine))
+    return np.where(load.output_len > 1, np.maximum(1.0, seqs - queued), 1.0)
 
 
 def _life(load: ClosedLoopLoad) -> Number:
@@ -226,10 +251,12 @@ def _life(load: ClosedLoopLoad) -> Number:
     return load.output_len + 1 - (load.output_len - 1) * (1 - 1 / load.per_step)
 
 
-def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
+def prompts_ahead(
+    load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1, queued: Number = 0.0
+) -> Number:
     """Mean number of other requests' prompts that are computed before a request's first token.
 
-    Those in the step in progress and those that share the own step. Where prompts run before decoding: those that ended with
+    Those in the step in progress, those that share the own step, and ``queued`` ones that wait for room in a step. Where prompts run before decoding: those that ended with
     the one before it, and half of those that ended a step earlier, whose prompts are next; where all end together, half of
     all others and of those that share a step, since no prompt is done before its step. The first R requests of a benchmark
     arrive at once and are computed in turn, as many a step as fit.
@@ -239,8 +266,8 @@ def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     each = prompt_tokens(load, seqs, room, engine, stages) / load.computed
     if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
         each = each * np.clip(load.computed / room, 1, stages)
-    steady: Number = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
-    most: Number = np.clip(np.minimum(room / load.computed, engine.serves.prompts_per_step), 1, seqs)
+    steady: Number = np.minimum(others, queued + 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
+    most: Number = np.clip(np.minimum(_prompts_let_in(load, room, engine), engine.serves.prompts_per_step), 1, seqs)
     burst: Number = np.minimum(others, (others + most - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)

@@ -269,7 +269,7 @@ def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: 
     net, passed, bills = _separate_workers(asked, load, wanted.concurrency, room, apart)
     served = loop.disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
-    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
+    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
     return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
@@ -301,8 +301,9 @@ def _shared_workers(
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
     ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
-    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
-    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
+    queued = np.where(load.output_len > 1, seqs - decodes, 0.0)
+    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp, queued), engine, full)
     return steps, served, (decode, prompt)
 
 
