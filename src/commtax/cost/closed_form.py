@@ -25,6 +25,7 @@ from commtax.spec import Engine, Number
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
 OUTGROWN = 1.3  # requests thrown out of a full cache for each that its growth leaves no room: simulated 1, in published runs of vLLM up to 3
+CHEAPER = 0.75  # of what prompts take one by one: full steps that take less are priced whole (times per request are fitted without)
 LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
 SURELY = 30.0  # widths of spare room: no request waits
 LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
@@ -267,7 +268,7 @@ def prompts_ahead(
     if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
         each = each * np.clip(load.computed / room, 1, stages)
     steady: Number = np.minimum(others, queued + 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
-    most: Number = np.clip(np.minimum(_prompts_let_in(load, room, engine), engine.serves.prompts_per_step), 1, seqs)
+    most = burst_prompts(load, seqs, room, engine)
     burst: Number = np.minimum(others, (others + most - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
@@ -276,8 +277,32 @@ def prompts_ahead(
     return steady + share * np.maximum(0.0, burst - steady)
 
 
+def burst_prompts(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine) -> Number:
+    """Prompts that share a step when a benchmark begins and all clients send at once."""
+    return np.clip(np.minimum(_prompts_let_in(load, room, engine), engine.serves.prompts_per_step), 1, seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first requests of a finite benchmark, whose prompts fill whole steps."""
+
+    most: Number  # prompts that share a step …
+    full_s: Number  # … and its seconds
+    steady: Number  # prompts ahead of a later request's
+
+    def wait_s(self, seqs: Number, stages: Number) -> Number:
+        """Mean time until a first request's prompt is done: its own step, and half of the others', on all stages at once."""
+        return self.full_s * (1 + (np.maximum(1.0, seqs / self.most) - 1) / 2 / stages)
+
+
 def closed_loop(
-    load: ClosedLoopLoad, steps: Steps, seqs: Number, ahead: Number, engine: Engine, full: Pressure = ROOM
+    load: ClosedLoopLoad,
+    steps: Steps,
+    seqs: Number,
+    ahead: Number,
+    engine: Engine,
+    full: Pressure = ROOM,
+    begin: Beginning | None = None,
 ) -> ClosedLoopMeans:
     """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
@@ -289,7 +314,8 @@ def closed_loop(
     extra = extra * waited_for
     # Prompts that have room beside one token's way through all stages.
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
-    ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
+    least = np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others)
+    ahead = np.maximum(ahead, least)
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
     stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
@@ -299,6 +325,11 @@ def closed_loop(
     passes = prompt_passes(steps.chunks, steps.stages, engine)
     own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * passes
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
+    if begin:
+        steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
+        share, wait_s = np.minimum(1.0, seqs / load.num_prompts), begin.wait_s(seqs, steps.stages)
+        whole = steady + share * np.maximum(0.0, wait_s - own - steady)
+        before = np.where(whole < CHEAPER * before, whole, before)[()]
     way = engine.host.request_s + load.loading_s
     first = way + boundary + own + before
     life = first + decodes * tpot
@@ -308,9 +339,9 @@ def closed_loop(
     slot = waiting / seqs * life * late
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
-    least = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
+    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    frontend = _knee(np.maximum(LEAST_S, life + slot), least)
+    frontend = _knee(np.maximum(LEAST_S, life + slot), least_s)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
         tpot_s=(tpot + (after + inside) / np.maximum(1.0, decodes)) * each,

@@ -303,7 +303,14 @@ def _shared_workers(
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
     queued = np.where(load.output_len > 1, seqs - decodes, 0.0)
-    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp, queued), engine, full)
+    begin = None
+    if not np.all(np.isinf(load.num_prompts)):
+        most = loop.burst_prompts(load, seqs, budget, engine)
+        work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, load.computed * (1 - engine.serves.chunked))), most)
+        full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
+        begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
+    ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
+    served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
 
 
