@@ -306,7 +306,12 @@ def _shared_workers(
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
-        work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, load.computed * (1 - engine.serves.chunked))), most)
+        work = prompt_work(
+            beside / 2,
+            load,
+            np.minimum(most * load.computed, np.maximum(budget, load.computed * (1 - engine.serves.chunked))),
+            most,
+        )
         full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
         begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
