@@ -24,8 +24,8 @@ from commtax.spec import Engine, Number
 
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
-OUTGROWN = 1.3  # requests thrown out of a full cache for each that its growth leaves no room: simulated 1, in published runs of vLLM up to 3
-CHEAPER = 0.5  # of what prompts take one by one: full steps that take less are priced whole (times per request are fitted without)
+OUTGROWN = 1.3  # requests thrown out for each that growth leaves no room: 1 where simulated, up to 3 in published runs of vLLM
+CHEAPER = 0.5  # of what prompts take one by one: full steps that take less are priced whole (constants are fitted without)
 LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
 SURELY = 30.0  # widths of spare room: no request waits
 LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
@@ -257,10 +257,10 @@ def prompts_ahead(
 ) -> Number:
     """Mean number of other requests' prompts that are computed before a request's first token.
 
-    Those in the step in progress, those that share the own step, and ``queued`` ones that wait for room in a step. Where prompts run before decoding: those that ended with
-    the one before it, and half of those that ended a step earlier, whose prompts are next; where all end together, half of
-    all others and of those that share a step, since no prompt is done before its step. The first R requests of a benchmark
-    arrive at once and are computed in turn, as many a step as fit.
+    Those in the step in progress, those that share the own step, and ``queued`` ones that wait for room in a step. Where prompts
+    run before decoding: those that ended with the one before it, and half of those that ended a step earlier, whose prompts are
+    next; where all end together, half of all others and of those that share a step, since no prompt is done before its step. The
+    first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
     dense = _arrivals_per_decision(load, seqs, stages, engine)
@@ -330,6 +330,9 @@ def closed_loop(
         share, wait_s = np.minimum(1.0, seqs / load.num_prompts), begin.wait_s(seqs, steps.stages)
         whole = steady + share * np.maximum(0.0, wait_s - own - steady)
         before = np.where(whole < CHEAPER * before, whole, before)[()]
+    # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
+    queued = np.where((decodes > 0) & (steps.decoding > 0), seqs - steps.decoding, 0.0)
+    before = before + np.maximum(0.0, queued) / held * beside
     way = engine.host.request_s + load.loading_s
     first = way + boundary + own + before
     life = first + decodes * tpot
