@@ -44,7 +44,8 @@ class Pair:
 
     def __str__(self) -> str:
         asked = ", ".join(f"{name} {value}" for name, value in self.words.items())
-        told = f"tpot {self.tpot:5.2f}  ttft {self.ttft:5.2f}  rate {self.rate:5.2f}  ({'  '.join(f'{v:.2f}' for v in self.whole.values())})"
+        whole = "  ".join(f"{value:.2f}" for value in self.whole.values())
+        told = f"tpot {self.tpot:5.2f}  ttft {self.ttft:5.2f}  rate {self.rate:5.2f}  (all requests {whole})"
         return f"{told}  {asked}  {'FULL ' * self.full}{'waiting ' * self.waiting}{self.load:.0%} {','.join(self.notes)}"
 
 

@@ -16,6 +16,7 @@ from commtax.cost import closed_form as loop
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
+from commtax.judgement.closed_loops import Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
@@ -44,6 +45,12 @@ QUEUES = (
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
+LEFT_OUT = {
+    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
+    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
+    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
+    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
+}
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
@@ -306,14 +313,11 @@ def _shared_workers(
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
-        work = prompt_work(
-            beside / 2,
-            load,
-            np.minimum(most * load.computed, np.maximum(budget, load.computed * (1 - engine.serves.chunked))),
-            most,
-        )
+        least = 0.0 if engine.serves.chunked else load.computed
+        work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
         full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
-        begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
+        steady = loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued)
+        begin = loop.Beginning(most, full_s, steady)
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
     served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
@@ -383,15 +387,36 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         return
     each = wanted.concurrency / plan.dp / plan.replicas
     most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
+    yield from _left_out_notes(s, each)
     if s.kv_tokens < wanted.tokens + s.state_tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    elif s.running < each:
+    elif s.running < each - 0.5:
         limit = "the KV cache"
         if s.running == most:
             limits = most < step_limits(s.question)[1]
             limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
         room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
+
+
+def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
+    """What happens in time that means leave out; and who waits for prompts."""
+    q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
+    if 0 < decoding < 0.8 * s.running:
+        text = f"about {decoding:,.0f} of {format_mean(s.running)} requests decode at once; the others wait for their prompts"
+        yield Note("prompts", text)
+    running = Crowd(
+        clients=float(each),
+        room=float(s.kv_tokens / (s.requests.input_len + s.requests.output_len + s.state_tokens)),
+        steps=float(s.requests.output_len) + 1,
+        spread=float(s.requests.spread),
+        ranks=float(s.steps.ranks),
+        patient=bool(serves.rank_patience),
+        prompts=float(s.mixed_share),
+        longest=0.0 if serves.chunked else float(s.requests.input_len * (1 + s.requests.spread)),
+        budget=float(step_limits(q)[0]) - decoding,
+    )
+    yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
 
 
 def _prompt_cluster_notes(q: Question) -> Iterator[Note]:
