@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.cost.closed_form import OUTGROWN, ClosedLoopLoad, Pressure, Steps, closed_loop, pressure, prompts_ahead, running_requests
+from commtax.cost.closed_form import (
+    OUTGROWN,
+    ClosedLoopLoad,
+    Pressure,
+    Steps,
+    closed_loop,
+    pressure,
+    prompts_ahead,
+    running_requests,
+)
 from commtax.cost.compute import chosen_experts
 from commtax.spec import Experts
 from commtax.statement import Refusal
@@ -112,7 +121,9 @@ def test_waiting_by_hand():
     assert served.boundary_s + served.prefill_s + served.ahead_s == 1 + 3 + 2
     assert served.slot_s == 6 + 9 * 1.0
     assert running_requests(load, engine, 10**6, 3) == 3
-    assert running_requests(replace(load, spread=0.0), engine, 215, 99) == pytest.approx(215 / 105, rel=1e-3)  # 100 + 10/2 each
+    assert running_requests(ClosedLoopLoad(4, 100, 10, spread=0.0), engine, 215, 99) == pytest.approx(
+        215 / 105, rel=1e-3
+    )  # 100 + 10/2 each
     assert running_requests(load, engine, 10**6, 99, fed=1.5) == 4  # the others wait for their prompts, which hold no slot
 
 
@@ -129,7 +140,7 @@ def test_ranks_that_step_together_wait_for_each_others_prompts():
 
 
 def test_a_full_cache_by_hand():
-    """10,000 tokens, 900 in and 100 out, 950 of which a request holds on average: 10.5 run, and each pushes 100/950 of a prompt out."""
+    """10,000 tokens, 900 in and 100 out, 950 held on average: 10.5 run, and each pushes out 100/950 of another."""
     vllm, load = catalog.engine("vllm"), ClosedLoopLoad(40, 900, 100, spread=0.0)
     seqs = running_requests(load, vllm, 10_000, 99)
     full = pressure(load, vllm, 10_000, seqs)
