@@ -24,4 +24,4 @@ def falls_behind(rate: float, answered: float) -> bool:
 
 
 def _thresholds() -> dict[str, dict[str, float]]:
-    return table("judgement/overload.toml")  # type: ignore[no-any-return]
+    return table("judgement/overload.toml")
