@@ -18,6 +18,7 @@ class Crowd:
     patient: bool = False  # … and hold prompts back until each has one
     prompts: float = 0.0  # share of the time per token that goes to prompts
     longest: float = 0.0  # tokens of the longest prompt, where prompts are not cut
+    fed: float = float("inf")  # requests whose prompts are let in at once: the others hold nothing
     budget: float = 0.0  # tokens that a step has room for, beside its decodes
 
 
@@ -36,5 +37,5 @@ def left_out(crowd: Crowd) -> Iterator[str]:
         yield "ranks"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
-    if crowd.clients > known["filled"] * crowd.room:
+    if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:
         yield "full-cache"

@@ -413,6 +413,7 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
         prompts=float(s.mixed_share),
+        fed=decoding if 0 < decoding < 0.8 * s.running else float("inf"),
         longest=0.0 if serves.chunked else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
     )
