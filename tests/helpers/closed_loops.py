@@ -15,9 +15,11 @@ from commtax.verbs.requests import serve as simulated
 from commtax.verbs.settling import resolve_question, settle
 
 MODELS = ("llama-3.1-8b", "qwen3-14b", "gemma-3-27b", "llama-3.1-70b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b")
+MIXTURES = ("gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTERS = ("8xh100-sxm", "8xh200-sxm", "8xa100-80-sxm", "8xb200-sxm")
 ENGINES = ("vllm", "vllm@0.11", "sglang", "trtllm")
-LIVES = 9  # requests of each client, of which the first third and the last sixth are not counted
+LIVES = 9  # requests of each client, of which the first third and the last sixth are not counted in the steady state
+FIGURES = ("tpot", "ttft", "rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Pair:
     waiting: bool  # for a slot or the cache
     full: bool  # requests were thrown out
     load: float  # share of the time that goes to prompts, in the closed form
+    whole: Mapping[str, float]  # the same of all requests, against the closed form of as many
+    notes: tuple[str, ...] = ()  # codes of what the closed form says of itself
 
     @property
     def over_budget(self) -> bool:
@@ -40,19 +44,33 @@ class Pair:
 
     def __str__(self) -> str:
         asked = ", ".join(f"{name} {value}" for name, value in self.words.items())
-        return f"tpot {self.tpot:5.2f}  ttft {self.ttft:5.2f}  rate {self.rate:5.2f}  {asked}"
+        whole = "  ".join(f"{value:.2f}" for value in self.whole.values())
+        told = f"tpot {self.tpot:5.2f}  ttft {self.ttft:5.2f}  rate {self.rate:5.2f}  (all requests {whole})"
+        return f"{told}  {asked}  {'FULL ' * self.full}{'waiting ' * self.waiting}{self.load:.0%} {','.join(self.notes)}"
 
 
 def drawn(rng: Random) -> dict[str, object]:
-    """A closed loop, legal or not."""
+    """A closed loop, legal or not: on one pool of workers or two, with attention data parallelism or without."""
     engine, model = rng.choice(ENGINES), rng.choice(MODELS)
     tp = rng.choice((1, 2, 4, 8))
     clients = round(2 ** rng.uniform(0, 8.5))
     words: dict[str, object] = {"model": model, "cluster": rng.choice(CLUSTERS), "engine": engine, "tp": tp}
     lengths = {"input_len": round(2 ** rng.uniform(5, 13)), "output_len": round(2 ** rng.uniform(3, 10))}
     spread = rng.choice((0.0, 0.1, 0.5, 0.5))
-    pp = {"pp": 2} if rng.random() < 0.15 and tp <= 4 else {}
-    return {**words, **pp, "concurrency": clients, **lengths, "spread": spread}
+    kind = rng.choice(("one", "one", "one", "ranks", "pools"))
+    sizes: dict[str, object] = {}
+    if kind == "one" and rng.random() < 0.25 and tp <= 4:
+        sizes = {"pp": 2}
+    if kind == "ranks":
+        words["model"] = rng.choice(MIXTURES)
+        words["tp"] = tp = rng.choice((1, 1, 2))
+        sizes = {"dp": (dp := rng.choice((2, 4, 8 // tp))), "ep": tp * dp}
+    if kind == "pools":
+        words["tp"] = tp = rng.choice((1, 2, 4))
+        most = 8 // tp
+        ahead = rng.randint(1, most - 1)
+        sizes = {"disaggregated": True, "prefill_workers": ahead, "decode_workers": rng.randint(1, most - ahead)}
+    return {**words, **sizes, "concurrency": clients, **lengths, "spread": spread}
 
 
 def question(words: Mapping[str, object]) -> Question:
@@ -62,12 +80,16 @@ def question(words: Mapping[str, object]) -> Question:
 
 def asked(seed: str) -> Pair | None:
     """Both answers; None where the question is refused."""
-    words = drawn(Random(seed))
-    count = max(120, LIVES * int(str(words["concurrency"])))
+    return paired(drawn(Random(seed)))
+
+
+def paired(words: Mapping[str, object]) -> Pair | None:
+    clients = int(str(words["concurrency"]))
+    count = max(120, LIVES * clients)
     try:
         put = question(words)
         ran = simulated(settle(put.but(num_prompts=count)))
-        form = closed_form(settle(put.but(num_prompts=np.inf)))
+        form, finite = (closed_form(settle(put.but(num_prompts=n))) for n in (np.inf, count))
     except Refusal:
         return None
     middle = slice(count // 3, count - count // 6)
@@ -75,6 +97,11 @@ def asked(seed: str) -> Pair | None:
     rate = (len(done) - 1) / max(1e-12, float(done[-1] - done[0]))
     tpot, ttft = (float(np.nanmean(ran.columns[name][middle])) for name in ("tpot_s", "ttft_s"))
     ratios = tpot / float(form.tpot_s), ttft / float(form.ttft_s)
+    means = {name: float(np.nanmean(ran.columns[f"{name}_s"])) for name in ("tpot", "ttft", "e2e")}
+    whole = {name: means[name] / float(getattr(finite, f"{name}_s")) for name in ("tpot", "ttft")}
+    whole["rate"] = clients / means["e2e"] / float(finite.requests_per_s)
     thrown = bool(np.sum(ran.columns["preemptions"]))
-    waits = float(form.running) < float(str(words["concurrency"]))
-    return Pair(words, *ratios, rate / float(form.requests_per_s), waits, thrown, float(form.mixed_share))
+    waits = float(form.running) < clients / form.question.plan.dp
+    codes = tuple(sorted({note.code for note in form.notes}))
+    share = 0.0 if form.apart else float(form.mixed_share)
+    return Pair(words, *ratios, rate / float(form.requests_per_s), waits, thrown, share, whole, codes)

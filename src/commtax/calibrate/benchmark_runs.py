@@ -13,8 +13,8 @@ from commtax.calibrate.measurements import MeasuredRun, MeasurementFiles
 from commtax.calibrate.said_deployments import SaidDeployment, client_engine
 from commtax.evidence.identity import another_chip
 from commtax.files import table
+from commtax.judgement.overload import falls_behind
 from commtax.question import PHASES
-from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import come_at_once
 from commtax.spec import Cluster, Model
@@ -157,7 +157,7 @@ def _is_closed(one: LabelledResult) -> bool:
 def _falls_behind(one: LabelledResult) -> bool:
     """Whether fewer requests are answered than are sent."""
     answered = one.result.requests_per_s
-    return bool(answered) and (answered or 0.0) < terms.LEVEL.kept_up * _rate(one)
+    return bool(answered) and falls_behind(_rate(one), answered or 0.0)
 
 
 def _rate(one: LabelledResult) -> float:

@@ -14,6 +14,8 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
+from commtax.judgement.confidence import Estimate, percent
+from commtax.judgement.limits import JudgedLimit, judged_limits
 from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals
@@ -45,7 +47,8 @@ def simulate_command(order: Order) -> None:
         refuse(given, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
         _in_time(order, _with_prompts_per_client(q, given))
     rule = "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts"
-    refuse(given, options_beside("simulate", "time"), rule)
+    refuse(given, [name for name in options_beside("simulate", "time") if name not in SPELLED], rule)
+    slo = _slo(given)
     if q.offered.inputs or q.offered.outputs:
         raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
     simulated = serve(settle(check_lengths(q)))
@@ -64,8 +67,27 @@ def simulate_command(order: Order) -> None:
         simulated = replace(simulated, notes=(*simulated.notes, *_beginning(simulated)))
     if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
         simulated = replace(simulated, notes=(*simulated.notes, *_other_layout(simulated)))
+    judged = list(_judged(simulated, slo))
+    simulated = replace(simulated, notes=(*map(_limit_note, judged), *simulated.notes))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
-    order.output.answer(closed_loop.simulation_document, show, simulated)
+    order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
+
+
+def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
+    """Limits on the means: of several numbers of clients, the one that comes nearest to breaking each counts."""
+    names = [name for name in slo.limits if name != "tpot_s" or np.all(np.asarray(simulated.requests.output_len) > 1)]
+    worst = {name: int(np.argmax(np.atleast_1d(getattr(simulated, name)))) for name in names}
+    ends = {name: (getattr(simulated, name), *simulated.range_of(name)) for name in names}
+    figures = {name: Estimate(*(float(np.atleast_1d(x)[worst[name]]) for x in ends[name])) for name in names}
+    yield from judged_limits(figures, {name: slo.limits[name] for name in names})
+
+
+def _limit_note(judged: JudgedLimit) -> Note:
+    name = judged.name.removesuffix("_s").upper()
+    verdict = "keeps" if judged.kept else "misses"
+    likely = f"a run keeps it with a probability of {percent(judged.probability)}"
+    text = f"mean {name} {format_seconds(judged.value)} {verdict} the limit of {format_seconds(judged.limit)}; {likely}"
+    return Note("limit-kept" if judged.kept else "limit-missed", text)
 
 
 def _remedies(simulated: ClosedLoop) -> Sequence[str]:

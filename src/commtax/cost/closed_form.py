@@ -24,7 +24,11 @@ from commtax.spec import Engine, Number
 
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
-RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs
+OUTGROWN = 1.3  # requests thrown out for each that growth leaves no room: 1 where simulated, up to 3 in published runs of vLLM
+CHEAPER = 0.5  # of what prompts take one by one: full steps that take less are priced whole (constants are fitted without)
+LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
+SURELY = 30.0  # widths of spare room: no request waits
+LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Steps:
     stages: Number = 1  # pipeline stages that work on different steps at once
     ranks: Number = 1  # of attention data parallelism, each with its own prompts, that all wait for the longest step …
     spread: Number = 0.0  # … and the share of a prompt's seconds that is all ranks' work: its experts
+    decoding: Number = 0.0  # requests that decode at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +105,31 @@ def scaled(means: ClosedLoopMeans, per_token: Number, first: Number) -> ClosedLo
     return replace(means, **tokens, **{name: getattr(means, name) * first for name in waits})
 
 
-def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
-    """Requests that run at once: what clients send, unless the engine's limit or the cache allows fewer.
+def _room(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number) -> tuple[Number, Number]:
+    """Requests that the cache has room for: their mean number, and how widely it varies (as of a logistic distribution).
 
-    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states.
+    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states. Long
+    answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3.
     """
-    kept = load.input_len + load.output_len * (1.0 if engine.serves.kv_reserved else 0.5) + load.state_tokens
-    return np.maximum(1.0, np.minimum(load.concurrency, np.minimum(max_seqs, kv_tokens // kept)))
+    whole, varied = engine.serves.kv_reserved, load.spread**2 / 3
+    growing = load.output_len * (1.0 if whole else 0.5)
+    kept = load.input_len + growing * (1 + varied) + load.state_tokens
+    room = np.maximum(1.0, kv_tokens / kept)
+    deviation = np.sqrt(varied * load.input_len**2 + (varied if whole else 1 / 3) * growing**2) / kept
+    return room, np.maximum(LEAST_WIDTH, np.sqrt(room) * deviation) / LOGISTIC
+
+
+def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number, fed: Number = np.inf) -> Number:
+    """Requests that are not kept waiting for a slot: what clients send, unless the engine's limit or the cache allows fewer.
+
+    The mean of min(clients, X), where X have room. Where prompts let in no more than ``fed`` at once and these have room, nobody
+    waits for a slot: all wait for their prompts.
+    """
+    room, width = _room(load, engine, kv_tokens)
+    wanted = np.minimum(load.concurrency, max_seqs)
+    spare = np.minimum(SURELY, (room - wanted) / width)
+    fitting = np.where(spare < SURELY, room - width * np.log1p(np.exp(spare)), wanted)
+    return np.maximum(1.0, np.where(fed <= np.minimum(max_seqs, room), load.concurrency, fitting))[()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +140,25 @@ class Pressure:
     inside: Number = 0.0  # share of the waiting that falls after the first token
 
 
-def pressure(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf) -> Pressure:
+def pressure(
+    load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf, fed: Number = np.inf
+) -> Pressure:
     """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
 
-    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit. A request thrown out
-    computes its tokens again, and waits after its first token instead of before it.
+    That happens where more are wanted than have room: what clients send, but no more than the engine's limit, or than their
+    prompts let in (``fed``), since who still waits for its prompt holds nothing. Each request that ends inside grows by O, and
+    pushes out O/(I + O/2) others. These compute their tokens again, and wait after their first token instead of before it.
     """
     if engine.serves.kv_reserved:
         return Pressure()
-    lengths = load.input_len + load.output_len + load.state_tokens, load.input_len + load.state_tokens
-    ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in lengths)
-    wanted = np.minimum(load.concurrency, max_seqs)
-    full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
-    admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2
-    inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
-    return Pressure(full * np.minimum(1.0, RECOMPUTED * load.output_len / load.input_len), np.clip(inside, 0, 1))
+    room, width = _room(load, engine, kv_tokens)
+    wanted = np.minimum(np.minimum(load.concurrency, max_seqs), fed)
+    full = 1 / (1 + np.exp(np.clip((room - wanted) / width, -SURELY, SURELY)))
+    prompt = load.input_len + load.state_tokens
+    grown = load.output_len / (prompt + load.output_len / 2)
+    fitting = np.minimum(wanted, np.maximum(seqs, kv_tokens / prompt))
+    inside = grown / 2 * (fitting - seqs) / 2 / np.maximum(load.concurrency - seqs, 1e-9)
+    return Pressure(OUTGROWN * full * grown, np.clip(inside, 0, 1))
 
 
 ROOM = Pressure()
@@ -181,15 +208,43 @@ def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
-def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
-    """Running requests that decode: all, or where prompts share steps with them no more than such steps let in during a life.
+def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Number:
+    """Prompts that a step with room for so many of their tokens lets in; where none is cut, only whole ones, one at least."""
+    prompts = room / load.computed
+    if engine.serves.chunked:
+        return prompts
+    varied = np.minimum(1.0, 2 * load.spread * prompts)  # by how much the sum of lengths varies: whole numbers' mean is 1/2 less
+    return np.maximum(1.0, varied * (prompts - 0.5) + (1 - varied) * np.floor(prompts))
 
-    The others still wait for their first token. None decodes where that is the last.
+
+def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: Engine) -> Number:
+    """Requests that decode where prompts cannot keep up: as many as steps let in that prompts share, during a life."""
+    if engine.serves.prefill_first:
+        return np.inf
+    return 1 + _life(load) * _prompts_let_in(load, budget, engine) * stages
+
+
+def _queued_prompts(load: ClosedLoopLoad, seqs: Number, fed: Number) -> Number:
+    """Requests that wait for steps to let their prompts in, where steps let in ``fed`` in a life.
+
+    With rho the share of what steps can let in, rho fed requests are past the queue, and seqs - rho fed are in it. A queue of
+    requests that come at random has rho^2 / 2 (1 - rho) (M/D/1), less of those that come in turn, as clients with answers of
+    about equal lengths do. Both together are a quadratic equation of rho.
     """
+    if np.all(np.isinf(fed)):
+        return 0.0
+    apart = load.spread * seqs / np.sqrt(3)
+    square, linear = 2 * fed - (1 - 1 / seqs) * apart / (1 + apart), seqs + fed
+    rho = (linear - np.sqrt(linear**2 - 2 * square * seqs)) / square
+    return np.maximum(0.0, seqs - rho * fed)
+
+
+def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
+    """Running requests that decode: the others still wait for their first token. None decodes where that is the last."""
     if engine.serves.prefill_first:
         return seqs
-    room = budget / load.computed if engine.serves.chunked else np.maximum(1.0, budget / load.computed)
-    return np.where(load.output_len > 1, np.minimum(seqs, 1 + _life(load) * room * stages), 1.0)
+    queued = _queued_prompts(load, seqs, fed_requests(load, budget, stages, engine))
+    return np.where(load.output_len > 1, np.maximum(1.0, seqs - queued), 1.0)
 
 
 def _life(load: ClosedLoopLoad) -> Number:
@@ -197,21 +252,23 @@ def _life(load: ClosedLoopLoad) -> Number:
     return load.output_len + 1 - (load.output_len - 1) * (1 - 1 / load.per_step)
 
 
-def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
+def prompts_ahead(
+    load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1, queued: Number = 0.0
+) -> Number:
     """Mean number of other requests' prompts that are computed before a request's first token.
 
-    Those in the step in progress and those that share the own step. Where prompts run before decoding: those that ended with
-    the one before it, and half of those that ended a step earlier, whose prompts are next; where all end together, half of
-    all others and of those that share a step, since no prompt is done before its step. The first R requests of a benchmark
-    arrive at once and are computed in turn, as many a step as fit.
+    Those in the step in progress, those that share the own step, and ``queued`` ones that wait for room in a step. Where prompts
+    run before decoding: those that ended with the one before it, and half of those that ended a step earlier, whose prompts are
+    next; where all end together, half of all others and of those that share a step, since no prompt is done before its step. The
+    first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
     dense = _arrivals_per_decision(load, seqs, stages, engine)
     each = prompt_tokens(load, seqs, room, engine, stages) / load.computed
     if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
         each = each * np.clip(load.computed / room, 1, stages)
-    steady: Number = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
-    most: Number = np.clip(np.minimum(room / load.computed, engine.serves.prompts_per_step), 1, seqs)
+    steady: Number = np.minimum(others, queued + 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
+    most = burst_prompts(load, seqs, room, engine)
     burst: Number = np.minimum(others, (others + most - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
@@ -220,28 +277,62 @@ def prompts_ahead(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
     return steady + share * np.maximum(0.0, burst - steady)
 
 
+def burst_prompts(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine) -> Number:
+    """Prompts that share a step when a benchmark begins and all clients send at once."""
+    return np.clip(np.minimum(_prompts_let_in(load, room, engine), engine.serves.prompts_per_step), 1, seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first requests of a finite benchmark, whose prompts fill whole steps."""
+
+    most: Number  # prompts that share a step …
+    full_s: Number  # … and its seconds
+    steady: Number  # prompts ahead of a later request's
+
+    def wait_s(self, seqs: Number, stages: Number) -> Number:
+        """Mean time until a first request's prompt is done: its own step, and half of the others', on all stages at once."""
+        return self.full_s * (1 + (np.maximum(1.0, seqs / self.most) - 1) / 2 / stages)
+
+
 def closed_loop(
-    load: ClosedLoopLoad, steps: Steps, seqs: Number, ahead: Number, engine: Engine, full: Pressure = ROOM
+    load: ClosedLoopLoad,
+    steps: Steps,
+    seqs: Number,
+    ahead: Number,
+    engine: Engine,
+    full: Pressure = ROOM,
+    begin: Beginning | None = None,
 ) -> ClosedLoopMeans:
     """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
     decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs, engine)
-    waited_for = _waiting_factor(load, steps, seqs)
+    waited_for = 1.0 if engine.serves.rank_patience else _waiting_factor(load, steps, seqs)
+    idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
     extra = extra * waited_for
     # Prompts that have room beside one token's way through all stages.
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
-    ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
+    least = np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others)
+    ahead = np.maximum(ahead, least)
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - 1 / waited_for)  # all ranks' prompts but the own one
+    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
     stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
     turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     passes = prompt_passes(steps.chunks, steps.stages, engine)
-    own = (steps.prompt_s - (steps.prompt_s - beside) * steps.spread * _idle(load, steps, seqs)) * passes
+    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * passes
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
+    if begin:
+        steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
+        share, wait_s = np.minimum(1.0, seqs / load.num_prompts), begin.wait_s(seqs, steps.stages)
+        whole = steady + share * np.maximum(0.0, wait_s - own - steady)
+        before = np.where(whole < CHEAPER * before, whole, before)[()]
+    # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
+    queued = np.where((decodes > 0) & (steps.decoding > 0), seqs - steps.decoding, 0.0)
+    before = before + np.maximum(0.0, queued) / held * beside
     way = engine.host.request_s + load.loading_s
     first = way + boundary + own + before
     life = first + decodes * tpot
@@ -251,9 +342,9 @@ def closed_loop(
     slot = waiting / seqs * life * late
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
-    least = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
+    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    frontend = _knee(np.maximum(LEAST_S, life + slot), least)
+    frontend = _knee(np.maximum(LEAST_S, life + slot), least_s)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
         tpot_s=(tpot + (after + inside) / np.maximum(1.0, decodes)) * each,

@@ -13,6 +13,7 @@ import numpy as np
 
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
+from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.planner.fleet_sizes import Size, able_sizes, first_count, first_pair, no_more
 from commtax.planner.layouts import ALONE, Layout
@@ -198,7 +199,7 @@ def _is_overloaded(layout: Layout, size: Size) -> bool:
         return False
     if layout.apart and min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True)) * SURE <= rate:
         return True
-    return capacity(layout, size) <= rate
+    return overloaded(rate, capacity(layout, size))
 
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
@@ -291,7 +292,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
     most = nan
     if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate * max(1.0, stretch)):
         most = capacity(layout, size)
-        over = over if most > rate * stretch else _overload(q, most / stretch)
+        over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
         outcome = run_fleet(layout, size, q.offered.request_rate)
         longer = run_fleet(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
@@ -330,7 +331,11 @@ def with_confidence(trial: Trial) -> Trial:
 def retry_if_able(trial: Trial) -> Trial:
     """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = with_capacity(trial)
-    return _trial(trial.layout, trial.size) if not trial.figures and trial.capacity > rate_of(trial.layout.question) else trial
+    return (
+        _trial(trial.layout, trial.size)
+        if not (trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity))
+        else trial
+    )
 
 
 def with_growth(trial: Trial) -> Trial:
@@ -383,7 +388,7 @@ def stays_clear(trial: Trial, long: RequestsInTime) -> bool:
     minutes need not show.
     """
     q = trial.layout.question
-    return worst(q, long) <= 1 and trial.capacity > q.offered.request_rate * longest_step(trial)
+    return worst(q, long) <= 1 and not overloaded(q.offered.request_rate, trial.capacity, longest_step(trial))
 
 
 def larger_fleets(trial: Trial) -> list[Trial]:

@@ -15,6 +15,7 @@ from typing import ClassVar, Unpack
 
 from commtax.answer import Answer
 from commtax.judgement.confidence import confidence_of, margin_of, percent
+from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
 from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
@@ -254,7 +255,7 @@ def obstacle(trial: Trial) -> str:
         figure = f"{limit_name(name)} about {format_seconds(token_s)} of {format_seconds(dict(q.goal.slo)[name])}"
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
-    if not trial.figures or most <= rate_of(q) * trial.stretch:
+    if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
         surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
         return f"is overloaded: {most:.3g} requests/s are the most that {gpus} can answer{surely}, of {rate_of(q):.3g}"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
@@ -277,7 +278,7 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         return
     yield from _fleets_on_more_gpus(answer, workers)
     nearest = answer.near[0]
-    if nearest.capacity <= rate_of(q) * nearest.stretch:
+    if overloaded(rate_of(q), nearest.capacity, nearest.stretch):
         most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
         yield f"a rate below {most:.3g} requests/s, where it is no longer overloaded"
     else:

@@ -34,7 +34,7 @@ LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
 """What TTFT is made of."""
 Run = dict[str, float]
 """All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
-TOLD_FIRST = ("prefixes", "layout")
+TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")
 """Notes that belong to the answer itself."""
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 

@@ -7,6 +7,7 @@ from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
+from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
 from commtax.planner.fleet_trials import COUNTED, EACH, Trial, longest_step
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
@@ -95,8 +96,8 @@ def _figures(a: FleetPlans) -> Iterator[str]:
 def _edge_words(trial: Trial) -> str:
     """What happens to a fleet that is not clear of its limits."""
     longer = longest_step(trial)
-    overloaded = trial.capacity <= trial.layout.question.offered.request_rate * longer
-    return f"steps {longer - 1:.0%} longer, within the 80% range, would {'overload it' if overloaded else 'miss a limit'}"
+    crowded = overloaded(trial.layout.question.offered.request_rate, trial.capacity, longer)
+    return f"steps {longer - 1:.0%} longer, within the 80% range, would {'overload it' if crowded else 'miss a limit'}"
 
 
 def _beaten_by(a: FleetPlans) -> Iterator[str]:

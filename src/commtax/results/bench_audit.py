@@ -12,6 +12,7 @@ from commtax.cost.train_kernels import forward_flops
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
 from commtax.files import table
+from commtax.judgement.overload import falls_behind
 from commtax.results import terms
 from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import SERVER, BenchmarkLoad, ExpectedFigures, lengths_of, load_of, load_words, predict_run
@@ -92,7 +93,7 @@ def _load_words(result: BenchmarkRun, predicted: ExpectedFigures) -> str:
 def _overload_words(predicted: ExpectedFigures) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
-    over = rate and kept and kept.value < terms.LEVEL.kept_up * rate
+    over = rate and kept and falls_behind(rate, kept.value)
     return f": overloaded, {kept.value:.3g} of them answered per second" if kept and over else ""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Cause, Claim
+from commtax.judgement.overload import falls_behind
 from commtax.question import Question
 from commtax.results.bench_record import ASKED, BenchmarkRun
 from commtax.results.expected_figures import ExpectedFigures, Figure
@@ -249,7 +250,7 @@ def plain_causes(result: BenchmarkRun) -> tuple[Cause, ...]:
 def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     """That more was asked than answered: the queue shows it, or the run lasts longer than its last answers explain."""
     asked, answered = result.request_rate, result.requests_per_s
-    if not asked or not math.isfinite(asked) or not answered or answered >= LEVEL.kept_up * asked:
+    if not asked or not math.isfinite(asked) or not answered or not falls_behind(asked, answered):
         return ()
     first, piled = result.stats.get("ttft", {}), _piled_up_words(result)
     growth = first["late"] / first["early"] if first.get("early") and "late" in first else 0.0

@@ -16,6 +16,7 @@ from commtax.cost import closed_form as loop
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
+from commtax.judgement.closed_loops import Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
@@ -44,6 +45,12 @@ QUEUES = (
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
+LEFT_OUT = {
+    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
+    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
+    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
+    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
+}
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
@@ -234,7 +241,8 @@ def serve(asked: Settled) -> ClosedLoop:
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
     most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
-    seqs = loop.running_requests(load, asked.engine, kv, most)
+    fed = loop.fed_requests(load, step_limits(asked)[0], asked.plan.pp, asked.engine)
+    seqs = loop.running_requests(load, asked.engine, kv, most, fed)
     apart = _split(asked, np.ceil(load.concurrency / seqs))
     if apart:
         return _disaggregated_loop(asked, load, kv, most, apart)
@@ -275,7 +283,7 @@ def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: 
     net, passed, bills = _separate_workers(asked, load, wanted.concurrency, room, apart)
     served = loop.disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
-    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp)
+    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
     return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
@@ -297,7 +305,7 @@ def _shared_workers(
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
-    full = loop.pressure(load, engine, kv, seqs, most)
+    full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
@@ -305,11 +313,20 @@ def _shared_workers(
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
     decode = step_bill(asked, decode_workload(np.ceil(decodes / pp), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    # a prompt of one holds up all that share experts, unless the engine lets them compute theirs together
-    ranks = ALONE if asked.model.experts is None or engine.serves.rank_patience else asked.plan.dp
+    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
-    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread)
-    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
+    steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
+    queued = np.where(load.output_len > 1, seqs - decodes, 0.0)
+    begin = None
+    if not np.all(np.isinf(load.num_prompts)):
+        most = loop.burst_prompts(load, seqs, budget, engine)
+        least = 0.0 if engine.serves.chunked else load.computed
+        work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
+        full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
+        steady = loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued)
+        begin = loop.Beginning(most, full_s, steady)
+    ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
+    served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
 
 
@@ -378,15 +395,37 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         return
     each = wanted.concurrency / plan.dp / plan.replicas
     most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
+    yield from _left_out_notes(s, each)
     if s.kv_tokens < wanted.tokens + s.state_tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    elif s.running < each:
+    elif s.running < each - 0.5:
         limit = "the KV cache"
         if s.running == most:
             limits = most < step_limits(s.question)[1]
             limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
         room = f"; it holds {s.reported_kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
+
+
+def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
+    """What happens in time that means leave out; and who waits for prompts."""
+    q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
+    if 0 < decoding < 0.8 * s.running:
+        text = f"about {decoding:,.0f} of {format_mean(s.running)} requests decode at once; the others wait for their prompts"
+        yield Note("prompts", text)
+    running = Crowd(
+        clients=float(each),
+        room=float(s.kv_tokens / (s.requests.input_len + s.requests.output_len + s.state_tokens)),
+        steps=float(s.requests.output_len) + 1,
+        spread=float(s.requests.spread),
+        ranks=float(s.steps.ranks),
+        patient=bool(serves.rank_patience),
+        prompts=float(s.mixed_share),
+        fed=decoding if 0 < decoding < 0.8 * s.running else float("inf"),
+        longest=0.0 if serves.chunked else float(s.requests.input_len * (1 + s.requests.spread)),
+        budget=float(step_limits(q)[0]) - decoding,
+    )
+    yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
 
 
 def _prompt_cluster_notes(q: Question) -> Iterator[Note]:

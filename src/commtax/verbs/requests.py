@@ -14,6 +14,7 @@ from commtax.answer import Answer
 from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
+from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
@@ -41,7 +42,7 @@ LONGEST = 2048  # tokens that a table of steps reaches at least
 CUTS = 64  # steps that a mean prompt is cut into; where they are more, ranges and capacity are found with fewer requests
 MOST_STEPS = 300_000  # that prompts are cut into, of engines whose steps are followed one by one
 NANOSECONDS = 9  # decimals of a difference of times that are far from zero
-SURE = 1.02  # times the capacity: a run of some thousand requests tells that to two per cent
+CROWD = 1.5  # times the requests that have room, in flight where a router looks at caches: there is always enough
 
 
 @dataclass(frozen=True)  # without slots: figures are asked for several times and kept
@@ -230,7 +231,7 @@ class RequestsInTime(Answer):
     @property
     def overloaded(self) -> bool:
         """Whether more requests come than can be answered."""
-        return not self.closed and isfinite(self.offered_rate) and self.offered_rate >= SURE * self.capacity
+        return not self.closed and overloaded(self.offered_rate, self.capacity)
 
     @property
     def closed(self) -> bool:
@@ -259,7 +260,8 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
     As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
-    them empty. Of five times as many neither is in the middle half.
+    them empty. Of five times as many neither is in the middle half. A router that sends requests to the cache that knows their
+    prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
@@ -267,7 +269,8 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
-    ran = run(_repeat_requests(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
+    crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
+    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=count - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, last
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
@@ -439,6 +442,6 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
 
 
-def _repeat_requests(stream: RequestStream, count: int) -> RequestStream:
-    """So many requests at once, those of the stream over and over."""
-    return replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=inf)
+def _repeat_requests(stream: RequestStream, count: int, in_flight: float = inf) -> RequestStream:
+    """So many requests at once, those of the stream over and over; or as many as may be in flight, and the others after them."""
+    return replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=in_flight)

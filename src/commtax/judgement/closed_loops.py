@@ -1,0 +1,41 @@
+"""When means of a closed loop are not to be trusted: what happens in time that the closed form leaves out, as codes."""
+
+from collections.abc import Iterator
+
+from commtax.files import table
+from commtax.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Requests of a replica, or of one of its ranks."""
+
+    clients: float
+    room: float  # requests that the cache holds to their ends
+    steps: float  # of a request
+    spread: float  # lengths vary by this share of their mean to either side
+    ranks: float = 1.0  # of attention that step together …
+    patient: bool = False  # … and hold prompts back until each has one
+    prompts: float = 0.0  # share of the time per token that goes to prompts
+    longest: float = 0.0  # tokens of the longest prompt, where prompts are not cut
+    fed: float = float("inf")  # requests whose prompts are let in at once: the others hold nothing
+    budget: float = 0.0  # tokens that a step has room for, beside its decodes
+
+
+def left_out(crowd: Crowd) -> Iterator[str]:
+    """What the means leave out.
+
+    >>> list(left_out(Crowd(clients=32, room=100, steps=100, spread=0.0)))
+    ['lockstep']
+    >>> list(left_out(Crowd(clients=32, room=100, steps=100, spread=0.5)))
+    []
+    """
+    known = {name: row["value"] for name, row in table("judgement/closed_loops.toml").items()}
+    if crowd.clients > 1 and 2 * crowd.spread * crowd.steps <= known["apart"]:
+        yield "lockstep"
+    if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
+        yield "ranks"
+    if crowd.longest > crowd.budget > 0:
+        yield "whole-prompts"
+    if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:
+        yield "full-cache"

@@ -1,0 +1,27 @@
+"""Whether more is asked of servers than they answer: predicted, by what they answer when there is always enough, or measured."""
+
+from math import isfinite
+
+from commtax.files import table
+
+
+def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
+    """Whether requests come faster than servers answer them whose steps take ``longer``; a rate without end has no capacity.
+
+    >>> overloaded(10.1, 10.0), overloaded(10.3, 10.0), overloaded(10.1, 10.0, longer=1.1)
+    (False, True, True)
+    """
+    return isfinite(rate) and rate * longer >= _thresholds()["sure"]["value"] * capacity
+
+
+def falls_behind(rate: float, answered: float) -> bool:
+    """Whether a run of limited length answered clearly fewer requests per second than were sent.
+
+    >>> falls_behind(10.0, 8.9), falls_behind(10.0, 9.1)
+    (True, False)
+    """
+    return answered < _thresholds()["kept_up"]["value"] * rate
+
+
+def _thresholds() -> dict[str, dict[str, float]]:
+    return table("judgement/overload.toml")
