@@ -1,8 +1,8 @@
-"""One layout under a rate, by simulation of the whole fleet: how many copies hold the limits, and how far the rate may grow.
+"""One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
 
-All fleets of a question see the same requests: the first ones of a single stream, at the rate exactly. A run is long enough
-that a percentile means something: ``COUNTED`` requests, and ``EACH`` for every copy, count after a warm-up of as many as are
-under way at once.
+Of a large fleet a few copies stand for all (``verbs/fleet_samples.py``). All fleets of a question see the same requests: the first
+ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
+``EACH`` for every copy that is simulated, count after a warm-up of as many as are under way at once.
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,18 @@ import numpy as np
 
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
+from commtax.judgement.fleet_samples import Size
 from commtax.ledger import Z80
-from commtax.planner.fleet_sizes import Size, able_sizes, first_count, first_pair, no_more
+from commtax.planner.fleet_sizes import able_sizes, first_count, first_pair, no_more
 from commtax.planner.layouts import ALONE, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
+from commtax.sim.streams import arrival_times, random_numbers
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
+from commtax.verbs.fleet_samples import Sample, sample_of
 from commtax.verbs.loads import first_requests
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, longest_of, range_between, stream_of
 from commtax.verbs.settling import Settled, settle
@@ -138,10 +141,11 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
 
 
 def all_requests(q: Question) -> RequestStream:
-    """The longest stream that any fleet of a question sees."""
+    """The longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
-    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
-    return _cached_stream(replace(q, plan=Plan(), requests=alike))
+    workers = dict.fromkeys(("prefill_tp", "prefill_workers", "decode_workers", "kv_tokens"))
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, **workers)
+    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
 
 
 @cache_few_answers
@@ -214,7 +218,10 @@ def _overload(q: Question, most: float) -> float:
 
 def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
-    return _saturation_rate(_fleet_question(layout, size)) if layout.apart else size[0] * _saturation_rate(layout.question)
+    if not layout.apart:
+        return size[0] * _saturation_rate(layout.question)
+    sample = sample_of_fleet(layout, size)
+    return _saturation_rate(sample.question) / float(sample.share)
 
 
 @cache_answers
@@ -234,21 +241,27 @@ def _engines(q: Question, longest: int) -> tuple[Settled, Fleet]:
     return asked, fleet_of(asked, longest)
 
 
-def _fleet_question(layout: Layout, size: Size) -> Question:
-    """The question of a whole fleet."""
-    if layout.apart:
-        return layout.question.but(decode_workers=size[0], prefill_workers=size[1])
-    return layout.question.but(replicas=size[0])
+def sample_of_fleet(layout: Layout, size: Size) -> Sample:
+    """The copies that are simulated for a fleet."""
+    workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
+    sample = sample_of(layout.question.but(**workers))
+    return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
+
+
+def run_lengths(sample: Sample) -> tuple[int, int]:
+    """Requests of a run of a sample, and how many of them are warm-up."""
+    return lengths_of_run(sample.question, sum(sample.size))
 
 
 def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
-    length = length or lengths_of_run(layout.question, sum(size))
-    part = first_requests(all_requests(layout.question), length[0])
-    stream = replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
-    asked, fleet = _engines(_fleet_question(layout, size), longest_of(stream))
+    sample = sample_of_fleet(layout, size)
+    length, rate = length or run_lengths(sample), rate * float(sample.share)
+    part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
+    stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
+    asked, fleet = _engines(sample.question, longest_of(stream))
     asked = asked.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first_requests(stream, most)
     return RequestsInTime(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
@@ -263,7 +276,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 def _decide_fleet(layout: Layout, size: Size, rate: float) -> tuple[float, RequestsInTime]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
-    whole = lengths_of_run(q, sum(size))
+    whole = run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
@@ -363,7 +376,7 @@ def with_ranges(trial: Trial) -> Trial:
     factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures
-    if len(short.stream) < lengths_of_run(q, sum(size))[0]:
+    if len(short.stream) < run_lengths(sample_of_fleet(layout, size))[0]:
         part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
