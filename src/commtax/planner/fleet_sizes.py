@@ -1,6 +1,6 @@
 """Sizes that a fleet of one layout may have, and the first of them that holds."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +11,11 @@ from commtax.planner.space import workers_beside
 
 FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
 FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
+
+
+def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of a layout that holds, the last where none does."""
+    return first_pair(able, [layout.gpus(*size) for size in able], holds) if layout.apart else first_count(able, holds)
 
 
 def first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -28,8 +33,8 @@ def first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
     return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
 
 
-def first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of two kinds that holds, the last where none does.
+def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of two kinds that holds, the last where none does; of large ones, one with few more GPUs.
 
     More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
     best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
@@ -49,11 +54,14 @@ def first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
     best = chain[first_count(chain, lambda place: not fails(chain[place]))]
     best = len(able) if fails(best) else best
     middle = False
-    while left := [at for at in range(best) if not any(no_more(able[at], other) for other in failed)]:
+    while True:
+        most = len(able) if best == len(able) else bisect_right(gpus, gpus[best] - gpus[best] // FINE_PAIRS, hi=best)
+        left = [at for at in range(most) if not any(no_more(able[at], other) for other in failed)]
+        if not left:
+            return min(best, len(able) - 1)
         at = left[len(left) // 2 if middle else -1]
         middle = not fails(at)
         best = at if middle else best
-    return min(best, len(able) - 1)
 
 
 def no_more(size: Size, other: Size) -> bool:

@@ -7,7 +7,8 @@ ones of a single stream, at the rate exactly. A run is long enough that a percen
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from math import ceil, exp, inf, isfinite, isnan, nan
+from fractions import Fraction
+from math import ceil, exp, inf, isfinite, isinf, isnan, nan
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
 from commtax.ledger import Z80
-from commtax.planner.fleet_sizes import able_sizes, first_count, first_pair, no_more
+from commtax.planner.fleet_sizes import able_sizes, first_size, no_more
 from commtax.planner.layouts import ALONE, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
@@ -29,6 +30,7 @@ from commtax.verbs.loads import first_requests
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, longest_of, range_between, stream_of
 from commtax.verbs.settling import Settled, settle
 
+ALL = Fraction(1)
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
@@ -179,8 +181,7 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds
 
-    find = first_pair if layout.apart else first_count
-    best = trial(find(able, holds))
+    best = trial(first_size(layout, able, holds))
     best = replace(best, simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
 
@@ -196,12 +197,15 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size) -> bool:
-    """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
+    """Whether its capacity alone says that a fleet does not hold; that of both kinds of workers is soon known, that of a whole fleet
+    is looked at where there is no limit to break."""
     q, rate = layout.question, rate_of(layout.question)
-    if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+    if q.goal.confidence < EVEN:
         return False
     if layout.apart and min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True)) * SURE <= rate:
         return True
+    if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        return False
     return capacity(layout, size) <= rate
 
 
@@ -221,24 +225,24 @@ def capacity(layout: Layout, size: Size) -> float:
     if not layout.apart:
         return size[0] * _saturation_rate(layout.question)
     sample = sample_of_fleet(layout, size)
-    return _saturation_rate(sample.question) / float(sample.share)
+    return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
 
 @cache_answers
-def _saturation_rate(q: Question, alone: str = "") -> float:
+def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> float:
     """Of all workers, or of those that do one thing alone."""
     stream = first_requests(all_requests(q), COUNTED)
-    asked, fleet = _engines(q, longest_of(stream))
+    asked, fleet = _engines(q, longest_of(stream), decoded)
     if alone:
         fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
     return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
 @cache_few_answers
-def _engines(q: Question, longest: int) -> tuple[Settled, Fleet]:
-    """A question as it is run, and its engines."""
+def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fleet]:
+    """A question as it is run, and its engines, which decode a share of the prompts."""
     asked = settle(q)
-    return asked, fleet_of(asked, longest)
+    return asked, replace(fleet_of(asked, longest), decoded=decoded)
 
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
@@ -249,8 +253,9 @@ def sample_of_fleet(layout: Layout, size: Size) -> Sample:
 
 
 def run_lengths(sample: Sample) -> tuple[int, int]:
-    """Requests of a run of a sample, and how many of them are warm-up."""
-    return lengths_of_run(sample.question, sum(sample.size))
+    """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
+    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else sample.size[0])
+    return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
 
 
 def run_fleet(
@@ -261,7 +266,7 @@ def run_fleet(
     length, rate = length or run_lengths(sample), rate * float(sample.share)
     part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
-    asked, fleet = _engines(sample.question, longest_of(stream))
+    asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
     asked = asked.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first_requests(stream, most)
     return RequestsInTime(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
@@ -416,7 +421,7 @@ def larger_fleets(trial: Trial) -> list[Trial]:
             return False
         return not q.goal.slo or worst(q, run_fleet(layout, able[at], q.offered.request_rate, stretch=factor, most=RANGED)) <= 1
 
-    first = 0 if trial.clear else (first_pair if layout.apart else first_count)(able, clear)
+    first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
     return larger if trial.clear and q.plan.pp > 1 else [with_details(one) for one in larger]  # stages take longest to simulate
 

@@ -24,7 +24,8 @@ class Sample:
     """What is simulated for a whole fleet."""
 
     question: Question  # of the replicas that are simulated
-    share: Fraction  # of all requests that they get
+    share: Fraction  # of all requests that they get …
+    decoded: Fraction  # … and of these, with workers of prompts, that they decode: the others go to workers that nobody follows
     size: Size
     whole: Size
 
@@ -33,9 +34,7 @@ class Sample:
         """That not all replicas were simulated."""
         if self.size == self.whole:
             return ()
-        kinds = ("decode workers", "prompt workers") if self.whole[1] else ("replicas",)
-        told = [f"{part:,} of {whole:,} {kind}" for part, whole, kind in zip(self.size, self.whole, kinds, strict=False)]
-        text = f"{' and '.join(told)} were simulated, with their share of the requests; rates are of all"
+        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests; rates are of all"
         return (Note("sample", text),)
 
 
@@ -49,18 +48,22 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
         size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
     else:
         size = sample_size(whole, least)
-        share = max(Fraction(part, every) for part, every in zip(size, whole, strict=True) if every)
+        share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
     if size == whole:
-        return Sample(q, Fraction(1), whole, whole)
+        return Sample(q, Fraction(1), Fraction(1), whole, whole)
     workers = {"decode_workers": size[0], "prefill_workers": size[1]} if whole[1] else {"replicas": size[0]}
-    return Sample(_thinned(q.but(**workers), share, size[1] or size[0], whole[1] or whole[0]), share, size, whole)
+    decoded = Fraction(size[0], whole[0]) / share if whole[1] else Fraction(1)
+    return Sample(_thinned(q.but(**workers), share, size[1] or size[0], whole[1] or whole[0]), share, decoded, size, whole)
 
 
 def serving_sample(q: Question) -> Sample:
-    """Return the sample that a run of stated length allows: enough requests and clients must be left for its percentiles."""
+    """Return the sample that a run of stated length allows: enough requests and clients must be left for its percentiles.
+
+    Of two kinds of workers all are simulated, so that every request has its end.
+    """
     closed = not q.offered.request_rate and q.offered.trace is None
     clients = float(q.requests.concurrency) if closed else q.offered.max_in_flight
-    sample = sample_of(q, least_share(_requests(q), clients))
+    sample = sample_of(q, 1.0 if q.requests.disaggregated else least_share(_requests(q), clients))
     if not closed or sample.share == 1:
         return sample
     return replace(sample, share=Fraction(int(sample.question.requests.concurrency), int(clients)))

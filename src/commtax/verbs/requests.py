@@ -280,9 +280,12 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
-    ran = run(_repeat_requests(stream, count), fleet, hit_rate, enough=count - quarter, prompted=prompted)
+    ran = run(_repeat_requests(stream, count), fleet, hit_rate, enough=inf if fleet.decoded < 1 else count - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, last
-    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+    if fleet.decoded < 1:
+        done = done[np.isfinite(done)]
+        quarter = len(done) // 4
+    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter])) / float(fleet.decoded)
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
