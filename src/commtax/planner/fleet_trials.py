@@ -76,6 +76,15 @@ class Trial:
         return self.over <= 1
 
     @property
+    def sample(self) -> Size:
+        """Copies, and workers of prompts, that were simulated for the fleet."""
+        return sample_of_fleet(self.layout, self.size).size
+
+    @property
+    def sampled(self) -> bool:
+        return self.sample != self.size
+
+    @property
     def gpus(self) -> int:
         return self.layout.gpus(*self.size)
 

@@ -280,7 +280,9 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
-    ran = run(_repeat_requests(stream, count), fleet, hit_rate, enough=inf if fleet.decoded < 1 else count - quarter, prompted=prompted)
+    ran = run(
+        _repeat_requests(stream, count), fleet, hit_rate, enough=inf if fleet.decoded < 1 else count - quarter, prompted=prompted
+    )
     done = np.sort(ran.book.done_s)  # those who are not, last
     if fleet.decoded < 1:
         done = done[np.isfinite(done)]

@@ -300,6 +300,8 @@ class _Wire:
         self.book.elsewhere[i], self.book.moved_s[i] = True, there - now
         if comes:
             heappush(self.pending, (there, i))
+        else:
+            self.book.first_s[i] = nan  # which its client gets elsewhere
 
     def comes(self, i: int, now: float) -> None:
         """A cache reaches the links of who decodes it, and waits there for those before it."""
