@@ -206,8 +206,8 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size) -> bool:
-    """Whether its capacity alone says that a fleet does not hold; that of both kinds of workers is soon known, that of a whole fleet
-    is looked at where there is no limit to break."""
+    """Whether its capacity alone says that a fleet does not hold: of two kinds of workers that of each, which is soon known; that
+    of a whole fleet where there is no limit to break."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
