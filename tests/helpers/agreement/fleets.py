@@ -1,6 +1,7 @@
 """Fleets of which a few replicas are simulated against the same simulated whole: times agree within their scatter over seeds."""
 
 from dataclasses import replace
+from fractions import Fraction
 from random import Random
 
 import numpy as np
@@ -35,7 +36,7 @@ def _run(q: Question, whole: bool, each: int) -> RequestsInTime:
     count = int(each * max(size) / (1 if whole else sample.decoded))
     part = settle(q if whole else sample.question).but(num_prompts=count, warmup=count // 5)
     stream = stream_of(part)
-    fleet = replace(fleet_of(part, longest_of(stream)), decoded=sample.decoded / sample.decoded if whole else sample.decoded)
+    fleet = replace(fleet_of(part, longest_of(stream)), decoded=Fraction(1) if whole else sample.decoded)
     return RequestsInTime(part, stream, fleet, run(stream, fleet, part.offered.prefix_hit_rate))
 
 
