@@ -154,8 +154,8 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
 def all_requests(q: Question) -> RequestStream:
     """The longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
-    workers = dict.fromkeys(("prefill_tp", "prefill_workers", "decode_workers", "kv_tokens"))
-    alike = replace(q.requests, num_prompts=count, disaggregated=False, **workers)
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
+    alike = replace(alike, prefill_workers=None, decode_workers=None)
     return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
 
 

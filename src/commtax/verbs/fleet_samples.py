@@ -7,14 +7,14 @@ A router by prefixes keeps requests with common text together: a sample has its 
 
 from dataclasses import replace
 from fractions import Fraction
-from math import gcd, inf, isfinite
+from math import gcd, inf
 
 import numpy as np
 
 from commtax.arrays import Array
 from commtax.judgement.fleet_samples import Size, least_share, sample_size
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import Number, dataclass
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note
 
@@ -43,7 +43,7 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
     if q.offered.router == "prefix" and not whole[1]:
-        used = min(replicas, prefix_groups(q))  # a prompt that comes again goes where its text is
+        used = int(min(replicas, prefix_groups(q)))  # a prompt that comes again goes where its text is
         chosen = sample_size((used, 0), least)[0]
         size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
     else:
@@ -103,11 +103,11 @@ def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Questio
     if trace is not None:
         keys = _groups(trace) if kind == "prefix" else np.arange(len(trace))
         kept = (keys + 1) * share.numerator // share.denominator > keys * share.numerator // share.denominator
-        trace = replace(trace.take(np.flatnonzero(kept)), in_flight=_part(trace.in_flight, share))
+        trace = replace(trace.take(np.flatnonzero(kept)), in_flight=float(_part(trace.in_flight, share)))
     return q.but(
         request_rate=offered.request_rate * float(share),
         burstiness=offered.burstiness / (float(share) if kind == "round-robin" else 1.0),
-        offered=replace(offered, trace=trace, max_in_flight=_part(offered.max_in_flight, share)),
+        offered=replace(offered, trace=trace, max_in_flight=float(_part(offered.max_in_flight, share))),
         unique_prompts=repeated,
         warmup=int(offered.warmup * share),
         num_prompts=_part(wanted.num_prompts, share),
@@ -115,6 +115,6 @@ def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Questio
     )
 
 
-def _part(count: float, share: Fraction) -> float:
+def _part(count: Number, share: Fraction) -> Number:
     """Return a share of a whole number; there may be no end of them."""
-    return max(1, round(count * float(share))) if isfinite(count) else count
+    return max(1, round(float(count) * float(share))) if np.isfinite(count) else count
