@@ -44,10 +44,10 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
     if q.offered.router == "prefix" and not whole[1]:
         used = int(min(replicas, prefix_groups(q)))  # a prompt that comes again goes where its text is
-        chosen = sample_size((used, 0), least)[0]
+        chosen = sample_size((used, 0), least, chosen=True)[0]
         size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
     else:
-        size = sample_size(whole, least)
+        size = sample_size(whole, least, q.offered.router != "round-robin" and not whole[1])
         share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)

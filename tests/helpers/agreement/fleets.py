@@ -14,7 +14,7 @@ from commtax.verbs.settling import resolve_question, settle
 
 SEEDS = 5
 SCATTERS = 8.0  # standard errors of a difference of two means of five runs each: by chance beyond once in 20,000
-FEW = 0.06  # least-loaded: four replicas choose among fewer than sixteen
+FEW = 0.06  # least-loaded: eight replicas choose among fewer than sixteen
 NAMES = ("ttft_mean", "ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "e2e_mean")
 """Statistics that a sample and the whole fleet are compared by."""
 
