@@ -1,15 +1,21 @@
 """Sizes that a fleet of one layout may have, and the first of them that holds."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 import numpy as np
 
+from commtax.judgement.fleet_samples import Size
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import workers_beside
 
-Size = tuple[int, int]
-"""Copies, and workers of prompts beside them."""
+FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
+FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
+
+
+def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of a layout that holds, the last where none does."""
+    return first_pair(able, [layout.gpus(*size) for size in able], holds) if layout.apart else first_count(able, holds)
 
 
 def first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -27,11 +33,11 @@ def first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
     return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
 
 
-def first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of two kinds that holds, the last where none does.
+def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of two kinds that holds, the last where none does; of large ones, one with few more GPUs.
 
-    More workers of either kind never do worse. So none holds unless one of the largest does, and one that has no more workers
-    of either kind than one that failed is not tried.
+    More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
+    best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
     """
     failed: list[Size] = []
 
@@ -41,10 +47,21 @@ def first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
         failed.append(able[at])
         return True
 
-    largest = [at for at, size in enumerate(able) if not any(no_more(size, other) for other in able[at + 1 :])]
-    if fails(0) and all(fails(at) for at in largest):
-        return len(able) - 1
-    return next(at for at in range(len(able)) if not fails(at))
+    chain = [0]
+    for at, size in enumerate(able):
+        if no_more(able[chain[-1]], size):
+            chain.append(at)
+    best = chain[first_count(chain, lambda place: not fails(chain[place]))]
+    best = len(able) if fails(best) else best
+    middle = False
+    while True:
+        most = len(able) if best == len(able) else bisect_right(gpus, gpus[best] - gpus[best] // FINE_PAIRS, hi=best)
+        left = [at for at in range(most) if not any(no_more(able[at], other) for other in failed)]
+        if not left:
+            return min(best, len(able) - 1)
+        at = left[len(left) // 2 if middle else -1]
+        middle = not fails(at)
+        best = at if middle else best
 
 
 def no_more(size: Size, other: Size) -> bool:
@@ -54,12 +71,26 @@ def no_more(size: Size, other: Size) -> bool:
 
 def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
     """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
+    tp, ahead = layout.group, layout.prefill_tp
+    first = int(rate / layout.answers / SLACK) + 1
     if not layout.apart:
-        first = int(rate / layout.answers / SLACK) + 1
-        return [(n, 0) for n in range(first, min(layout.most, most_gpus // layout.group) + 1)]
-    cluster, tp, ahead = layout.question.cluster, layout.group, layout.prefill_tp
-    copies = np.arange(1, layout.most + 1)
-    room = workers_beside(copies, tp, ahead, cluster)
-    every = [(n, p) for n, most in zip(copies.tolist(), room.tolist(), strict=True) for p in range(1, most + 1)]
-    able = [size for size in every if layout.gpus(*size) <= most_gpus and layout.throughput(*size) * SLACK > rate]
+        return [(n, 0) for n in counts(first, min(layout.most, most_gpus // tp), FINE)]
+    least = int(rate / layout.prompt_answers / SLACK) + 1
+    copies = counts(first, min(layout.most, most_gpus // tp, max(FAR * first, FINE)), FINE_PAIRS)
+    room = workers_beside(np.array(copies, dtype=int), tp, ahead, layout.question.cluster).tolist()
+    most = [min(beside, (most_gpus - n * tp) // ahead, max(FAR * least, FINE)) for n, beside in zip(copies, room, strict=True)]
+    every = [(n, p) for n, top in zip(copies, most, strict=True) for p in counts(least, top, FINE_PAIRS)]
+    able = [size for size in every if layout.throughput(*size) * SLACK > rate]
     return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
+
+
+def counts(least: int, most: int, fine: int) -> list[int]:
+    """Numbers of workers from the least to the most: all up to ``fine``, and from there on in steps of one in so many.
+
+    >>> counts(8, 16, 10)
+    [8, 9, 10, 12, 14, 16]
+    """
+    known, at = list[int](), 0
+    while (at := at + max(1, -(-(at + 1) // fine))) < most:
+        known += [at] * (at >= least)
+    return [*known, most] if most >= least else known

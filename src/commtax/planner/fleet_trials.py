@@ -1,32 +1,37 @@
-"""One layout under a rate, by simulation of the whole fleet: how many copies hold the limits, and how far the rate may grow.
+"""One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
 
-All fleets of a question see the same requests: the first ones of a single stream, at the rate exactly. A run is long enough
-that a percentile means something: ``COUNTED`` requests, and ``EACH`` for every copy, count after a warm-up of as many as are
-under way at once.
+Of a large fleet a few copies stand for all (``verbs/fleet_samples.py``). All fleets of a question see the same requests: the first
+ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
+``EACH`` for every copy that is simulated, count after a warm-up of as many as are under way at once.
 """
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from math import ceil, exp, inf, isfinite, isnan, nan
+from fractions import Fraction
+from math import ceil, exp, inf, isfinite, isinf, isnan, nan
 
 import numpy as np
 
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
+from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_sizes import Size, able_sizes, first_count, first_pair, no_more
+from commtax.planner.fleet_sizes import able_sizes, first_size, no_more
 from commtax.planner.layouts import ALONE, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
+from commtax.sim.streams import arrival_times, random_numbers
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
+from commtax.verbs.fleet_samples import Sample, sample_of
 from commtax.verbs.loads import first_requests
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, longest_of, range_between, stream_of
 from commtax.verbs.settling import Settled, settle
 
+ALL = Fraction(1)
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
@@ -70,6 +75,15 @@ class Trial:
     @property
     def holds(self) -> bool:
         return self.over <= 1
+
+    @property
+    def sample(self) -> Size:
+        """Copies, and workers of prompts, that were simulated for the fleet."""
+        return sample_of_fleet(self.layout, self.size).size
+
+    @property
+    def sampled(self) -> bool:
+        return self.sample != self.size
 
     @property
     def gpus(self) -> int:
@@ -139,10 +153,11 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
 
 
 def all_requests(q: Question) -> RequestStream:
-    """The longest stream that any fleet of a question sees."""
+    """The longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
     alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
-    return _cached_stream(replace(q, plan=Plan(), requests=alike))
+    alike = replace(alike, prefill_workers=None, decode_workers=None)
+    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
 
 
 @cache_few_answers
@@ -176,8 +191,7 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds
 
-    find = first_pair if layout.apart else first_count
-    best = trial(find(able, holds))
+    best = trial(first_size(layout, able, holds))
     best = replace(best, simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
 
@@ -193,12 +207,15 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size) -> bool:
-    """Whether its capacity alone says that a fleet does not hold, which is looked at anyway where there is no limit to break."""
+    """Whether its capacity alone says that a fleet does not hold: of two kinds of workers that of each, which is soon known; that
+    of a whole fleet where there is no limit to break."""
     q, rate = layout.question, rate_of(layout.question)
-    if q.goal.slo or q.goal.confidence < EVEN or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+    if q.goal.confidence < EVEN:
         return False
     if layout.apart and min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True)) * SURE <= rate:
         return True
+    if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        return False
     return overloaded(rate, capacity(layout, size))
 
 
@@ -215,41 +232,51 @@ def _overload(q: Question, most: float) -> float:
 
 def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
-    return _saturation_rate(_fleet_question(layout, size)) if layout.apart else size[0] * _saturation_rate(layout.question)
+    if not layout.apart:
+        return size[0] * _saturation_rate(layout.question)
+    sample = sample_of_fleet(layout, size)
+    return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
 
 @cache_answers
-def _saturation_rate(q: Question, alone: str = "") -> float:
+def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> float:
     """Of all workers, or of those that do one thing alone."""
     stream = first_requests(all_requests(q), COUNTED)
-    asked, fleet = _engines(q, longest_of(stream))
+    asked, fleet = _engines(q, longest_of(stream), decoded)
     if alone:
         fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
     return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
 @cache_few_answers
-def _engines(q: Question, longest: int) -> tuple[Settled, Fleet]:
-    """A question as it is run, and its engines."""
+def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fleet]:
+    """A question as it is run, and its engines, which decode a share of the prompts."""
     asked = settle(q)
-    return asked, fleet_of(asked, longest)
+    return asked, replace(fleet_of(asked, longest), decoded=decoded)
 
 
-def _fleet_question(layout: Layout, size: Size) -> Question:
-    """The question of a whole fleet."""
-    if layout.apart:
-        return layout.question.but(decode_workers=size[0], prefill_workers=size[1])
-    return layout.question.but(replicas=size[0])
+def sample_of_fleet(layout: Layout, size: Size) -> Sample:
+    """The copies that are simulated for a fleet."""
+    workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
+    sample = sample_of(layout.question.but(**workers))
+    return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
+
+
+def run_lengths(sample: Sample) -> tuple[int, int]:
+    """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
+    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else sample.size[0])
+    return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
 
 
 def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
-    length = length or lengths_of_run(layout.question, sum(size))
-    part = first_requests(all_requests(layout.question), length[0])
-    stream = replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
-    asked, fleet = _engines(_fleet_question(layout, size), longest_of(stream))
+    sample = sample_of_fleet(layout, size)
+    length, rate = length or run_lengths(sample), rate * float(sample.share)
+    part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
+    stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
+    asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
     asked = asked.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first_requests(stream, most)
     return RequestsInTime(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
@@ -264,7 +291,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 def _decide_fleet(layout: Layout, size: Size, rate: float) -> tuple[float, RequestsInTime]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
-    whole = lengths_of_run(q, sum(size))
+    whole = run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
@@ -368,7 +395,7 @@ def with_ranges(trial: Trial) -> Trial:
     factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures
-    if len(short.stream) < lengths_of_run(q, sum(size))[0]:
+    if len(short.stream) < run_lengths(sample_of_fleet(layout, size))[0]:
         part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
@@ -408,7 +435,7 @@ def larger_fleets(trial: Trial) -> list[Trial]:
             return False
         return not q.goal.slo or worst(q, run_fleet(layout, able[at], q.offered.request_rate, stretch=factor, most=RANGED)) <= 1
 
-    first = 0 if trial.clear else (first_pair if layout.apart else first_count)(able, clear)
+    first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
     return larger if trial.clear and q.plan.pp > 1 else [with_details(one) for one in larger]  # stages take longest to simulate
 

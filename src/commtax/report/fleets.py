@@ -195,8 +195,9 @@ def _notes(a: FleetPlans) -> Remarks:
         if given
         else f"{COUNTED:,} requests ({EACH} per replica where that is more) after a warm-up"
     )
+    part = "; a few replicas of large fleets are simulated, with their share of the requests" * any(t.sampled for t in a.plans)
     counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} were simulated with {each}"
-    said, details = price_notes(a.questions), [f"{counted}; all got the same requests (--seed)"]
+    said, details = price_notes(a.questions), [f"{counted}; all got the same requests (--seed){part}"]
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
     chips = " and ".join(a.unpriced)
     without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
@@ -255,6 +256,7 @@ def _row(trial: Trial) -> Record:
         **({"without_techniques": list(layout.dropped)} if layout.dropped else {}),
         "dtype": q.plan.weights_dtype or "as stored",
         "gpus": trial.gpus,
+        **({"simulated_workers": sum(trial.sample)} if trial.sampled else {}),
         **{_key(name): value for name, value in trial.figures.items()},
         "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
         "limits_kept_with": trial.kept,

@@ -131,7 +131,7 @@ def _histogram(axes: "plots.Axes", o: RequestsInTime) -> None:
 
 
 def _distribution(axes: "plots.Axes", o: RequestsInTime) -> None:
-    seen = slice(o.question.offered.warmup, None)
+    seen = o.counted
     for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
         values = np.sort(o.columns[name][seen])
         share = np.arange(1, len(values) + 1) / len(values)

@@ -91,6 +91,7 @@ def _question_words(o: RequestsInTime) -> str:
     """When requests come and how long they are, in words."""
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
+    count = count if o.share == 1 else f"{len(o.stream):,} of about {len(o.stream) / o.share:,.0f} requests"
     if offered.trace is not None:
         when = f"{count} of a trace, {o.offered_rate:,.3g} per second on average"
     elif o.closed:

@@ -107,7 +107,7 @@ def draw_stream(
     Ids stand for whole blocks, which is what engines keep.
     """
     _check(rate, count, duration_s, burstiness)
-    when, how_long = np.random.default_rng(seed).spawn(2)
+    when, how_long = random_numbers(seed)
     if isfinite(duration_s):
         times = _times_within(duration_s, rate, burstiness, when)[:count]
     else:
@@ -119,6 +119,11 @@ def draw_stream(
     prefixes = _prefixes(prompt, shared_prefix, block, distinct < len(times))
     repeated = None if prefixes is None else tuple(islice(cycle(prefixes), len(times)))
     return RequestStream(times, np.resize(prompt, len(times)), np.resize(answer, len(times)), repeated, block, in_flight)
+
+
+def random_numbers(seed: int) -> list[np.random.Generator]:
+    """Those of arrivals, and those of lengths."""
+    return np.random.default_rng(seed).spawn(2)
 
 
 def _check_above_zero(unit: str, **given: float) -> None:

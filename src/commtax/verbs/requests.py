@@ -29,11 +29,12 @@ from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
 from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.fleet_samples import serving_sample
 from commtax.verbs.kv_motion import carrier_of, check_sides
 from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.settling import Settled, terms_of
+from commtax.verbs.settling import Settled, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 PROMPTS = 1000  # requests of a run, where nobody says
@@ -61,6 +62,18 @@ class RequestsInTime(Answer):
     ran: ServingRun
     notes: tuple[Note, ...] = ()
     late_s: float = 0.0  # by which first tokens come later than they were simulated: for the ends of a range
+    part: Settled | None = None  # the question of those replicas that were simulated, where these are not all
+    share: float = 1.0  # of the requests that they got
+
+    @property
+    def simulated(self) -> Settled:
+        """The question of the replicas that were simulated."""
+        return self.part or self.question
+
+    @property
+    def counted(self) -> slice:
+        """The requests that figures count: those behind the warm-up."""
+        return slice(self.simulated.offered.warmup, None)
 
     @cached_property
     def columns(self) -> dict[str, Array]:
@@ -93,7 +106,7 @@ class RequestsInTime(Answer):
     @cached_property
     def gaps(self) -> tuple[Array, Array]:
         """Times between tokens, and how many tokens came so, from the first request on that counts."""
-        warmup = self.question.offered.warmup
+        warmup = self.simulated.offered.warmup
         if not 0 < warmup < len(self.stream):
             return figures.gaps(self.log, self.late)
         since = self.stream.arrival_s[warmup]
@@ -111,7 +124,7 @@ class RequestsInTime(Answer):
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
             return self._gap(which)
-        values = self.columns[f"{metric}_s"][self.question.offered.warmup :]
+        values = self.columns[f"{metric}_s"][self.counted]
         values = values[np.isfinite(values)]
         if not values.size:
             return nan
@@ -133,9 +146,9 @@ class RequestsInTime(Answer):
     @cached_property
     def alike(self) -> ClosedLoop:
         """The closed loop of as many clients as requests run at once: it knows how sure its steps are, and what that rests on."""
-        r = self.question.requests
+        r = self.simulated.requests
         seqs = max(1.0, float(np.round(self.mean_running)))
-        like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
+        like = self.simulated.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
         return closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
 
@@ -166,7 +179,7 @@ class RequestsInTime(Answer):
 
     def _again(self, stream: RequestStream, factor: float) -> "RequestsInTime":
         fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
-        return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.question.offered.prefix_hit_rate))
+        return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
     def range_of(self, name: str, ends: list["RequestsInTime"] | None = None) -> tuple[float, float]:
         """The 80 % range: the figure with steps and first tokens as early and as late as they may be."""
@@ -187,16 +200,16 @@ class RequestsInTime(Answer):
 
     @property
     def requests_per_s(self) -> float:
-        return len(self.stream) / max(self.duration_s, 1e-12)
+        return len(self.stream) / self.share / max(self.duration_s, 1e-12)
 
     @property
     def tokens_per_s(self) -> float:
         """Output tokens of all replicas."""
-        return float(self.stream.output_len.sum()) / max(self.duration_s, 1e-12)
+        return float(self.stream.output_len.sum()) / self.share / max(self.duration_s, 1e-12)
 
     @property
     def input_tokens_per_s(self) -> float:
-        return float(self.stream.input_len.sum()) / max(self.duration_s, 1e-12)
+        return float(self.stream.input_len.sum()) / self.share / max(self.duration_s, 1e-12)
 
     @property
     def num_gpus(self) -> int:
@@ -211,22 +224,22 @@ class RequestsInTime(Answer):
     def offered_rate(self) -> float:
         """Requests that come in a second; infinite where all come at once."""
         span = float(self.stream.arrival_s[-1] - self.stream.arrival_s[0])
-        return self.question.offered.request_rate or ((len(self.stream) - 1) / span if span else inf)
+        return self.question.offered.request_rate or ((len(self.stream) - 1) / self.share / span if span else inf)
 
     @cached_property
     def capacity(self) -> float:
         """Requests/s that the fleet answers when there are always enough."""
-        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate)
+        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate) / self.share
 
     @cached_property
     def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
         """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
         if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
             return None
-        asked, same = self.question.but(prefix_hit_rate=0.0), self.step_ends[1]
+        asked, same = self.simulated.but(prefix_hit_rate=0.0), self.step_ends[1]
         stream = replace(same.stream, prefixes=None)
         fleet = fleet_of(asked, longest_of(stream))
-        return same, RequestsInTime(asked, stream, fleet, run(stream, fleet))
+        return same, replace(self, part=asked, stream=stream, fleet=fleet, ran=run(stream, fleet))
 
     @property
     def overloaded(self) -> bool:
@@ -244,7 +257,7 @@ class RequestsInTime(Answer):
 
     def within(self, ttft_s: float = inf, tpot_s: float = inf, e2e_s: float = inf) -> float:
         """Share of the requests that keep to all limits."""
-        seen = slice(self.question.offered.warmup, None)
+        seen = self.counted
         kept = self.columns["ttft_s"][seen] <= ttft_s
         tpot = self.columns["tpot_s"][seen]
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
@@ -270,9 +283,13 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
     quarter = count // 4
     crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
-    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=count - quarter, prompted=prompted)
+    enough = inf if fleet.decoded < 1 else count - quarter
+    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=enough, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, last
-    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+    if fleet.decoded < 1:
+        done = done[np.isfinite(done)]
+        quarter = len(done) // 4
+    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter])) / float(fleet.decoded)
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
@@ -284,14 +301,16 @@ def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
 def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     need_accepted(asked)
-    stream = stream_of(asked)
-    fleet = fleet_of(asked, longest_of(stream))
+    sample = serving_sample(asked.plain())
+    part = asked if sample.size == sample.whole else settle(sample.question)
+    stream = stream_of(part)
+    fleet = fleet_of(part, longest_of(stream))
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     ahead = prompter(asked) if asked.requests.disaggregated else asked
     told = (*prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
-    notes = (*asked.notes, *draft_notes(asked), *stream.notes, *told)
-    answer = RequestsInTime(asked, stream, fleet, ran, notes)
+    notes = (*sample.notes, *asked.notes, *draft_notes(asked), *stream.notes, *told)
+    answer = RequestsInTime(asked, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
         return _answered_part(answer)
     # What a profile's runs tell of the time per token at this load beside constants: steps are so much longer.
@@ -312,7 +331,7 @@ def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
 def _answered_part(cut: RequestsInTime) -> RequestsInTime:
     """What was interrupted, as if the requests that had been answered were all."""
     rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
-    if len(rows) <= cut.question.offered.warmup:
+    if len(rows) <= cut.simulated.offered.warmup:
         raise KeyboardInterrupt
     text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
     ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))

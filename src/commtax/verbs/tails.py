@@ -60,7 +60,7 @@ class Gaps:
 
 
 def first_tokens(o: RequestsInTime) -> FirstTokens:
-    seen = slice(o.question.offered.warmup, None)
+    seen = o.counted
     ttft = o.columns["ttft_s"][seen]
     rows = np.arange(len(o.columns["ttft_s"]))[seen]
     slow = np.quantile(ttft, SLOW)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
+from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from math import inf, nan, nextafter
 from typing import Self
@@ -172,6 +173,7 @@ class Fleet:
     router: str = "round-robin"
     prompts: Workers | None = None
     moves: Moves = field(default_factory=lambda: Moves())
+    decoded: Fraction = Fraction(1)  # share of the prompts whose caches come to these workers; others decode the rest
 
     def scaled(self, factor: float) -> Self:
         """The same engines with all steps longer by a factor."""
@@ -245,7 +247,7 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
 
     Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
     """
-    waits = cap < inf
+    waits, part, whole = cap < inf, fleet.decoded.numerator, fleet.decoded.denominator
     clients = Clients(book, cap, range(len(book.arrival_s)))
     wire = _Wire(book, fleet.moves, clients.pending if waits else [], len(before), engines)
     enter = router(fleet.router, before)
@@ -255,7 +257,7 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
             clients.answered(now)
         else:
             book.done_s[i] = nan  # with its prompt alone
-            wire.leaves(i, book.served_by[i] - len(engines), now)
+            wire.leaves(i, book.served_by[i] - len(engines), now, (i + 1) * part // whole > i * part // whole)
 
     def send(i: int, now: float) -> None:
         if book.elsewhere[i]:
@@ -289,14 +291,17 @@ class _Wire:
         self.coming = [0] * len(engines)
         self.target: dict[int, int] = {}
 
-    def leaves(self, i: int, worker: int, now: float) -> None:
-        """A prompt is computed: its cache follows those before it."""
+    def leaves(self, i: int, worker: int, now: float, comes: bool) -> None:
+        """A prompt is computed: its cache follows those before it, and comes to one of these workers or to others."""
         tokens = self.book.input_len[i]
         begin = max(self.sent[worker], now - _seconds(self.moves.early_s, tokens))
         self.sent[worker] = begin + _seconds(self.moves.out_s, tokens)
         there = max(self.sent[worker], begin + _seconds(self.moves.alone_s, tokens))
         self.book.elsewhere[i], self.book.moved_s[i] = True, there - now
-        heappush(self.pending, (there, i))
+        if comes:
+            heappush(self.pending, (there, i))
+        else:
+            self.book.first_s[i] = nan  # which its client gets elsewhere
 
     def comes(self, i: int, now: float) -> None:
         """A cache reaches the links of who decodes it, and waits there for those before it."""
