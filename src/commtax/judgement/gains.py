@@ -1,15 +1,13 @@
-"""Whether a change of a deployment pays: its gain for whole requests, the range of that gain, and what is left of it in a full cache.
+"""Whether a change of a deployment pays: its gain for whole requests, that gain's range, and what is left of it in a full cache.
 
 A gain is a rate with the change over the rate without it, so that 1 is no gain. Steps of a server gain, too, but that is a figure:
 requests also wait for prompts, and only what requests gain is judged.
 """
 
-import numpy as np
-
-from commtax.arrays import Array
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
+ALIKE = LEVEL.alike
 
 REFUSED, NO_ROOM, SAME = "not here", "does not fit", "changes nothing"
 GAINS, LOSES, UNDECIDED = "gains", "loses", "undecided"
@@ -23,7 +21,7 @@ def verdict_on_gain(gain: float, low: float, high: float, fits: bool = True) -> 
     >>> verdict_on_gain(1.2, 1.05, 1.4), verdict_on_gain(1.2, 0.9, 1.6), verdict_on_gain(1.0, 1.0, 1.0)
     ('gains', 'undecided', 'changes nothing')
     """
-    if abs(gain - 1) < LEVEL.alike:
+    if abs(gain - 1) < ALIKE:
         return SAME
     if not fits:
         return NO_ROOM
@@ -31,7 +29,7 @@ def verdict_on_gain(gain: float, low: float, high: float, fits: bool = True) -> 
 
 
 def advice_on_gain(verdict: str, gain: float, full_gain: float) -> str:
-    """Return what to do about a gain: set it, measure it first, set it once the cache is full, or leave it; "" where nothing is said.
+    """Return what to do about a gain: set it, measure it, set it once the cache is full, or leave it; "" where nothing is said.
 
     ``full_gain``: of the largest batches that fit, for what makes room in the cache or takes some. A loss that nobody is sure of
     is then no reason to leave it.
@@ -52,8 +50,3 @@ def is_lost_when_full(gain: float, full_gain: float) -> bool:
 def is_worth_telling(gain: float) -> bool:
     """Whether a gain is large enough to be told beside another answer."""
     return gain > 1 + LEVEL.told
-
-
-def pays(rates: Array, without: Array) -> Array:
-    """Where along an axis rates are above those without a change."""
-    return np.asarray(rates / without - 1 > LEVEL.alike)

@@ -28,7 +28,8 @@ from commtax.verbs.worth import TechniqueWorth, Worth
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
 AXES = {"prompt": "prompt length"}
 """What axes are called, where not by their name."""
-COLUMNS = ("technique", "verdict", ">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
+FIGURES = (">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
+COLUMNS = ("technique", "verdict", *FIGURES)
 EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT", "TPOT", "range")
 
 
@@ -56,7 +57,9 @@ def _requests_for(w: Worth) -> str:
     """Which requests are weighed where a step was asked about."""
     q, r = w.question, w.requests
     clients = plural(int(q.requests.concurrency), "client")
-    keep = f"who keep {batch_words(q)} running" if r.running >= q.batch else f"of which {r.running:,.0f} run at once in each replica"
+    keep = f"who keep {batch_words(q)} running"
+    if r.running < q.batch:
+        keep = f"of whose requests {r.running:,.0f} run at once in each replica"
     return f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.cost.fused_reduce import most_fused_tokens
-from commtax.judgement.gains import pays
+from commtax.judgement.gains import ALIKE
 from commtax.question import STEP_AXES
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES
@@ -61,7 +61,7 @@ def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange,
     """Where along each axis it gains, and axes along which it nowhere does; those along which it does everywhere are left out."""
     found, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
-        gains = pays(rate_over(q, axis, grid), rates)
+        gains = rate_over(q, axis, grid) / rates - 1 > ALIKE
         if not gains.any():
             never.append(axis)
         elif not gains.all():
@@ -79,7 +79,8 @@ def _fused_until(found: PayRange, q: Settled, base: Settled) -> PayRange:
     if not 1 <= last < found.ends[1]:
         return found
     around = np.array([last, last + 1]).astype(int)
-    if pays(rate_over(q, found.axis, around), rate_over(base, found.axis, around)).tolist() != [True, False]:
+    gains = rate_over(q, found.axis, around) / rate_over(base, found.axis, around) - 1 > ALIKE
+    if gains.tolist() != [True, False]:
         return found
     nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
     words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"

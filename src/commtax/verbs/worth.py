@@ -1,8 +1,8 @@
 """What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
 
 A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step that is asked about
-stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of what
-they share cancel) and from how far gains of such techniques were off where somebody published one.
+stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
+what they share cancel) and from how far gains of such techniques were off where somebody published one.
 """
 
 from __future__ import annotations
@@ -242,16 +242,16 @@ def flag_of(asked: str, q: Question) -> str:
 class Scale:
     """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and on top of what they need.
 
-    Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed, and
-    its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told beside.
-    A search weighs steps alone: what gains on none of them is not tried.
+    Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed,
+    and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told
+    beside. A search weighs steps alone: what gains on none of them is not tried.
     """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True, shown: Mapping[str, object] | None = None) -> None:
-        self.requests = _served(q) if requests else None
+        self.requests, loop = _served(q) if requests else (None, ())
         self.question = q = _step_of(q, self.requests) if self.requests else q
+        self._steps = loop or _steps(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
-        self._step = price(q)
         self.bill = self._told_step(q)
         self.fit = fit_of_step(q)
 
@@ -260,7 +260,7 @@ class Scale:
         return Scale(q, bool(self.requests), flips, self._shown)
 
     def _told_step(self, q: Settled) -> StepBill:
-        return price(q.but(**self._shown)) if self._shown else price(q)
+        return price(q.vary(**self._shown))
 
     @cached_property
     def _swept(self) -> Swept:
@@ -283,8 +283,7 @@ class Scale:
         return best
 
     def _best(self, one: Technique) -> TechniqueWorth:
-        tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
-        best = min(tried, key=_rank)
+        best = min((self.weigh(one, text) for text in _usual(one)), key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
@@ -343,16 +342,17 @@ class Scale:
         return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
-        other, base, judged, told = price(q), self._step, fit_of_step(q), self._told_step(q)
-        gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
-        known = math.hypot(Z80 * ratio_sigma(other, base), 0.0 if self._drafts_alike(q) else accepted_width(q))
+        told, judged = self._told_step(q), fit_of_step(q)
+        gain, steps = _rate_per_gpu(told) / _rate_per_gpu(self.bill), [(told, self.bill)]
         row = replace(row, step_s=float(told.step_s), step_gain=gain, tokens_per_s=float(told.tokens_per_s))
         row = replace(row, kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         if self.requests:
-            served = _served(q)
-            gain = self.requests.faster(served) * float(base.num_gpus / other.num_gpus)
-            known += Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question))
+            served, bills = _served(q)
+            gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
+            steps = list(zip(bills or _steps(q), self._steps, strict=True))
             row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
+        first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
+        known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
         width = math.exp(math.hypot(known, self._missed(row.technique, q, gain)))
         notes, accepted = ((), "") if self._drafts_alike(q) else (tuple(map(str, draft_notes(q))), accepted_as(q))
         return replace(row, gain=gain, low=gain / width, high=gain * width, notes=notes, accepted=accepted)
@@ -407,25 +407,28 @@ def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
 
 
-def _prompt_step(q: Settled) -> StepBill:
-    """A step of one prompt, which requests wait for beside decode steps."""
-    return price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
+def _steps(q: Settled) -> tuple[Bill, ...]:
+    """The step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
+    if not q.offered.request_rate:
+        return (price(q),)
+    return price(q), price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
-def _served(q: Settled) -> RequestTimes:
-    """A closed loop in closed form, or requests in time."""
+def _served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
+    """A closed loop in closed form, with its steps: that of decodes first, where there are any; or requests in time."""
     if q.offered.request_rate:
         from commtax.verbs import requests  # not for those who ask about a step
 
         timed = requests.serve(q)
         ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
-        running = q.offered.request_rate * e2e / float(q.plan.dp * q.plan.replicas)  # Little's law
-        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded))
+        running = q.offered.request_rate * e2e / replicas_of(q)  # Little's law
+        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded)), ()
     from commtax.verbs.closed_loop import serve
 
     loop = serve(q)
     rate = float(loop.tokens_per_s)
-    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, float(loop.running), rate)
+    own = loop.bills[1:] if q.requests.output_len == 1 else loop.bills
+    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, float(loop.running), rate), own
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
@@ -444,13 +447,20 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
 
 
 def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """Techniques that fit and gain whole requests something worth saying, the best few; not those that set what is ``told`` anyway."""
+    """The few techniques that gain whole requests most and something worth saying; not those that set what is ``told`` anyway."""
     if not is_accepted_known(q):
         return []
-    scale = Scale(q, flips=False)
-    able = [one for one in techniques().values() if one.sets not in told and is_worth_telling(scale.row(one).gain)]
+    scale, engine = Scale(q, flips=False), program_of(q.engine).key
+    tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
+    best = [(*max((scale.gain(text), text) for text in _usual(one)), one) for one in tried]
+    able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
     weigh = Scale(q.but(**loop_around(q)), True, flips=False, shown={"batch": q.batch, "context": q.context})
-    rows = sorted((weigh.row(one) for one in able), key=_rank)
+    rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]
+
+
+def _usual(one: Technique) -> list[str]:
+    """A technique with each of its usual values, as ``--technique`` takes it."""
+    return [f"{one.key}={value}" for value in one.usual.split()] or [one.key]
