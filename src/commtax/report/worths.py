@@ -38,8 +38,8 @@ def show_worth(console: Console, w: Worth) -> None:
     if not w.fits:
         say(console, _lacking(w), "bold red")
     say(console, _verdict(w), ANSWER)
-    if w.of_step:
-        say(console, _requests_for(w))
+    if basis := _basis(w):
+        say(console, basis)
     say(console, _now(w))
     say_asked(console, w.question)
     if w.here:
@@ -53,8 +53,10 @@ def show_worth(console: Console, w: Worth) -> None:
     notes(console, _remarks(w), _details(w))
 
 
-def _requests_for(w: Worth) -> str:
-    """Which requests are weighed where a step was asked about."""
+def _basis(w: Worth) -> str:
+    """Which requests are weighed where a step was asked about; else they are what was asked."""
+    if not w.of_step:
+        return ""
     q, r = w.question, w.requests
     clients = plural(int(q.requests.concurrency), "client")
     keep = f"who keep {batch_words(q)} running"
@@ -323,7 +325,9 @@ def _details(w: Worth) -> Iterator[str]:
 
 def worth_document(w: Worth) -> Record:
     """``worth --json``."""
-    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), rows=_rows(w.rows), own=_rows(w.on))
+    return document(
+        "worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=_rows(w.rows), own=_rows(w.on)
+    )
 
 
 def _rows(rows: Iterable[TechniqueWorth]) -> list[Record]:
