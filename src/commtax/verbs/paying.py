@@ -8,7 +8,7 @@ import numpy as np
 from commtax.arrays import Array
 from commtax.cost.fused_reduce import most_fused_tokens
 from commtax.judgement.gains import ALIKE
-from commtax.question import STEP_AXES
+from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES
 from commtax.units import format_bytes, plural
@@ -43,7 +43,7 @@ def request_grids(q: Settled, axis: str) -> dict[str, Array]:
     return {axis: np.union1d(loads, [own]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
 
 
-def replicas_of(q: Settled) -> int:
+def replicas_of(q: Question) -> int:
     """Count the replicas that share the clients: servers, and ranks of attention data parallelism in each."""
     return int(q.plan.dp * q.plan.replicas)
 

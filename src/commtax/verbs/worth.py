@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Unpack
+from typing import TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from commtax.catalog.techniques import asked_techniques, changes_of, default_of,
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
-from commtax.question import Question
+from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
@@ -39,6 +39,7 @@ from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
 NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
@@ -183,8 +184,8 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    asked = put.but(input_len=int(put.context)) if requests else put.but(**loop_around(put))
-    shown = {} if requests else {"batch": put.batch, "context": put.context}
+    asked = put.but(input_len=int(put.context)) if requests else loop_around(put)
+    shown = {} if requests else _step_asked(put)
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
@@ -196,13 +197,19 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on)
 
 
-def loop_around(step: Question) -> dict[str, object]:
-    """Return what makes the closed loop whose clients keep a step's batch running: prompts as long as its context.
+def loop_around(step: AnyQuestion) -> AnyQuestion:
+    """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context.
 
     A step of prompts alone is one of requests whose first token is the last.
     """
-    each = {"concurrency": int(step.batch) * replicas_of(step), "input_len": max(1, int(step.context))}
-    return each | ({"output_len": 1} if step.phase == "prefill" else {})
+    outputs = 1 if step.phase == "prefill" else step.requests.output_len
+    clients = int(step.batch) * replicas_of(step)
+    return cast(AnyQuestion, step.but(concurrency=clients, input_len=max(1, int(step.context)), output_len=outputs))
+
+
+def _step_asked(q: Question) -> Mapping[str, object]:
+    """What a step has that is told beside the requests that keep it running."""
+    return {axis: getattr(q, axis) for axis in STEP_AXES}
 
 
 def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
@@ -456,7 +463,7 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
-    weigh = Scale(q.but(**loop_around(q)), True, flips=False, shown={"batch": q.batch, "context": q.context})
+    weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]
 

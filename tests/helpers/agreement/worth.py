@@ -35,7 +35,7 @@ def _ratio(asked: Question, row: TechniqueWorth) -> float:
 
 
 def techniques_gain_what_simulate_says(rng: Random) -> str | None:
-    """A technique gains what whole requests gain, simulated with and without it, and is judged by that, also where a batch is asked."""
+    """A technique gains what requests gain, simulated with and without it, and is judged by that, also where a batch is asked."""
     asked, batch, context = _deployment(rng), _number(rng, 1, 512), _number(rng, 64, 16384)
     output_len = rng.choice((16, 128, 128, 1024))
     loop = _loop(asked, batch, context, output_len)
