@@ -81,7 +81,7 @@ def test_plans_within_the_error_have_no_winner():
     assert flip_words(flip).endswith("tp8 is faster below 3, 2xtp4 from 3 on")
     assert flip.sure(0.5) == (None, None)
     alone = fastest_words(commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64]))
-    assert alone.endswith("tp8 and 2xtp4, too close to call, at batch 64"), "one point is not every point"
+    assert alone.endswith("tp8 and 2xtp4, too close to call, at global batch 64"), "one point is not every point"
 
 
 def test_flags_that_a_comparison_leaves_out_are_named():

@@ -20,7 +20,7 @@ from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
-from commtax.planner.technique_reasons import worth_of_techniques
+from commtax.planner.technique_reasons import kept_settings, worth_of_techniques
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
@@ -106,7 +106,8 @@ def best_serving(put: Question) -> ServingPlans:
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         own = answer.recommended
-        return replace(answer, why=(*explain(answer, own), *worth_of_techniques(answer, own), *alone_words(answer)))
+        told = (*kept_settings(answer, own), *worth_of_techniques(answer, own), *alone_words(answer))
+        return replace(answer, why=(*explain(answer, own), *told))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from commtax.catalog.techniques import technique
 from commtax.planner.columns import ServingPlans, sizes_of
 from commtax.spec import SERVING_AXES
+from commtax.verbs.costly_settings import costly_settings
 from commtax.verbs.settling import Settled, replan, settle
 from commtax.verbs.worth import Scale, TechniqueWorth
 
@@ -28,6 +29,14 @@ def worth_of_techniques(answer: ServingPlans, i: int) -> Iterator[str]:
     told = [_told(word, steps) for word in exchange.techniques.split(",")]
     kind = "decode steps, or on those of prompts" if not rows.mode[i] else "decode steps, or on its prompt workers'"
     yield f"techniques, each alone on its {kind}: {'; '.join(told)}"
+
+
+def kept_settings(answer: ServingPlans, i: int) -> Iterator[str]:
+    """One sentence on settings that all plans keep and that cost row ``i``, none where none does."""
+    q = answer.simulation(answer.plans, i).question
+    told = [f"{row.flag}: {row.gain - 1:+.0%} tokens/s" for row in costly_settings(q, Scale(q, True, flips=False).figures)]
+    if told:
+        yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} here, with as many clients"
 
 
 def _steps_without(answer: ServingPlans, i: int) -> tuple[Settled, Settled]:

@@ -1,6 +1,6 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 
 from commtax.catalog.programs import program
@@ -22,6 +22,7 @@ from commtax.report.tables import (
 )
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
+from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
 from commtax.verbs.worth import TechniqueWorth, Worth
 
@@ -165,7 +166,15 @@ def _verdict(w: Worth) -> str:
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
     told = _sentences(titled, {_doubt([row]) for row in w.on})
-    return " ".join([*map(_set_words, w.on), *([] if kinds[gains.SET] else [none]), *told, *_lost_when_full(w)])
+    return " ".join(
+        [*dropped_words(w.settings), *map(_set_words, w.on), *([] if kinds[gains.SET] else [none]), *told, *_lost_when_full(w)]
+    )
+
+
+def dropped_words(settings: Sequence[SettingWorth]) -> list[str]:
+    """One sentence on settings that cost: what requests gain with the engine's own in their place; none where none does."""
+    told = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)})" for x in settings]
+    return [f"Set here, and it costs; dropping {', '.join(told)}."] if told else []
 
 
 ADVICE = {

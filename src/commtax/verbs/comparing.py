@@ -21,7 +21,7 @@ from commtax.options import check_taken
 from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass
-from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number
+from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
@@ -299,8 +299,8 @@ def replicas_in(text: str) -> int:
     >>> replicas_in("tp8"), replicas_in("2xtp2dp2")
     (1, 4)
     """
-    sizes = parse_plan(text)
-    return sizes["dp"] * sizes["replicas"]
+    plan = Plan(**parse_plan(text))
+    return int(plan.dp * plan.replicas)
 
 
 def compare_plans(
@@ -324,8 +324,9 @@ def compare_plans(
     'tp8 is faster below sequences 40, tp4r2 from there'
 
     ``batches`` count the sequences in a step over all replicas, so that plans are asked for the same work; the batch of a replica
-    is its share. ``where`` gives the cluster that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of
-    all of them. With ``concurrency``, whole requests of so many clients are compared too: prompts of ``context`` tokens, answered with ``output_len``.
+    is its share. ``where`` gives the cluster that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all
+    of them. With ``concurrency``, whole requests of so many clients are compared too: prompts of ``context`` tokens, answered with
+    ``output_len``.
     """
     put = resolve_question(model, cluster, check_taken("compare_plans", options))
     length = int(put.context) if "context" in options else INPUT_LEN

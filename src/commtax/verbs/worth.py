@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -21,7 +21,15 @@ from commtax.answer import Answer
 from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
-from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
+from commtax.catalog.techniques import (
+    asked_techniques,
+    changes_of,
+    default_of,
+    field_value,
+    technique,
+    techniques,
+    techniques_on,
+)
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -30,6 +38,7 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.costly_settings import SettingWorth, costly_settings
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
@@ -135,6 +144,7 @@ class Worth(Answer):
     of_step: bool  # whether a batch was asked about, and requests are those that keep it running
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
     on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
+    settings: tuple[SettingWorth, ...] = ()  # settings that cost beside the engine's own
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -194,7 +204,19 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     assert times
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
-    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on)
+    return Worth(
+        q,
+        weigh.bill,
+        room,
+        fits,
+        tuple(rows),
+        times,
+        starts,
+        bool(shown),
+        weigh.swept,
+        on,
+        costly_settings(weigh.question, weigh.figures),
+    )
 
 
 def loop_around(step: AnyQuestion) -> AnyQuestion:
@@ -349,20 +371,25 @@ class Scale:
         return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
+        notes, accepted = ((), "") if self._drafts_alike(q) else (tuple(map(str, draft_notes(q))), accepted_as(q))
+        return replace(row, **self.figures(q, row.technique.group), notes=notes, accepted=accepted)
+
+    def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
+        """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
         told, judged = self._told_step(q), fit_of_step(q)
-        gain, steps = _rate_per_gpu(told) / _rate_per_gpu(self.bill), [(told, self.bill)]
-        row = replace(row, step_s=float(told.step_s), step_gain=gain, tokens_per_s=float(told.tokens_per_s))
-        row = replace(row, kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
+        step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
+        steps, times = [(told, self.bill)], {"tokens_per_s": float(told.tokens_per_s)}
         if self.requests:
             served, bills = _served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
             steps = list(zip(bills or _steps(q), self._steps, strict=True))
-            row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
+            times = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": served.tokens_per_s}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
-        width = math.exp(math.hypot(known, self._missed(row.technique, q, gain)))
-        notes, accepted = ((), "") if self._drafts_alike(q) else (tuple(map(str, draft_notes(q))), accepted_as(q))
-        return replace(row, gain=gain, low=gain / width, high=gain * width, notes=notes, accepted=accepted)
+        width = math.exp(math.hypot(known, self._missed(group, q, gain)))
+        room = {"kv_tokens": judged.kv_tokens, "fits": self.holds(judged), "full_gain": self._full_gain(q, judged)}
+        ends = {"gain": gain, "low": gain / width, "high": gain * width}
+        return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
         """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
@@ -373,12 +400,12 @@ class Scale:
             base.techniques.per_step,
         )
 
-    def _missed(self, one: Technique, q: Settled, gain: float) -> float:
+    def _missed(self, group: str, q: Settled, gain: float) -> float:
         """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
         if verdict_on_gain(gain, gain, gain) == SAME:
             return 0.0
         yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
-        return missed(kind_of(one.group), gain, max(yielded, default=1.0))
+        return missed(kind_of(group), gain, max(yielded, default=1.0))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
