@@ -203,6 +203,7 @@ class ServingPlans(SearchAnswer):
     front: ServingColumns = NO_SERVING
     places: tuple[OperatingPoint, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
+    plain: "ServingPlans | None" = None  # where techniques were sought: the plans without any, and which to run
     alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself, in one pool
 
     @property

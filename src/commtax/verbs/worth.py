@@ -46,7 +46,7 @@ from commtax.verbs.loads import LOADS
 from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, replicas_of, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
-from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
+from commtax.verbs.usual_techniques import UsualTechnique
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 MOST_TOLD = 3  # gains that a bill tells of
@@ -199,7 +199,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
-    on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
+    on = (*weighusual_values(weigh, usual), *weigh_set(weigh))
     q, room, times = weigh.question.but(**shown), weigh.fit.kv_tokens, weigh.requests
     assert times
     starts = weigh.holds(weigh.fit)
@@ -245,7 +245,7 @@ def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
             continue
 
 
-def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
+def weighusual_values(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
     """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
     for found in usual:
         row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
@@ -312,7 +312,7 @@ class Scale:
         return best
 
     def _best(self, one: Technique) -> TechniqueWorth:
-        best = min((self.weigh(one, text) for text in _usual(one)), key=_rank)
+        best = min((self.weigh(one, text) for text in usual_values(one)), key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
@@ -486,7 +486,7 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
     tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
-    best = [(*max((scale.gain(text), text) for text in _usual(one)), one) for one in tried]
+    best = [(*max((scale.gain(text), text) for text in usual_values(one)), one) for one in tried]
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
@@ -495,6 +495,6 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]
 
 
-def _usual(one: Technique) -> list[str]:
+def usual_values(one: Technique) -> list[str]:
     """A technique with each of its usual values, as ``--technique`` takes it."""
     return [f"{one.key}={value}" for value in one.usual.split()] or [one.key]
