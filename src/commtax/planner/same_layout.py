@@ -17,7 +17,7 @@ from commtax.verbs.settling import settle
 
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
-    """Row ``i``'s layout with its question changed, at the best load within the limits; none where it cannot be had or keeps none."""
+    """Row ``i``'s layout with its question changed, at the best load within the limits; none where it cannot be had."""
     rows = answer.plans
     run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
     prompts = rows.prompter(i) if rows.mode[i] else None

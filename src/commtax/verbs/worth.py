@@ -46,7 +46,7 @@ from commtax.verbs.loads import LOADS
 from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, replicas_of, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
-from commtax.verbs.usual_techniques import UsualTechnique
+from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 MOST_TOLD = 3  # gains that a bill tells of
