@@ -6,9 +6,13 @@ import math
 from random import Random
 
 import commtax
-from commtax.judgement.gains import verdict_on_gain
+from commtax.judgement.gains import is_worth_telling, verdict_on_gain
+from commtax.launch.launch_options import read_pasted
+from commtax.planner.technique_reasons import untried_techniques
+from commtax.verbs.costly_settings import SettingWorth, costly_settings
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.worth import TechniqueWorth
+from commtax.verbs.settling import resolve_question, settle
+from commtax.verbs.worth import Scale, TechniqueWorth
 from laws import LARGE, SMALL, Law, Question, _asked, _axes, _number
 
 CLOSE = 1e-6
@@ -87,11 +91,78 @@ def a_bill_hints_at_what_requests_gain(rng: Random) -> str | None:
     return ""
 
 
+SETTINGS = (
+    ("--enforce-eager", {"eager": True}),
+    ("--max-num-seqs 8", {"max_num_seqs": 8}),
+    ("--max-num-batched-tokens 512", {"max_num_batched_tokens": 512}),
+    ("--gpu-memory-utilization 0.6", {"gpu_memory_utilization": 0.6}),
+)
+
+
+def pasted_settings_gain_what_simulate_says(rng: Random) -> str | None:
+    """Of settings that were pasted, those cost whose engine's own serves more requests in a simulation beside them, and as much."""
+    pasted = rng.sample(SETTINGS, rng.choice((1, 2)))
+    model, cluster, tp = rng.choice(SMALL), f"4x{rng.choice(CHIPS)}", rng.choice((1, 2, 4))
+    asked: Question = {"model": model, "cluster": cluster, "tp": tp, "input_len": _number(rng, 64, 4096)}
+    asked |= {"output_len": 128, "concurrency": _number(rng, 1, 256)}
+    fields = {name: value for _, field in pasted for name, value in field.items()}
+    words = f"vllm serve {model} -tp {tp} {' '.join(flag for flag, _ in pasted)}"
+    try:
+        launch = read_pasted(words).options
+        weighed = settings_of(asked | fields)
+        base = commtax.simulate(**asked, **fields)
+    except ValueError:
+        return None
+    if read := {name for name in fields if launch.get(name) != fields[name]}:
+        return f"{words}: {read} are not read"
+    told = {row.option: row.gain for row in weighed}
+    for name in fields:
+        kept = {other: value for other, value in fields.items() if other != name}
+        gain = float(commtax.simulate(**asked, **kept).tokens_per_s / base.tokens_per_s)
+        if is_worth_telling(gain) != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
+            return f"{name}: simulate says {gain:.6f}, worth {told.get(name)}: {_asked(asked | fields)}"
+    return ""
+
+
+def settings_of(asked: Question) -> tuple[SettingWorth, ...]:
+    """What worth says of settings, without weighing techniques beside them."""
+    given = dict(asked)
+    put = resolve_question(given.pop("model"), given.pop("cluster"), given)
+    weigh = Scale(settle(put), True, flips=False)
+    return costly_settings(weigh.question, weigh.figures)
+
+
+def plans_tell_what_techniques_bring(rng: Random) -> str | None:
+    """What a plan says that techniques would bring on it is what a search with them finds on that layout, and simulate says."""
+    asked: Question = {"model": rng.choice(SMALL), "cluster": f"{rng.choice((1, 2, 4))}x{rng.choice(CHIPS)}"}
+    goal = {"tpot_s": rng.choice((0.01, 0.02, 0.03, 0.05)), "ttft_s": rng.choice((0.5, 2.0)), "disaggregated": False}
+    goal |= {"input_len": rng.choice((256, 1024, 4096)), "output_len": rng.choice((128, 512))}
+    try:
+        found = commtax.plan(**asked, **goal)
+    except ValueError:
+        return None
+    if not len(found.plans) or (told := untried_techniques(found)) is None:
+        return None
+    rows, copies = told.rows, int(told.rows.replicas[0])
+    sizes = {axis: int(getattr(rows, axis)[0]) for axis in ("tp", "pp", "dp", "ep")}
+    lengths, limits = ("input_len", "output_len"), (goal["ttft_s"], goal["tpot_s"])
+    load = {"concurrency": int(rows.concurrency[0]) // copies, "technique": told.techniques, **{x: goal[x] for x in lengths}}
+    loop = commtax.simulate(**asked, **sizes, **load, **{k: v for k, v in found.exchanges[int(rows.exchange[0])].told.items() if v})
+    rate = float(loop.tokens_per_s) * copies
+    gain = rate / float(found.plans.tokens_per_s[found.recommended])
+    if not math.isclose(rate, float(rows.tokens_per_s[0]), rel_tol=CLOSE) or not math.isclose(gain, told.gain, rel_tol=CLOSE):
+        return f"{told.techniques}: plan says {told.gain:.6f}, simulate {gain:.6f}: {_asked(asked | goal)}"
+    over = float(loop.ttft_s) > limits[0] or float(loop.tpot_s) > limits[1]
+    return f"{told.techniques}: a limit is broken: {_asked(asked | goal)}" if over else ""
+
+
 LAWS: dict[str, tuple[Law, int]] = {
     law.__name__: (law, share)
     for law, share in (
         (techniques_gain_what_simulate_says, 1),
         (a_batch_is_judged_as_its_clients, 1),
         (a_bill_hints_at_what_requests_gain, 2),
+        (pasted_settings_gain_what_simulate_says, 2),
+        (plans_tell_what_techniques_bring, 1),
     )
 }
