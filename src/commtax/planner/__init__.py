@@ -21,7 +21,7 @@ from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.same_layout import at_loads
 from commtax.planner.space import WIDE
-from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain, worth_of_techniques
+from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
@@ -105,7 +105,7 @@ def best_serving(put: Question) -> ServingPlans:
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         own = answer.recommended
-        techniques = (*untried_gain(answer), *shared_gain(answer), *worth_of_techniques(answer, own))
+        techniques = (*untried_gain(answer), *shared_gain(answer))
         return replace(answer, why=(*explain(answer, own), *kept_settings(answer), *techniques, *alone_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 

@@ -1,31 +1,17 @@
-"""What the techniques of a plan are worth in it, each alone, as its users are told."""
+"""What techniques and settings are worth in a plan, of whole requests, as its users are told."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, technique
 from commtax.judgement.gains import is_worth_telling
-from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of
+from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
 from commtax.planner.same_layout import best_load
-from commtax.planner.technique_sets import prompt_step, sure_set
+from commtax.planner.technique_sets import sure_set
 from commtax.records import dataclass
-from commtax.spec import NO_TECHNIQUES, SERVING_AXES
+from commtax.spec import NO_TECHNIQUES
 from commtax.units import plural
 from commtax.verbs.costly_settings import questioned
-from commtax.verbs.settling import Settled, replan, settle
-from commtax.verbs.worth import Scale, TechniqueWorth
-
-
-def worth_of_techniques(answer: ServingPlans, i: int) -> Iterator[str]:
-    """One sentence on the techniques of row ``i``, none where it has none: what each alone gains on a step, and how surely."""
-    rows, exchange = answer.plans, answer.exchange_of(answer.plans, i)
-    if not exchange.techniques:
-        return
-    steps = [Scale(q, flips=False) for q in _steps_without(answer, i)]
-    told = [_told(word, steps) for word in exchange.techniques.split(",")]
-    kind = "decode steps, or on those of prompts" if not rows.mode[i] else "decode steps, or on its prompt workers'"
-    yield f"techniques, each alone on its {kind}: {'; '.join(told)}"
 
 
 def kept_settings(answer: ServingPlans) -> Iterator[str]:
@@ -63,8 +49,7 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
     if found := untried_techniques(answer):
         own = answer.plans.take(slice(answer.recommended, answer.recommended + 1))
         figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%})"
-        tried = f"{_assumed(found.techniques)}; --techniques auto tries it on all plans"
-        yield f"with {found.techniques} this plan has {figures}{tried}"
+        yield f"with {found.techniques} this plan has {figures}{_assumed(found.techniques)}; --techniques auto tries it on all plans"
 
 
 def shared_gain(answer: ServingPlans) -> Iterator[str]:
@@ -78,10 +63,11 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     alike = best_load(plain, plain.recommended, changes_of(text))
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
     if not len(alike):
-        yield f"{total}, which cannot keep the limits with {text}"
+        yield f"{total}, which cannot keep the limits with {text}{_assumed(text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
-    yield f"{total}: {text} brings {part:.2f} x on that layout ({_load_words(alike)}), this layout {whole / part:.2f} x"
+    brings = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}), this layout {whole / part:.2f} x"
+    yield f"{total}: {brings}{_assumed(text)}"
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
@@ -95,31 +81,4 @@ def _load_words(rows: ServingColumns) -> str:
 def _assumed(text: str) -> str:
     """What gains of drafts rest on."""
     drafts = any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))
-    return ", drafts accepted as published" if drafts else ""
-
-
-def _steps_without(answer: ServingPlans, i: int) -> tuple[Settled, Settled]:
-    """A decode step of row ``i`` and a step of prompts on the workers that compute them, both without techniques."""
-    rows = answer.plans
-    own = replace(answer.exchange_of(rows, i), techniques="").asked
-    kinds = own | {"weights_dtype": answer.question.goal.dtypes[int(rows.dtype[i])]}
-    workers = rows.prompter(i) if rows.mode[i] else rows.plan_of(i)
-    ahead: dict[str, int] = {axis: int(getattr(workers, axis)) for axis in SERVING_AXES}
-    step = answer.step_of(rows, i).question
-    decode = replan(answer.question, **sizes_of(rows, i), **kinds).but(batch=step.batch, context=step.context)
-    return settle(decode), prompt_step(settle(replan(answer.question, **ahead, **kinds)))
-
-
-def _told(word: str, steps: list[Scale]) -> str:
-    one = technique(word.partition("=")[0])
-    able = [row for row in (step.weigh(one, word) for step in steps) if not row.refused]
-    best = max(able, key=lambda row: row.gain, default=None)
-    return f"{word} {_gain_words(best)}" if best else f"{word} with the others alone"
-
-
-def _gain_words(row: TechniqueWorth) -> str:
-    if row.verdict == "changes nothing":
-        return "next to nothing here"
-    ends = f"{row.gain - 1:+.0%} tokens/s ({row.low - 1:+.0%} to {row.high - 1:+.0%})"
-    assumed = row.technique.group == DRAFTS and ", with drafts accepted as published: measure your own"
-    return ends + (assumed or "") + (", undecided" if row.verdict == "undecided" else "")
+    return ", with drafts accepted as published: measure your own" if drafts else ""

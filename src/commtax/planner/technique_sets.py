@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -52,8 +51,7 @@ def search_with_techniques(put: Question) -> ServingPlans:
     if sets == told:
         return rank_found(q, found)
     wider = _asked(q, sets, _layouts(plain, found.points))
-    ranked = rank_found(wider, found.beside(search_ways(wider, len(plain.exchanges), found.points)))
-    return ranked if told else replace(ranked, plain=plain)
+    return rank_found(wider, found.beside(search_ways(wider, len(plain.exchanges), found.points)))
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:

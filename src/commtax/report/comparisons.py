@@ -192,9 +192,8 @@ def plans_document(compared: PlanTable) -> Record:
     for f in compared.break_evens:
         below, above = f.sure(ratio_error(compared.question))
         surely = {"sure_below": below, "sure_from": above}
-        flips.append(
-            {"axis": f.axis, "below": f.first, "from": f.then, **facts(f, "at", "earliest", "link", "sequences"), **surely}
-        )
+        figures = facts(f, "at", "earliest", "link", "sequences")
+        flips.append({"axis": f.axis, "below": f.first, "from": f.then, **figures, **surely})
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
     served = {"requests": [_served_record(row) for row in compared.served]} if compared.served else {}
     return {**head, **served, "break_even": flips, "notes": _remarks(compared)}
@@ -223,10 +222,7 @@ def show_plans(console: Console, compared: PlanTable) -> None:
     if compared.phase in PER_STEP and not compared.served:
         clients = ",".join(dict.fromkeys(str(row.sequences) for row in compared.rows))
         whole = f"--concurrency {clients} also compares" if compared.phase == "decode" else "commtax plan or simulate compares"
-        say(
-            console,
-            f"One step is compared, {STEP_WITHOUT[compared.phase]}; {whole} whole requests. {SHARED}.",
-        )
+        say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; {whole} whole requests. {SHARED}.")
     _say_flips(console, compared)
     q = compared.question
     say(

@@ -21,15 +21,7 @@ from commtax.answer import Answer
 from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
-from commtax.catalog.techniques import (
-    asked_techniques,
-    changes_of,
-    default_of,
-    field_value,
-    technique,
-    techniques,
-    techniques_on,
-)
+from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -199,24 +191,13 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
-    on = (*weighusual_values(weigh, usual), *weigh_set(weigh))
+    on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
     q, room, times = weigh.question.but(**shown), weigh.fit.kv_tokens, weigh.requests
     assert times
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
-    return Worth(
-        q,
-        weigh.bill,
-        room,
-        fits,
-        tuple(rows),
-        times,
-        starts,
-        bool(shown),
-        weigh.swept,
-        on,
-        costly_settings(weigh.question, weigh.figures),
-    )
+    costly = costly_settings(weigh.question, weigh.figures)
+    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly)
 
 
 def loop_around(step: AnyQuestion) -> AnyQuestion:
@@ -245,7 +226,7 @@ def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
             continue
 
 
-def weighusual_values(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
+def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
     """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
     for found in usual:
         row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
