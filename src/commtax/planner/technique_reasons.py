@@ -49,7 +49,8 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
     if found := untried_techniques(answer):
         own = answer.plans.take(slice(answer.recommended, answer.recommended + 1))
         figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%})"
-        yield f"with {found.techniques} this plan has {figures}{_assumed(found.techniques)}; --techniques auto tries it on all plans"
+        more = f"{_assumed(found.techniques)}; --techniques auto tries it on all plans"
+        yield f"with {found.techniques} this plan has {figures}{more}"
 
 
 def shared_gain(answer: ServingPlans) -> Iterator[str]:
