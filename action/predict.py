@@ -34,7 +34,7 @@ def compared(path: str) -> tuple[str, str]:
     """The verdict on a launch file, "" where it is as before, and what to say of it."""
     before = at_base(path)
     if not Path(path).is_file():
-        return "", f"`{path}` is not there{' any more' if before is not None else ''}.\n"
+        return ("", f"`{path}` is not there any more.\n") if before is not None else missing(path)
     if before == Path(path).read_bytes():
         return "", f"`{path}` is not changed.\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -48,9 +48,18 @@ def compared(path: str) -> tuple[str, str]:
 
 def audited(runs: list[str], launch: str) -> tuple[str, str]:
     """The verdict on a run, and what to say of it."""
+    for path in (*runs, launch):
+        if not Path(path).exists():
+            return missing(path)
     verdict, text = asked("audit", *runs, "--from", launch, *arguments(), of=", ".join(runs))
     never = os.environ.get("COMMTAX_FAIL_ON") == "never"
     return OK if never and verdict == NOT_ALLOWED else verdict, text
+
+
+def missing(path: str) -> tuple[str, str]:
+    """A path of the workflow that nothing stands at, here and at the base: a wrong name must not pass."""
+    print(f"::error::{path}: no such file", file=sys.stderr)
+    return ERROR, f"### ❌ `{path}`\n\nThere is no such file, here or on the base branch: correct the path in the workflow.\n"
 
 
 def asked(*words: str, of: str) -> tuple[str, str]:

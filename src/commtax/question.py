@@ -163,6 +163,7 @@ class Goal:
         str, ...
     ] = ()  # sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
     technique_layouts: tuple[tuple[int, ...], ...] = ()  # … on these layouts (exchange, mode, tp, pp, dp, ep)
+    workload: str = ""  # what is served, by name: of a ``batch`` nobody waits for first tokens
     margin: float | None = None  # by which the best may beat a simpler plan that is recommended; None: the range of their ratio
 
     @property

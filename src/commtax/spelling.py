@@ -3,6 +3,7 @@
 import re
 
 from commtax.options import options
+from commtax.redaction import redact
 from commtax.spec import PARALLEL
 
 _UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
@@ -42,12 +43,13 @@ def normalise(argv: list[str]) -> list[str]:
 
 
 def escape_controls(text: str) -> str:
-    """Text whose signs cannot command a terminal: controls, marks that turn the reading direction and broken bytes are written out.
+    """Text for people, without secrets, whose signs cannot command a terminal: controls, marks that turn the reading direction and
+    broken bytes are written out.
 
     >>> escape_controls("a\\x1b[31mb\\tc")
     'a\\\\x1b[31mb\\tc'
     """
-    return _UNSEEN.sub(lambda sign: sign[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return _UNSEEN.sub(lambda sign: sign[0].encode("unicode_escape", "surrogatepass").decode("ascii"), redact(text))
 
 
 def _is_number(word: str) -> bool:

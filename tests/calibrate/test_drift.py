@@ -4,18 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.calibrate.drift import LEVEL, check_drift, judge, tail
+from cli_run import shown_here
+from commtax.calibrate.drift import EVERYTHING, LEVEL, PARTS, check_drift, judge, tail
 from commtax.calibrate.learning import observe
-from commtax.report.advising import part_words
+from commtax.judgement.suspects import LEVEL as SUSPECT
+from commtax.report.advising import part_words, show_drift
 from commtax.spec import Profile
 from commtax.verbs.foresight import Foresight
 from measured import LOADS, measured, profile
 
 OWN = profile(measured(scatter=0.01))
 KERNELS = dict.fromkeys(("pace_products", "pace_decoding", "pace_prompting", "pace_small"), 1.25)
+HOST, LINK = ("host_s", "host_s_per_seq", "prompt_s", "request_s"), ("pace_latency", "pace_wire")
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,34 @@ def test_the_order_of_runs_does_not_matter(order):
 def test_a_profile_without_runs_is_no_machine():
     found = check_drift(measured(), Profile("empty"))
     assert found.verdict == "unknown"
+
+
+@given(st.sampled_from([*PARTS, EVERYTHING]), st.floats(0.5, 2.0), st.integers(0, 10**6))
+@settings(max_examples=25)
+def test_the_cause_is_the_likeliest_row_and_no_row_contradicts_it(part, times, seed):
+    """Of runs in which one part, or everything, takes so many times as long."""
+    held = {"clock": KERNELS, "host": HOST, "link": LINK}.get(part, ())
+    runs = measured(scatter=0.01, seed=seed, **dict.fromkeys(held, times))
+    if part == EVERYTHING:
+        runs = [replace(run, measured={m: times * s for m, s in run.measured.items()}) for run in runs]
+    found = check_drift(runs, OWN)
+    shares = {row.name: row.likelihood for row in found.parts}
+    assert sum(shares.values()) == pytest.approx(1)
+    if found.verdict == "drifted":
+        best = max(shares, key=shares.get)
+        assert found.suspects[0] == best
+        rivals = {name for name in shares if shares[name] * SUSPECT.stands_out > shares[best]}
+        assert set(found.suspects) == rivals
+        assert found.moved == (best if rivals == {best} else "")
+        if part == EVERYTHING or (part != "host" and 0.1 < np.log(times) < 0.25):  # slopes are straight so far
+            assert part in found.suspects
+    else:
+        assert found.suspects == ()
+
+
+def test_where_everything_is_slower_no_part_is_blamed():
+    """All times 30% longer: kernels by 36% would be like it, and less likely."""
+    runs = [replace(run, measured={m: 1.3 * s for m, s in run.measured.items()}) for run in measured(scatter=0.01, seed=5)]
+    found = check_drift(runs, OWN)
+    assert (found.verdict, found.moved) == ("drifted", EVERYTHING)
+    assert "\neverything: all steps take 30% ± 1% longer\n" in "\n".join(shown_here(show_drift, found, OWN))

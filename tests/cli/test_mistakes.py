@@ -10,13 +10,12 @@ SAID = {
     "fit lama-3.1-8b -c 8xh100-sxm": "did you mean llama-3.1-8b",
     "fit llama3-70b -c 8xh100-sxm": "did you mean llama-3.1-70b, llama-3.3-70b or llama-2-70b?",
     "fit R1 -c 8xh100-sxm": "did you mean deepseek-r1 ",
-    "fit llama-3.1-8b -c 2x8h100": "write 2x8xh100-sxm",
     "fit llama-3.1-8b --gpus 8": "write 8xh100-sxm",
     "fit llama-3.1-8b --num-gpus=4": "--cluster 4xh100-sxm",
-    "fit llama-3.1-8b --cluster h100x8": "write 8xh100-sxm",
-    "fit llama-3.1-8b --cluster '8 h100'": "write 8xh100-sxm",
     "fit llama-3.1-8b -c 8 h100": "--cluster 8xh100-sxm",
-    "fit llama-3.1-8b -c 8*l40s": "write 8xl40s",
+    "fit llama-3.1-8b -c 'dgx-h100 x8'": "write 8xdgx-h100 or dgx-h100",
+    "fit llama-3.1-8b -c '2 h100 nodes'": "write 2x8xh100 or 2x1xh100",
+    "fit llama-3.1-8b -c 2x3xdgx-spark": "write 2xdgx-spark or 2x3xgb10",
     "fit llama-3.1-8b 8xh100-sxm": "--cluster 8xh100-sxm",
     "fit llama-3.1-8b": "--cluster 8xh100-sxm",
     "fit llama-3.1-8b -c": "-c 8xh100-sxm",
@@ -53,3 +52,23 @@ def test_the_answer_says_what_to_type(line):
 )
 def test_what_newcomers_write_right(line):
     assert run_here(*shlex.split(line)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--think-time", "--request-rate"),
+        ("--kv-offload", "--technique kv-offload=host"),
+        ("--kv-offload=disk", "--technique kv-offload=disk"),
+        ("--sessions", "--prefix-cache"),
+        ("--power", "--price"),
+        ("--mtbf", "prices failures"),
+        ("--concurency", "Did you mean --concurrency?"),
+        ("--far-fetched", "simulate --help lists all"),
+    ],
+)
+def test_what_does_not_exist_names_what_does(flag, says):
+    done = run_here("simulate", "llama-3.1-8b", "-c", "1xh100", flag)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "--inter" not in done.stderr

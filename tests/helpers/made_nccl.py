@@ -2,7 +2,8 @@
 
 import math
 
-from commtax.cost.collectives import path_parts
+from commtax.cost.collectives import path_parts, ring_factor
+from commtax.results.nccl_tests import OPS
 from commtax.spec import Path as Route
 
 SIZES = [2**x for x in range(10, 31)]
@@ -16,8 +17,8 @@ def seconds(path, nbytes, ranks):
 def output(op, ranks, rows, header=True):
     """nccl-tests' text of (size, µs out of place, µs in place, wrong)."""
     head = ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 2(factor)", f"# Collective test starting: {op}_perf"]
-    head += [f"#  Rank {i:2d} Group  0 Pid {900 + i} on host device {i} [0x00] GPU" for i in range(ranks)]
-    factor = 2 * (ranks - 1) / ranks if op == "all_reduce" else (ranks - 1) / ranks
+    head += [f"#  Rank {i:2d} Group  0 Pid {900 + i} on h{i // 8} device {i % 8} [0x{i % 8:02x}] GPU" for i in range(ranks)]
+    factor = ring_factor(OPS[op], ranks)
     lines = head if header else []
     for size, out, again, wrong in rows:
         one, two = (f"{us:9.3f} {size / us / 1e3:8.3f} {size / us / 1e3 * factor:8.3f}" for us in (out, again))

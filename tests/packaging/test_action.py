@@ -189,14 +189,32 @@ def test_what_is_forbidden_fails_after_it_was_commented(runner, api):
     base = runner.commit(launch=LAUNCH.format(4))
     runner.commit(launch=LAUNCH.format(2), new="vllm serve Qwen/Qwen3-8B\n")
     runner.propose(base)
-    code, steps = runner.run(launch="launch.sh\nnew.sh\ngone.sh", arguments=ARGUMENTS, fail_on="slower=10%,does-not-fit")
+    code, steps = runner.run(launch="launch.sh\nnew.sh", arguments=ARGUMENTS, fail_on="slower=10%,does-not-fit")
     assert code == 1
     assert steps["predict"]["verdict"] == "not-allowed"
     assert "::error::commtax: not-allowed" in steps["said"]
     (comment,) = api.comments
     assert "Not allowed: " in comment["body"]
     assert "New: 1 GPU = TP 1." in comment["body"]
-    assert "`gone.sh` is not there." in comment["body"]
+
+
+@pytest.mark.parametrize("more", [{}, {"run": "result.json"}])
+def test_a_launch_that_does_not_exist_is_an_error(runner, api, more):
+    base = runner.commit(launch=LAUNCH.format(4))
+    runner.commit(launch=LAUNCH.format(2))
+    runner.propose(base)
+    code, steps = runner.run(launch="gone.sh\nlaunch.sh", arguments=ARGUMENTS, **more)
+    assert (code, steps["predict"]["verdict"]) == (1, "error")
+    assert "no such file" in steps["said"]
+
+
+def test_a_launch_that_is_deleted_is_no_error(runner, api):
+    base = runner.commit(launch=LAUNCH.format(4))
+    (runner.repository / "launch.sh").unlink()
+    runner.commit()
+    runner.propose(base)
+    code, steps = runner.run(launch="launch.sh", arguments=ARGUMENTS)
+    assert (code, steps["predict"]["verdict"]) == (0, "ok")
 
 
 def test_a_launch_that_cannot_be_read_is_an_error_that_says_why(runner, api):
@@ -231,9 +249,11 @@ def test_nothing_is_said_where_nothing_changed(runner, api):
     runner.git("config", "uploadpack.allowAnySHA1InWant", "true")
     runner.repository = clone
     runner.propose(base)
-    code, steps = runner.run(launch="launch.sh\n$(touch hacked).sh", arguments=ARGUMENTS)
+    code, steps = runner.run(launch="launch.sh", arguments=ARGUMENTS)
     assert code == 0, steps["said"]
     assert not api.comments
+    code, steps = runner.run(launch="launch.sh\n$(touch hacked).sh", arguments=ARGUMENTS)
+    assert code == 1
     assert not (clone / "hacked").exists()
 
 

@@ -17,6 +17,7 @@ from commtax import catalog
 from commtax.report.view.state import KEYS, parse
 from commtax.verbs.billing import price
 from commtax.verbs.settling import settle
+from commtax.web.answering import ANSWERS
 from commtax.web.app import create_app
 from each import each
 from paths import BENCHMARKS
@@ -174,6 +175,42 @@ def test_foreign_names_are_refused(host):
     status, _, body = ask("/api/view", host=host)
     assert status == 400
     assert json.loads(body)["argument"] == "host"
+
+
+FOREIGN = [
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"},
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"referer": "http://127.0.0.1:3000/page"},
+    {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
+]
+OWN_PAGE = [
+    {},
+    {"sec-fetch-site": "same-origin"},
+    {"sec-fetch-site": "none"},
+    {"origin": "http://127.0.0.1:8080"},
+    {"referer": "http://127.0.0.1:8080/?m=x"},
+]
+
+
+def _asked_with(path, headers, **more):
+    return ask(path, headers=[(name.encode(), value.encode()) for name, value in headers.items()], **more)
+
+
+@each("headers", FOREIGN)
+def test_pages_elsewhere_compute_nothing(headers):
+    """… but may link to the page."""
+    for name in ANSWERS:
+        status, _, body = _asked_with(f"/api/{name}", headers)
+        assert (status, json.loads(body)["argument"]) == (403, "origin")
+    assert _asked_with("/api/audit", headers, method="POST", body=b"x")[0] == 403
+    assert _asked_with("/", headers)[0] == 200
+
+
+@each("headers", OWN_PAGE)
+def test_the_page_and_programs_may_ask(headers):
+    assert _asked_with("/api/catalog", headers)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST:1", "localhost."])

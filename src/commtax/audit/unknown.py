@@ -3,6 +3,7 @@
 import re
 
 from commtax.files import decode_text, table
+from commtax.redaction import redact
 from commtax.thresholds import counts
 
 COUNT = counts(__name__)
@@ -30,7 +31,7 @@ def beginning(head: bytes) -> str:
     >>> beginning(b'{"a": {"b": 1}, "c": 2}'), beginning(b"\\n hello\\n"), beginning(b"")
     ('found JSON with the keys a, c', "found a text that begins with 'hello'", 'found nothing: it is empty')
     """
-    text = decode_text(head).lstrip()
+    text = redact(decode_text(head)).lstrip()
     if not text:
         return "found nothing: it is empty"
     if b"\0" in head:

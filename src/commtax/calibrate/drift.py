@@ -11,7 +11,7 @@ directions that were looked along. Single runs that are odd for no reason have w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, lgamma
+from math import exp, lgamma, log1p, sqrt
 from typing import Literal, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from commtax.calibrate.learning import observe
 from commtax.calibrate.measurements import Measured
 from commtax.catalog.posterior import Beliefs
 from commtax.files import table
+from commtax.judgement.suspects import likelihoods, suspects
 from commtax.ledger import Z80
 from commtax.records import dataclass
 from commtax.spec import Deployment, Profile, RunLesson
@@ -47,7 +48,7 @@ class PartShift:
     high: float
     visible: float
     probability: float  # of such a shift without any change
-    weight: float  # logarithm of how much likelier the runs are with such a shift than without
+    likelihood: float  # that such a shift gives these runs, as a share of all parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,21 @@ class CheckedLatency:
 
 @dataclass(frozen=True, slots=True)
 class DriftCheck:
-    """Whether a machine is what it was; ``moved`` is the part that stands out, "" where none does."""
+    """Whether a machine is what it was; ``suspects`` are the parts that may have moved, the likeliest first."""
 
     verdict: Literal["same", "drifted", "unknown"]
     reason: str
     probability: float  # of runs like these, or odder ones, on an unchanged machine
     level: float
-    moved: str
+    suspects: tuple[str, ...]
     parts: tuple[PartShift, ...]
     latencies: tuple[CheckedLatency, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def moved(self) -> str:
+        """The part that stands out; "" where none does."""
+        return self.suspects[0] if len(self.suspects) == 1 else ""
 
 
 def check_drift(runs: Sequence[Measured], own: Profile) -> DriftCheck:
@@ -123,12 +129,14 @@ def judge(
     seen = {name: s for name, s in slopes.items() if s @ s > LEAST}
     freedom = min(float(foreseen.freedom.min()), LEVEL.tails)
     edge = _edge(LEVEL.level / len(seen), freedom) + _edge(2 * (1 - LEVEL.power), freedom)
-    parts = tuple(_shift(name, s, off, inverse, freedom, edge) for name, s in seen.items())
+    likely = likelihoods({name: _weight(s, off, inverse) for name, s in seen.items()})
+    parts = tuple(_shift(name, s, off, inverse, freedom, edge, likely[name]) for name, s in seen.items())
     chance = min(1.0, len(parts) * min(part.probability for part in parts))
     latencies = tuple(_checked(*one) for one in zip(lessons, off.tolist(), foreseen.sigma.tolist(), strict=True))
-    moved = _standing_out([part for part in parts if part.name != EVERYTHING]) if chance <= LEVEL.level else ""
     verdict, reason = _verdict(chance, near, {part.name: part for part in parts}[EVERYTHING].visible)
-    return DriftCheck(verdict, reason, chance, LEVEL.level, moved, parts, latencies, notes)
+    return DriftCheck(
+        verdict, reason, chance, LEVEL.level, suspects(likely) if verdict == "drifted" else (), parts, latencies, notes
+    )
 
 
 def _verdict(chance: float, near: Sequence[RunLesson], visible: float) -> tuple[Literal["same", "drifted", "unknown"], str]:
@@ -145,22 +153,24 @@ def _verdict(chance: float, near: Sequence[RunLesson], visible: float) -> tuple[
     return "same", ""
 
 
-def _shift(name: str, slopes: Array, off: Array, inverse: Array, freedom: float, edge: float) -> PartShift:
-    """The shift of a part that fits best, and how sure it is."""
+def _best(slopes: Array, off: Array, inverse: Array) -> tuple[float, float]:
+    """The logarithm of the shift of a part that fits best, and its deviation."""
     held = float(slopes @ inverse @ slopes)
-    log, sigma = float(slopes @ inverse @ off) / held, 1 / np.sqrt(held)
-    usual = LEVEL.usual_drift**2
-    weight = 0.5 * (log / sigma) ** 2 * usual / (usual + sigma**2) - 0.5 * np.log1p(usual / sigma**2)
+    return float(slopes @ inverse @ off) / held, 1 / sqrt(held)
+
+
+def _weight(slopes: Array, off: Array, inverse: Array) -> float:
+    """The logarithm of how much likelier the runs are with a shift of a part than without."""
+    (log, sigma), usual = _best(slopes, off, inverse), LEVEL.usual_drift**2
+    return 0.5 * (log / sigma) ** 2 * usual / (usual + sigma**2) - 0.5 * log1p(usual / sigma**2)
+
+
+def _shift(name: str, slopes: Array, off: Array, inverse: Array, freedom: float, edge: float, likely: float) -> PartShift:
+    """The shift of a part that fits best, and how sure it is."""
+    log, sigma = _best(slopes, off, inverse)
     low, high = (float(np.expm1(log + side * Z80 * sigma)) for side in (-1, 1))
     chance = tail((log / sigma) ** 2, 1, freedom)
-    return PartShift(name, float(np.expm1(log)), low, high, float(np.expm1(edge * sigma)), chance, float(weight))
-
-
-def _standing_out(parts: Sequence[PartShift]) -> str:
-    """The part whose shift makes the runs likelier than that of any other does, by enough."""
-    best, *others = sorted(parts, key=lambda part: -part.weight)
-    clear = not others or best.weight - others[0].weight >= np.log(LEVEL.stands_out)
-    return best.name if clear else ""
+    return PartShift(name, float(np.expm1(log)), low, high, float(np.expm1(edge * sigma)), chance, likely)
 
 
 def _checked(lesson: RunLesson, off: float, sigma: float) -> CheckedLatency:

@@ -73,7 +73,7 @@ def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
         units = hosts // unit_hosts(entry)
         return cluster(entry if units == 1 else f"{units}x{entry}")
     key = f"{hosts}x{gpus}x{place.chip.key}" if hosts > 1 else f"{gpus}x{place.chip.key}"
-    return replace(place, key=key, num_hosts=hosts, gpus_per_host=gpus)
+    return replace(place, key=key, num_hosts=hosts, gpus_per_host=gpus, typed="")
 
 
 def _entry(place: Cluster) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from commtax.catalog import keys
 from commtax.catalog.hardware import chip
 from commtax.catalog.loader import stems
 from commtax.shipped_tables import table
@@ -105,7 +104,7 @@ def model_key(name: str) -> str:
     ['llama-3.1-70b', 'deepseek-v3', 'qwen3-30b-a3b', 'gpt-oss-120b', 'nemotron-3-nano-30b-a3b']
     """
     plain = letters_and_digits(re.sub(r"\(.*?\)", "", name.lower()))
-    known = {letters_and_digits(key): key for key in keys("models")}
+    known = {letters_and_digits(key): key for key in stems("models")}
     if key := _spellings()["models"].get(plain) or known.get(plain):
         return str(key)
     begun = [key for letters, key in known.items() if letters.startswith(plain)]

@@ -4,6 +4,7 @@ import re
 
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import check_measured, did_you_mean, find, normal, record, stems, table
+from commtax.catalog.spelled_clusters import usual_spellings
 from commtax.records import replace
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
@@ -60,48 +61,40 @@ def unit_hosts(stem: str) -> int:
 
 
 def parse_counts(text: str) -> Cluster:
-    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU.
+    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words; a chip alone is one GPU.
 
     Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
     """
     check_measured(text, "cluster")
     match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*|\d{4})", normal(text))  # a card may be called 4090
-    if not match:
-        wanted = _turned(text) or "8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)"
-        raise Refusal(f"cluster '{text[:60]}': write {wanted}", "cluster")
+    if not match or not find("chips", match[3]):
+        return _read_spelling(text, match[3] if match else "")
     first, second, name = match.groups()
     hosts, gpus = (int(first), int(second)) if second else (1, int(first or 1))
     if hosts < 1 or gpus < 1:
         raise Refusal(f"cluster '{text}': hosts and GPUs are whole numbers of at least 1", "cluster")
-    try:
-        kind = chip(name)
-    except ValueError:
-        if turned := _turned(text):
-            raise Refusal(f"cluster '{text}': write {turned}", "cluster") from None
-        near = did_you_mean(name, "chips", "clusters").removesuffix("?")
-        instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
-        raise Refusal(
-            f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (commtax catalog --help shows one)",
-            "cluster",
-        ) from None
-    remark = ""
+    kind, remark = chip(name), ""
     if not second or (kind.nvlink_domain and gpus > _largest_host(kind)):
         hosts, gpus, remark = _split_into_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
-    return replace(usual_hosts(kind, hosts, gpus), remark=remark)
+    return replace(usual_hosts(kind, hosts, gpus), remark=remark, typed=text.strip() if remark and not second else "")
 
 
-def _turned(text: str) -> str:
-    """What somebody means who writes h100x8, h100:8, 8*h100 or 2x8h100; "" where that is nothing."""
-    match = re.fullmatch(r"([a-z].{0,40}?)[x*:-](\d{1,6})|(\d{1,6}x)?(\d{1,6})[*:-]?([a-z].{0,40})", normal(text))
-    if not match:
-        return ""
-    name, gpus = (match[1] or match[5]).strip("-"), match[2] or match[4]
-    try:
-        return f"{match[3] or ''}{gpus}x{chip(name).key}"
-    except ValueError:
-        return ""
+def _read_spelling(text: str, name: str) -> Cluster:
+    """The hosts that people mean who write something else than counts and a known ``name``; refused where that is in doubt."""
+    meant = usual_spellings(text)
+    if len(meant) == 1:
+        place = catalogued_hosts(meant[0]) or parse_counts(meant[0])
+        return replace(place, typed=text.strip(), remark=place.remark or f"'{text.strip()}' is read as {place.key}")
+    wanted = " or ".join(meant) or "8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)"
+    if meant or not name:
+        raise Refusal(f"cluster '{text[:60]}': write {wanted}", "cluster", meant)
+    near = did_you_mean(name, "chips", "clusters").removesuffix("?")
+    instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
+    raise Refusal(
+        f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (commtax catalog --help shows one)", "cluster"
+    )
 
 
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:

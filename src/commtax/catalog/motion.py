@@ -23,6 +23,12 @@ def carrier(name: str) -> CacheCarrier:
     return record(CacheCarrier, {"key": key, **known[key]}, "carriers.toml")
 
 
+@lru_cache(maxsize=8)
+def started_with(engine: str) -> str:
+    """Return the carrier that an engine's launch names where nobody asks for one; "": none that is priced by its pieces."""
+    return next((key for key, row in table("catalog/carriers.toml").items() if engine in row.get("starts", ())), "")
+
+
 @lru_cache(maxsize=4)
 def tier(name: str) -> CacheTier:
     """A tier by name."""

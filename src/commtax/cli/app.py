@@ -12,6 +12,7 @@ import click
 
 from commtax import __version__
 from commtax.cli.help import HelpContext, helps, write_overview, write_start
+from commtax.cli.signs import READABLE
 from commtax.spelling import escape_controls, normalise
 from commtax.statement import Refusal
 
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = normalise([w for i, w in enumerate(typed) if w != "--debug" or i > end])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
+            stream.reconfigure(errors=READABLE)  # a terminal without these signs still gets the answer
     try:
         if not arguments:
             return click.echo(start_page())
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
                 import traceback
 
                 traceback.print_exc()
-            click.echo(f"error: {text}", err=True)
+            click.echo(f"error: {text}", file=sys.stderr)
         except OSError:  # who closed standard error still gets the exit code
             _forget(sys.stderr)
         if isinstance(error, OSError):

@@ -8,11 +8,10 @@ import click
 from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
-from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_seconds
-from commtax.verbs.expecting import NCCL, Expectation, billed_library, expect
+from commtax.verbs.expecting import Expectation, billed_library, expect
 
 MOST_ROWS = 2_000  # of a file that is judged row by row
 VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
@@ -35,7 +34,7 @@ def expect_command(
         _expect_file(op, place, ranks, library, own, Path(measured), output)
     usual = "" if measured else billed_library(own)  # what is judged was measured by tests of NCCL
     expectation = expect(op, place, nbytes=size, ranks=ranks, library=library or usual, profile=own, technique=technique)
-    alone = expect(op, place, nbytes=size, ranks=ranks, library=NCCL) if not (library or technique or measured or own) else None
+    alone = expect(op, place, nbytes=size, ranks=ranks) if not (library or technique or measured or own) else None
     seconds = _measured_seconds(measured, expectation) if measured else None
     code = 0 if seconds is None else VERDICTS[expectation.verdict(seconds)]
     output.answer(bills.expectation_document, bills.show_expectation, expectation, seconds, alone, code=code)
@@ -53,27 +52,26 @@ def _measured_seconds(text: str, expectation: Expectation) -> float:
 
 
 def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile | None, path: Path, output: Output) -> None:
-    """Every row of an nccl-tests output against its expectation."""
+    """Every row of tests of a collective against its expectation."""
+    from commtax.audit.formats import read
     from commtax.report import bills
-    from commtax.results.nccl_tests import parse
+    from commtax.results.collective_tests import CollectiveTests
+    from commtax.results.judged_collectives import judge_tests
 
-    run = parse(read_text(path, "measured", most=OUTPUT_BYTES), str(path))
-    if not run.rows:
+    tests = next((record for record in read(path) if isinstance(record, CollectiveTests)), None)
+    if tests is None:
         raise Refusal.of("no nccl-tests rows found", measured=str(path))
-    if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
-        raise Refusal.of(f"an output of {run.op}, not of {op}", measured=str(path))
-    if not all(0 < r.seconds < 1e6 for r in run.rows):
+    judged = judge_tests(tests, op, place, ranks, library, own)
+    if not all(0 < time.row.seconds < 1e6 for time in judged.times):
         raise Refusal.of("a row has no time above 0", measured=str(path))
-    if len(run.rows) > MOST_ROWS:
-        many = f"{len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged"
+    if len(judged.times) > MOST_ROWS:
+        many = f"{len(judged.times):,} rows, more than the {MOST_ROWS:,} that are judged"
         raise Refusal.of(f"{many}; split it", measured=str(path))
-    of = {r.nbytes: expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library, profile=own) for r in run.rows}
-    pairs = [(of[r.nbytes], r.seconds) for r in run.rows]
-    verdicts = {e.verdict(s) for e, s in pairs}
-    worst = next(v for v in ("fail", "undecided", "pass") if v in verdicts)
 
     def document() -> object:
-        rows = [bills.expectation_document(e, s) for e, s in pairs]
-        return {"schema": "commtax.expect-file/1", "verdict": worst, "pass": bills.PASSED[worst], "rows": rows}
+        rows = [bills.expectation_document(time.expected, time.row.seconds) for time in judged.times]
+        faults = [f"{f.item}: {f.reason}" for f in judged.faults]
+        said = {"verdict": judged.verdict, "pass": bills.PASSED[judged.verdict], "faults": faults}
+        return {"schema": "commtax.expect-file/1", **said, "rows": rows}
 
-    output.answer(document, lambda console: bills.show_expectations(console, pairs), code=VERDICTS[worst])
+    output.answer(document, lambda console: bills.show_expectations(console, judged), code=VERDICTS[judged.verdict])

@@ -5,6 +5,7 @@ The words are in ``helps.toml``. Long lists of rarely used options are folded to
 
 import os
 import shlex
+import shutil
 from collections.abc import Iterable
 from typing import TypedDict, cast
 
@@ -16,6 +17,7 @@ from commtax.shipped_tables import table as shipped_table
 GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", "Output")
 FEW = 14  # options that are explained without being asked for, beside the usual ones
 INDENT = 2
+LEAST = 40  # columns of the narrowest terminal that help is folded for
 ALL = "Explain all options."
 Records = list[tuple[str, str]]
 
@@ -129,11 +131,17 @@ def _pairs(command: str) -> list[str]:
 class Formatter(click.HelpFormatter):
     """Lines break between words alone: never inside of --max-model-len or 8xh100-sxm, nor before a dash or an ellipsis."""
 
+    def __init__(self, indent_increment: int = INDENT, width: int | None = None, max_width: int | None = None) -> None:
+        room = min(shutil.get_terminal_size().columns, max_width or LEAST) - 2  # click asks for 50 columns at least
+        super().__init__(indent_increment, width or max(room, LEAST - 2), max_width)
+
     def write_text(self, text: str) -> None:
         super().write_text(_whole(text))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        super().write_dl([(first, _whole(second)) for first, second in rows], col_max, col_spacing)
+        super().write_dl(
+            [(first, _whole(second)) for first, second in rows], min(col_max, max(12, self.width // 2 - 9)), col_spacing
+        )
 
     def getvalue(self) -> str:
         return super().getvalue().replace(HYPHEN, "-").replace(SPACE, " ")

@@ -16,6 +16,8 @@ from commtax.statement import Refusal
 
 USUAL = "8xh100-sxm"
 UNITS = ("us", "ms", "s", "min")
+NEAR = 0.7
+"""Share of two names that is alike, from which on one may be a misspelling of the other."""
 MOST_NAMED = 4
 """Commands that an answer names."""
 
@@ -24,7 +26,7 @@ def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
     """The answer to a mistake that is known; "" for others."""
     verb = arguments[0] if arguments else ""
     if isinstance(error, click.NoSuchOption):
-        return _of_option(error.option_name, verb, arguments)
+        return _of_option(error, verb, arguments)
     if error.message.startswith("Got unexpected extra argument"):
         return _of_words(re.findall(r"\((.*)\)", error.message)[0].split(), verb, arguments)
     if error.message.startswith("No such command"):
@@ -45,15 +47,20 @@ def of_share(error: ValueError, arguments: list[str]) -> str:
     return f"{error}; a share is {flag} {share:.0%}" if 0 < share < 1 else ""
 
 
-def _of_option(flag: str, verb: str, arguments: list[str]) -> str:
+def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> str:
     """A name that the option has here, or who takes it."""
+    flag = error.option_name
     name, value = flag.lstrip("-"), _value_of(flag, arguments)
     if text := next((row["says"] for row in table(os.path.join("cli", "mistakes.toml"))["instead"] if name in row["options"]), ""):
         return f"{flag}: {text.format(value=value or '…', cluster=_likely_cluster(value))}"
     takers = [taker for taker in options()[key].verbs if "(" not in taker] if (key := name.replace("-", "_")) in options() else []
     if takers:
         return f"{flag}: {verb} has no such option; {_listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
-    return ""
+    if technique := next((one for one in techniques().values() if name in (one.key, *one.also)), None):
+        told = value or next(iter(technique.words), "")
+        return f"{flag}: a technique: write --technique {'='.join(filter(None, (technique.key, told)))}"
+    near = get_close_matches(name, [one.lstrip("-") for one in error.possibilities or ()], 1, NEAR)
+    return f"No such option '{flag}'{f'. Did you mean --{near[0]}?' if near else f'; commtax {verb} --help lists all'}"
 
 
 def _listed(names: list[str]) -> str:

@@ -14,9 +14,11 @@ from commtax import counting
 from commtax.cli.options import DETAILS
 from commtax.files import write_text
 from commtax.records import dataclass
+from commtax.redaction import redact
 from commtax.report.drawing import COMMAND, Console, Pipe, Telling
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
+from commtax.statement import STRANGE, Note
 
 EMITTED = {
     "launch": "launch",
@@ -58,16 +60,19 @@ class Output:
 
             click.echo(csv_text(rows(*parts)), nl=False)
             for remark in self.remarks:  # beside the table, not in it
-                click.echo(remark, err=True)
+                click.echo(redact(remark), err=True)
         else:
+            from commtax.report.tables import notes, say
+
             console = terminal()
+            leading = [remark for remark in self.remarks if isinstance(remark, Note) and remark.code == STRANGE]
+            for remark in leading:
+                say(console, f"{remark}.", "bold red")
             show(console, *parts)
             for line in self._commands():
                 click.echo(line)
-            if self.remarks:
-                from commtax.report.tables import notes
-
-                notes(console, self.remarks)
+            if below := [remark for remark in self.remarks if remark not in leading]:
+                notes(console, below)
             if self.aside and _telling().details:
                 click.echo(self.aside, err=True)
         sys.stdout.flush()
@@ -95,7 +100,7 @@ class Output:
         answer = to_object(document) | ({} if self.emitted is None else {"emit": self.emitted})
         if self.remarks:
             said = answer.get("notes")
-            answer["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *self.remarks]))
+            answer["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *map(redact, self.remarks)]))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
@@ -115,11 +120,11 @@ COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS
 """What makes Rich take a pipe for a terminal."""
 
 
-LEAST, PIPED = 60, 160  # columns
+LEAST, PIPED = 40, 160  # columns
 
 
 def terminal() -> Console:
-    """Where answers are printed: as wide as it is, but at least 60 columns; a pipe has 160 unless COLUMNS says otherwise."""
+    """Where answers are printed: as wide as it is, but at least 40 columns; a pipe has 160 unless COLUMNS says otherwise."""
     columns = os.environ.get("COLUMNS", str(PIPED))
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()

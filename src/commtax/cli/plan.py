@@ -20,9 +20,9 @@ from commtax.cli.progress import METER, STOP, is_watched
 from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
-from commtax.planner.serving_search import WORKLOADS
+from commtax.planner.serving_search import usual_lengths
 from commtax.planner.technique_sets import technique_sets_of, with_techniques_at_rate
-from commtax.question import INPUT_LEN, OUTPUT_LEN, Question
+from commtax.question import Question
 from commtax.records import replace
 from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
@@ -130,6 +130,7 @@ def goal_of(order: Order) -> Question:
         input_len=lengths[0],
         output_len=lengths[1],
         technique_sets=technique_sets_of(given.techniques),
+        workload=given.workload,
         ttft_s=_limit(given.ttft, "ttft"),
         tpot_s=_limit(given.tpot, "tpot"),
         confidence=given.confidence,
@@ -146,11 +147,7 @@ def _lengths_and_types(order: Order) -> tuple[tuple[int | str, int | str], tuple
     """Lengths of prompts and outputs, and the types that are compared."""
     given = order.given
     lengths = given.input_len, given.output_len
-    if given.workload and any(x is not None for x in lengths):
-        raise Refusal.about(workload="give it or lengths, not both")
-    if given.workload and given.workload not in WORKLOADS:
-        raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=given.workload)
-    usual = WORKLOADS.get(given.workload, (INPUT_LEN, OUTPUT_LEN))
+    usual = usual_lengths(given.workload)
     dtypes = tuple(dict.fromkeys(given.dtype.split(",")))
     if len(dtypes) > 1 and "" in given.dtype.split(","):
         raise Refusal.of("a type is missing between the commas", dtype=given.dtype)

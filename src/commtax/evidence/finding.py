@@ -46,6 +46,7 @@ class Finding:
     low: float | None = None  # the range of the prediction, where it has one beside the tolerance
     high: float | None = None
     of: str = ""  # the kind of collective, the clock …: which of several figures under one code
+    impossible: bool = False  # faster than anything could be: what was claimed did not run, and nothing else can agree
     told: bool = False  # the reason describes the figure (its range, how often it was printed), and is none for lacking a verdict
 
     @property
@@ -96,7 +97,7 @@ class Finding:
     @property
     def far_off(self) -> bool:
         """Whether an assumed prediction is contradicted by what was measured."""
-        return self.evidence and self.verdict == UNKNOWN and self.difference is not None and not self.near
+        return self.impossible or (self.evidence and self.verdict == UNKNOWN and self.difference is not None and not self.near)
 
 
 def reason_assumed(priced: StepBill) -> str:

@@ -87,12 +87,17 @@ def another_chip(name: str, own: str) -> str:
     return f"the file names {chip}, not {own}" if chip and chip.partition("-")[0] != own.partition("-")[0] else ""
 
 
+def chip_findings(name: str, own: str) -> Iterator[Finding]:
+    """A chip that a file names otherwise than was said."""
+    if why := another_chip(name, own):
+        yield Finding(Note("chip", "chip named in the file"), None, None, reason=why, verdict=DISAGREE)
+
+
 def identity_findings(claim: Claim, model: str = "", chip: str = "", degrees: Mapping[str, int] | None = None) -> Iterator[Finding]:
     """What a file names otherwise than was said; each is a disagreement by itself."""
     if model and (why := other_model(model, claim.question.model)):
         yield Finding(Note("model", "model named in the file"), None, None, reason=why, verdict=DISAGREE)
-    if why := other_chip(chip, claim):
-        yield Finding(Note("chip", "chip named in the file"), None, None, reason=why, verdict=DISAGREE)
+    yield from chip_findings(chip, claim.question.cluster.chip.key)
     for axis, size in (degrees or {}).items():
         wanted = int(getattr(claim.plan, axis))
         wanted = claim.tp * int(claim.plan.dp) if wanted == AUTO_EP else wanted

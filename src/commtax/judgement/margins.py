@@ -1,5 +1,6 @@
 """Which of two plans is better, and when predictions cannot tell: the margin within which two figures are too close to call."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from commtax.files import table
@@ -25,6 +26,16 @@ def ratio_error(q: Question, pools: bool = False) -> float:
     inside = q.cluster.num_hosts == 1 and not q.requests.prefill_cluster
     apart = ("pools_in_one_host" if inside else "pools") if pools else ""
     return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures", apart)
+
+
+def is_close(q: Question, ratio: float, pools: bool = False) -> bool:
+    """Whether one figure over another is too close to 1 to call which is larger."""
+    return max(ratio, 1 / ratio) <= 1 + ratio_error(q, pools)
+
+
+def ranges_overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the ranges (figure, low, high) of two figures do, so that their order is too close to call."""
+    return one[1] <= other[2] and other[1] <= one[2]
 
 
 @lru_cache

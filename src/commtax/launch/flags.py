@@ -33,6 +33,7 @@ RULES = {
 """What the kinds of values must be."""
 KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
+DASHES = "-–—"  # as word processors make them of "--"
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
 COMMON = table("launch/common.toml")
 """What programs have in common: flags and variables that change no price, and what they call what we call otherwise."""
@@ -244,8 +245,8 @@ def flag_name(flag: str) -> str:
     >>> flag_name("--tp_size")
     'tp-size'
     """
-    return flag.lstrip("-").replace("_", "-")
+    return flag.lstrip(DASHES).replace("_", "-")
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not re.fullmatch(r"-?\d+(\.\d+)?", word)
+    return word[:1] in DASHES and bool(word) and not re.fullmatch(r"-?\d+(\.\d+)?", word)

@@ -22,6 +22,8 @@ def read_pasted(text: str, model: str = "") -> Launch:
     """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
+    if not file and len(text.split()) == 1 and "(" not in text:
+        raise Refusal(f"--from {text.strip()[:200]}: no such file", "from")
     if not file:
         return parse(text)
 

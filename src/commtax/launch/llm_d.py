@@ -1,7 +1,10 @@
 """llm-d: values of its chart of model servers, and of the chart of the inference scheduler that requests go through."""
 
+from dataclasses import replace
+
 from commtax.catalog.programs import program
 from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, model_name, variables
+from commtax.launch.flags import flags_of
 from commtax.launch.kubernetes import probes, started
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
@@ -41,7 +44,10 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
     """The servers of a pool. Those that decode beside others listen behind the sidecar."""
     command, port = pool.command(), OWN["inner_port"] if pool.role == "decode" else PORT
     local = max(1, pool.job.dp // pool.hosts)
-    sizes: Values = {"tensor": Explained(pool.gpus_per_host // local, WHY["counted"])}
+    counted = pool.gpus_per_host // local
+    if counted > 1 and pool.job.plan.tp == 1:  # what the chart counts is no degree of tp
+        command = replace(command, args=[*command.args, *flags_of(pool.job.engine).spell(tp=1)])
+    sizes: Values = {"tensor": Explained(counted, WHY["counted"])}
     if pool.job.dp > 1 and pool.job.dp % pool.hosts == 0:  # groups that fit on a host
         sizes |= {"data": pool.job.dp, "dataLocal": local}
     if pool.hosts > 1:

@@ -18,9 +18,11 @@ from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag
 from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
 from commtax.launch.manifest import read as read_manifest
+from commtax.launch.misspelt import refuse_misspelt
 from commtax.launch.read_techniques import recognise
 from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
+from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
 TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
@@ -44,6 +46,7 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
     >>> launch.engine, launch.model, launch.options, launch.unread
     ('vllm', 'meta-llama/Llama-3.1-8B', {'tp': 2, 'max_model_len': 128000}, ('--foo 3',))
     """
+    text = redact(text)
     if is_manifest(text):
         return _read_servers(text, f" '{source}'" if source else "", wanted, choice)
     if len(text) > MAX_SIGNS:
@@ -184,6 +187,7 @@ def _read(
         reading.values["nnodes"] = hosts
     recognise(engine, reading)
     launch = make_launch(engine, reading, loose, env)
+    refuse_misspelt(engine, launch.unread)
     devices = env.get("CUDA_VISIBLE_DEVICES")
     place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
     return replace(launch, version=version, place=place)

@@ -6,6 +6,7 @@ from functools import cache
 from commtax.catalog.technique_flags import FlagWord, flag_words
 from commtax.catalog.techniques import default_of, techniques
 from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
+from commtax.launch.misspelt import nearest_flags
 from commtax.launch.unpriced import would_change
 from commtax.options import options
 from commtax.records import dataclass
@@ -146,7 +147,8 @@ def _judge_rest(engine: str, reading: FlagReading, understood: set[str]) -> None
     understood_words = {reading.said[key].written for key in understood}
     reading.unread = [word for word in reading.unread if word not in understood_words]
     for key, word in reading.said.items():
-        known = key in understood or key in QUIET or key in own.flags or key.partition(".")[0] in own.flags
+        below = key.partition(".")[0] in own.flags and not nearest_flags(engine, key)
+        known = key in understood or key in QUIET or key in own.flags or below
         if known or word.value == str(default_of(own.asked.get(key, ("", ""))[0])):
             continue
         if word.value.lower() not in OFF or would_change(engine, f"no-{key}"):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from commtax.files import table
 from commtax.launch.flags import flag_name, flags_of, usual_key
+from commtax.statement import STRANGE, Note
 
 TABLE = table("launch/unpriced.toml")
 
@@ -30,7 +31,7 @@ def unread_remarks(engine: str, unread: Iterable[str], where: str = "answer") ->
         [word for word, phrase in told.items() if not phrase],
         [f"{w} ({phrase})" for w, phrase in told.items() if phrase],
     )
-    remarks = [f"not understood, and not in the {where}: {', '.join(strange)}"] if strange else []
+    remarks: list[str] = [Note(STRANGE, f"not understood, and not in the {where}: {', '.join(strange)}")] if strange else []
     return remarks + ([f"not in the {where}: {', '.join(known)}"] if known else [])
 
 

@@ -19,6 +19,7 @@ from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
+from commtax.planner.roomier import answer_with_room, roomier_words
 from commtax.planner.same_layout import at_loads
 from commtax.planner.space import WIDE
 from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
@@ -78,6 +79,9 @@ def plan(
 
     ``techniques="auto"`` also tries techniques that gain on good plans; ``"dbo,mtp=1+dcp=2"`` tries each of these sets.
 
+    ``workload`` is ``"chat"``, ``"rag"``, ``"code"`` or ``"batch"``, and says the lengths that are left out. Without a limit on
+    TTFT, plans whose first tokens come later than interactive use bears do not lead, unless it is a batch.
+
     ``disaggregated=False`` leaves out plans with workers of their own for prompts; with a ``prefill_cluster`` those alone are
     tried, prompts there and decoding on ``cluster`` (of two prices that of prompt GPUs is the first). ``kv_dtype``,
     ``max_num_batched_tokens``, ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A
@@ -90,7 +94,8 @@ def plan(
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
-    usual = PlanOptions(disaggregated=True)
+    input_len, output_len = serving_search.usual_lengths(options.get("workload", ""))
+    usual = PlanOptions(disaggregated=True, input_len=input_len, output_len=output_len)
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), **CompareOptions(dtype=dtypes[0])})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
@@ -104,10 +109,20 @@ def best_serving(put: Question) -> ServingPlans:
     answer = _search(put)
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
-        own = answer.recommended
-        techniques = (*untried_gain(answer), *shared_gain(answer))
-        return replace(answer, why=(*explain(answer, own), *kept_settings(answer), *techniques, *alone_words(answer)))
+        answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
+        techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
+        return replace(answer, why=(*explain(answer, own), *techniques, *alone_words(answer), *roomier_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
+
+
+def _loads_of(answer: ServingPlans, rows: ServingColumns, i: int) -> ServingColumns:
+    """Return the loads of one row's plan that keep the limits of an answer's question, best first."""
+    found = rank_own_plan(
+        answer, columns.sizes_of(rows, i), int(rows.replicas[i]), answer.question.goal.dtypes[int(rows.dtype[i])], tuned=True
+    )
+    loads = found.rows
+    assert isinstance(loads, ServingColumns)
+    return loads.take(slice(0 if found.reason else None))
 
 
 def _search(put: Question) -> ServingPlans:
@@ -190,9 +205,9 @@ def rank_own_plan(
         missed = f"exceeds the limit: {best_times(answer, every)}"
         return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=said)
     theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
-    better = theirs[0] > own[0]
+    better = (theirs[0] > own[0]) | ((theirs[0] == own[0]) & (theirs[1] > own[1]))
     if q.goal.objective == "gpus":  # as many GPUs are no tie
-        better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
+        better |= (theirs[0] == own[0]) & (theirs[1] == own[1]) & (theirs[2] > own[2] * (1 + 1e-8))
     gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
     return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=said)
 

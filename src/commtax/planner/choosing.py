@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.judgement.margins import margin
-from commtax.planner.columns import Array, ServingColumns, TrainColumns, objective_value, paid_rate
+from commtax.planner.columns import Array, ServingColumns, TrainColumns, objective_value, paid_rate, standing_of
 from commtax.planner.exchanges import exchanges
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
@@ -100,17 +100,23 @@ def _is_near(worth: Array, within: float) -> Array:
 
 
 def recommended_row(q: Question, rows: ServingColumns) -> int:
-    """Which of a search's plans to run; they are in order.
+    """Which of a search's plans to run; they are in order, first those that nothing stands against.
 
     Workers on a cluster of their own are as many as are worth their price: of the simplest plans whose tokens/s predictions cannot
     tell apart, the one with most for it. On one cluster GPUs that no plan uses are there all the same.
     """
+    rows = rows.take(slice(leading_count(standing_of(q, rows))))
     complex_, worth = effort(q, rows), objective_value(q, rows)
     first = simplest_served(q, complex_, worth)
     if not q.requests.prefill_cluster or q.goal.objective != "throughput":
         return first
     alike = np.flatnonzero((complex_ == complex_[first]) & _is_near(worth, margin(q)))
     return int(alike[np.argmax(paid_rate(q, rows)[alike])])
+
+
+def leading_count(stands: Array) -> int:
+    """Of how many plans at the head of a ranking as much stands for them as for the first."""
+    return int(np.sum(stands == stands[0]))
 
 
 def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:

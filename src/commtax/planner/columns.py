@@ -11,6 +11,7 @@ from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.judgement.confidence import Estimate
+from commtax.judgement.leading import latest_first_token_s, standing
 from commtax.planner.asked_techniques import dropped, without
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
@@ -187,6 +188,7 @@ class OperatingPoint:
     when: str  # it is the one to choose
     plans: ServingColumns
     recommended: int
+    passed_over: ServingColumns = NO_SERVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,11 @@ class ServingPlans(SearchAnswer):
     plans: ServingColumns = NO_SERVING
     near: ServingColumns = NO_SERVING
     front: ServingColumns = NO_SERVING
+    passed_over: ServingColumns = NO_SERVING  # what would be the best, where something stands against it
     places: tuple[OperatingPoint, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
     plain: "ServingPlans | None" = None  # where techniques were sought: the plans without any, and which to run
+    roomier: "ServingPlans | None" = None  # where memory binds: the answer with engine limits that make more room
     alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself, in one pool
 
     @property
@@ -407,9 +411,15 @@ def objective_value(q: Question, c: ServingColumns) -> Array:
 
 
 def order(q: Question, c: ServingColumns) -> list[Array]:
-    """What ranks, larger is better, the most telling first: worth to 11 digits, then fewer GPUs, then shorter waits."""
+    """What ranks, larger is better, the most telling first: what stands for a plan, its worth to 11 digits, then fewer GPUs, then
+    shorter waits."""
     second = c.tokens_per_s_per_gpu if q.goal.objective == "gpus" else -c.gpus
-    return [np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
+    return [standing_of(q, c), np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
+
+
+def standing_of(q: Question, c: ServingColumns) -> Array:
+    """What stands for each plan of a ranking."""
+    return standing(q, c.mode, c.ttft_s, latest_first_token_s(q))
 
 
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))

@@ -7,6 +7,7 @@ import numpy as np
 from commtax.planner.columns import ServingPlans
 from commtax.planner.reasons import distance_words
 from commtax.spec import DTYPE_BYTES
+from commtax.units import format_seconds
 
 
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
@@ -17,7 +18,9 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
     first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
     for index, i in sorted(first.items(), key=lambda pair: pair[1]):
         behind = f" ({distance_words(answer, i).removesuffix(' tokens/s')})" if i else ""
-        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {float(rows.tokens_per_s[i]):,.0f} tokens/s{behind}"
+        rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
+        tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
+        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"
     for index in (index for index in range(len(dtypes)) if index not in first):
         lost = [r for r in answer.rejected if r.dtype == index]
         yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from commtax.cost.memory import on_chip
-from commtax.judgement.margins import ratio_error
+from commtax.judgement.margins import is_close
 from commtax.planner.columns import ServingColumns, ServingPlans, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
@@ -61,8 +61,7 @@ def _together(answer: ServingPlans, good: list[ServingPlans], place: str) -> str
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
     lead = rate / spent * pools / float(rows.tokens_per_s[own])
     unit = "tokens per dollar" if goal.usd_per_gpu_hour else "tokens/s per GPU"
-    within = 1 + ratio_error(answer.question, pools=True)
-    close = "; too close to call, measure both" if 1 / within <= lead <= within else ""
+    close = "; too close to call, measure both" if is_close(answer.question, lead, pools=True) else ""
     usd = f" ({_usd(_million(answer, spent, rate))})" if goal.usd_per_gpu_hour else ""
     said = f"{rate:,.0f} tokens/s{usd} together, " if len(good) > 1 else ""
     return f"{said}{abs(lead - 1):.0%} {'more' if lead > 1 else 'fewer'} {unit} than these two pools{close}"

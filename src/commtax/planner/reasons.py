@@ -10,9 +10,20 @@ from commtax.arrays import unique_values
 from commtax.catalog.hardware import is_catalogued
 from commtax.cost.legality import RULES, PlanToCheck
 from commtax.judgement.confidence import percent
-from commtax.judgement.margins import margin, ratio_error
-from commtax.planner.choosing import KINDS, TRAINED, kinds, training_kinds
-from commtax.planner.columns import Array, Rejected, ServingColumns, ServingPlans, TrainPlans, family, objective_value, sizes_of
+from commtax.judgement.leading import LATE, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
+from commtax.judgement.margins import is_close, margin
+from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, training_kinds
+from commtax.planner.columns import (
+    Array,
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    TrainPlans,
+    family,
+    objective_value,
+    sizes_of,
+    standing_of,
+)
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
 from commtax.planner.pool_use import pool_words
@@ -21,12 +32,17 @@ from commtax.question import Question
 from commtax.records import record_from
 from commtax.spec import Plan
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
-from commtax.verbs.disaggregation import UNCHECKED
+from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
 from commtax.verbs.fitting import holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
 
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
+AGAINST = {
+    UNCHECKED: f"{UNCHECKED_POOLS} it before you rely on it",
+    LATE: "its first tokens come later than the {} that interactive use bears (--ttft sets a limit, --workload batch none)",
+}
+"""What stands against a plan, in words."""
 
 
 def dtype_words(q: Question, index: int) -> str:
@@ -205,8 +221,7 @@ def _dollars(answer: ServingPlans, i: int) -> str:
 def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
     """That requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
     rows, q = answer.plans, answer.question
-    answering_s = float(rows.tpot_s[i] * q.requests.output_len)
-    if q.requests.output_len > 1 and "ttft_s" not in dict(q.goal.times) and rows.ttft_s[i] > answering_s:
+    if waits_mostly(q, float(rows.ttft_s[i]), float(rows.tpot_s[i])):
         wait = format_seconds(float(rows.ttft_s[i]))
         yield f"requests spend most of their time waiting for the first token ({wait}): set a limit on that (--ttft)"
 
@@ -216,24 +231,42 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = kinds(rows, q.cluster)
     if own:
-        best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {_lead_words(answer, 0, own)}"
+        best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {''.join(_lead_words(answer, 0, own))}"
         fewer = int(rows.gpus[0] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
-        yield f"{best}{dearer}, {doubt_of_lead(answer, own)}"
-    for i, simpler in _next_plans(range(len(rows)), kind, own):
+        yield f"{best}{dearer}, {doubt_words(q, _differ_in_pools(answer, 0, own))}"
+    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(own, own + 1)))
+    for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
         role = f"the best simpler plan{_other_kind(kind, i, own)}" if simpler else _next_role(own)
         than = "than with" if q.goal.objective == "latency" else "than"
-        lead = f"{_lead_words(answer, own, i)} {than} {role}, {_name(answer, i)}"
+        gain, longer = _lead_words(answer, own, i)
+        lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
         why = _reason_beside(answer, i, own)
         yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}"
 
 
-def doubt_of_lead(answer: ServingPlans, own: int) -> str:
-    """Why the best is not the recommended one."""
-    within = margin(answer.question, _differ_in_pools(answer, 0, own))
-    if isinf(within):
-        return f"but {UNCHECKED} it before you rely on it"
-    return f"within the margin of {percent(within)} (--margin); measure both"
+def doubt_words(q: Question, pools: bool = False) -> str:
+    """Why the best plan is not the recommended one; ``pools``: one of both has two pools."""
+    within = margin(q, pools)
+    return f"but {AGAINST[UNCHECKED]}" if isinf(within) else f"within the margin of {percent(within)} (--margin); measure both"
+
+
+def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: ServingColumns) -> Iterator[str]:
+    """The plan that would be the best beside the recommended one, with its times, and what stands against it."""
+    q, rows = answer.question, ServingColumns.joined([beaten, own])
+    ahead, behind = objective_value(q, rows) if len(beaten) else (1.0, 1.0)
+    if is_close(q, float(ahead / behind)):
+        return
+    pair, kind = replace(answer, plans=rows), kinds(rows, q.cluster)
+    lead = f"{_name(pair, 0)}{_other_kind(kind, 0, 1)} is predicted at {''.join(_lead_words(pair, 0, 1))}"
+    yield f"{lead}, but {against_words(q, beaten)}"
+
+
+def against_words(q: Question, beaten: ServingColumns) -> str:
+    """What stands against the first of some plans."""
+    latest_s = latest_first_token_s(q)
+    codes = against(q, float(beaten.mode[0]), float(beaten.ttft_s[0]), latest_s)
+    return ", and ".join(AGAINST[code].format(format_seconds(latest_s)) for code in codes)
 
 
 def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
@@ -260,26 +293,36 @@ def _reason_beside(answer: ServingPlans, i: int, own: int) -> str:
     return telling_reasons(answer, i, share, usual, own)[0]
 
 
-def _lead_words(answer: ServingPlans, i: int, j: int) -> str:
+def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     """How far plan ``i`` is ahead of plan ``j`` in the objective's own measure, each at its best; and with the same clients,
-    where no limit says how many and that is another figure."""
+    where no limit says how many and that is another figure. And in brackets the times that are longer for it."""
     q, rows = answer.question, answer.plans
     value = objective_value(q, rows)
     if q.goal.objective == "gpus":
         fewer = int(rows.gpus[j] - rows.gpus[i])
-        return f"{plural(fewer, 'GPU')} fewer" if fewer else "no fewer GPUs"
+        return f"{plural(fewer, 'GPU')} fewer" if fewer else "no fewer GPUs", ""
     if q.goal.objective == "latency":
         share = 1 - float(value[j] / value[i])
-        return f"requests {'less than 1%' if share < 0.005 else f'{share:.0%}'} shorter"
-    gain, unit = more_words(float(value[i] / value[j])), _unit(answer)
+        return f"requests {'less than 1%' if share < 0.005 else f'{share:.0%}'} shorter", ""
+    gain, unit, longer = more_words(float(value[i] / value[j])), _unit(answer), longer_times(rows, i, j)
     if q.goal.times:
-        return f"{gain} {unit}"
+        return f"{gain} {unit}", longer
     clients = int(rows.concurrency[i])
     copies = 1 if rows.mode[j] else int(rows.replicas[j])
     rate = copies * float(answer.simulation(rows, j, max(copies, clients)).tokens_per_s)
     same = more_words(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
-    return f"{gain} {unit} {alike}" if same == gain else f"{gain} {unit} ({same} {alike})"
+    return (f"{gain} {unit} {alike}", "") if same == gain else (f"{gain} {unit} ({same} {alike})", longer)
+
+
+def longer_times(rows: ServingColumns, i: int, j: int) -> str:
+    """The times that plan ``i`` has longer than plan ``j``, at another number of clients: before and after."""
+    if rows.concurrency[i] == rows.concurrency[j]:
+        return ""
+    each = {said: [float(getattr(rows, name)[at]) for at in (j, i)] for name, said in SAID.items()}
+    told = {said: [format_seconds(seconds) for seconds in pair] for said, pair in each.items() if pair[1] > pair[0]}
+    grown = [f"{said} {before} -> {after}" for said, (before, after) in told.items() if before != after]
+    return f" ({', '.join(grown)})" if grown else ""
 
 
 def more_words(ratio: float) -> str:
@@ -309,7 +352,7 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
 def _is_close(answer: ServingPlans, i: int, first: int) -> bool:
     """Whether plan ``i`` is within the range of the ratio of both: then the order is not certain."""
     q, value = answer.question, objective_value(answer.question, answer.plans)
-    return q.goal.objective != "gpus" and bool(value[first] <= value[i] * (1 + ratio_error(q, _differ_in_pools(answer, i, first))))
+    return q.goal.objective != "gpus" and is_close(q, float(value[first] / value[i]), _differ_in_pools(answer, i, first))
 
 
 def _differ_in_pools(answer: ServingPlans, i: int, j: int) -> bool:
@@ -337,11 +380,11 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     kind = training_kinds(rows, q)
     if own:
         best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, own)}"
-        yield f"{best}, within the margin of {percent(margin(q))} (--margin)"
-    for i, simpler in _next_plans(answer.splits().tolist(), kind, own):
+        yield f"{best}, {doubt_words(q)}"
+    rivals = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s))
+    for i, simpler in _next_plans(np.intersect1d(answer.splits(), rivals).tolist(), kind, own):
         role = f"the best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" if simpler else _next_role(own)
-        close = rows.step_s[i] <= rows.step_s[own] * (1 + ratio_error(q))
-        doubt = "; too close to call, measure both" if close else ""
+        doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[own])) else ""
         yield f"{_faster_words(answer, own, i)} than {role}, {_training_name(answer, i)}{doubt}"
 
 

@@ -12,8 +12,8 @@ from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_seconds, round_up_seconds
 from commtax.verbs.disaggregation import where_prompts_run
-from commtax.verbs.fitting import Fit, holds, judged_by_memory
-from commtax.verbs.settling import replan
+from commtax.verbs.fitting import Fit, holds, judged_by_memory, limit_flags, make_room
+from commtax.verbs.settling import describe_layout, replan
 
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
@@ -26,6 +26,8 @@ def to_fit(asked: Question) -> Iterator[str]:
     if put.requests.prefill_cluster:
         pools = {" for prompts": where_prompts_run(put), " for decoding": put}
     first = put.goal.dtypes[0]
+    if len(pools) == 1 and (roomier := make_room(near := _fit(put, first))) and roomier.fits:
+        yield f"{limit_flags(roomier, near)} ({describe_layout(roomier.question.plan)} fits)"
     for kind, q in pools.items():
         if len(pools) > 1 and _fit(q, first).fits:
             continue

@@ -14,15 +14,16 @@ import numpy as np
 from commtax import counting
 from commtax.arrays import unique_values
 from commtax.catalog.techniques import changes_of
+from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, recommended_row, simplest_served
+from commtax.planner.choosing import effort, leading_count, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
-from commtax.question import MAX_CONCURRENCY, Question
+from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES
 from commtax.statement import Refusal
@@ -35,6 +36,7 @@ from commtax.verbs.longest_request import check_lengths, starts
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
+
 APART = "prompts on separate workers"
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
@@ -50,6 +52,13 @@ LEAST = 0.01
 """Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
+
+
+def usual_lengths(workload: str) -> tuple[int, int]:
+    """Input and output tokens of a workload by its name; without one, those of requests that nobody has described."""
+    if workload and workload not in WORKLOADS:
+        raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=workload)
+    return WORKLOADS.get(workload, (INPUT_LEN, OUTPUT_LEN))
 
 
 def search_serving(put: Question) -> ServingPlans:
@@ -328,6 +337,9 @@ def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Arra
     else:
         rate = c.tokens_per_s if q.goal.objective == "throughput" else c.tokens_per_s_per_gpu
         yield rate, rate * ahead * DIP, LISTED
+        if (latest_s := latest_first_token_s(q)) < np.inf:
+            early = np.where(c.ttft_s <= latest_s, rate, -np.inf)
+            yield early, early * ahead * DIP, LISTED
     if not q.goal.times:
         yield columns.power(q, c), columns.power(q, c) * ahead * DIP**2, 1
 
@@ -385,13 +397,12 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     plans, near = best_first(q, every)
     slow = reasons.too_slow(answer, every, met) if len(every) else ()
     lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
-    answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=lost)
+    passed_over = _passed_over(columns.order(q, good), good) if len(plans) else NO_SERVING
+    answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), passed_over=passed_over, rejected=lost)
     if not len(plans):
         return answer
     first = recommended_row(q, plans)
-    # nothing says where between short requests and many tokens/s to run
-    open_ended = not q.goal.times and q.goal.objective in ("throughput", "cost") and q.requests.output_len > 1
-    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if open_ended else ())
+    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if depends_on_who_waits(q) else ())
     return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
 
 
@@ -399,11 +410,19 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
     scores = (1 / columns.request_s(q, every), 1), (columns.power(q, every), 2), (columns.objective_value(q, every), 1)
     for name, (value, power) in zip(PLACES, scores, strict=True):
-        keys = [np.round(np.log(value), 11), *columns.order(q, every)]
+        stands = standing(q, every.mode, every.ttft_s, bearable_ttft_s(q) if name != "most" else np.inf)
+        keys = [stands, np.round(np.log(value), 11), *columns.order(q, every)[1:]]
         first = _best_rows(keys, columns.family(every), _least_gains(q)[every.exchange.astype(int)])
-        plans = every.take(first)
-        simplest = simplest_served(q, effort(q, plans), value[first], power)
-        yield OperatingPoint(name, PLACES[name], plans, recommended_row(q, plans) if name == "most" else simplest)
+        plans, lead = every.take(first), first[: leading_count(stands[first])]
+        simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
+        own = recommended_row(q, plans) if name == "most" else simplest
+        yield OperatingPoint(name, PLACES[name], plans, own, _passed_over(keys, every))
+
+
+def _passed_over(keys: list[Array], every: ServingColumns) -> ServingColumns:
+    """The plan that would be the best, were it not for what stands against it; ``keys`` rank what it is taken from."""
+    first = _rank_by_keys(keys[1:])[0]
+    return every.take(np.array([first] if keys[0][first] < np.max(keys[0]) else [], dtype=int))
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
@@ -413,7 +432,7 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
         least = _least_gains(q)[good.exchange.astype(int)]
         best = _best_rows(columns.order(q, good), columns.family(good), least) if len(good) else slice(0)
         return good.take(best), NO_SERVING
-    near = [-columns.worst_limit_ratio(q, every)]
+    near = [np.zeros(len(every)), -columns.worst_limit_ratio(q, every)]
     return NO_SERVING, every.take(_best_rows(near, columns.family(every), np.zeros(len(every)))[:5])
 
 
@@ -428,8 +447,8 @@ def _least_gains(q: Question) -> Array:
 
 
 def _best_rows(keys: list[Array], families: Array, least: Array) -> Array:
-    """The best row of each family by ``keys``, the first of them less what techniques must add; families by the keys alone."""
-    ranked = _rank_by_keys([keys[0] - least, *keys[1:]])
+    """The best row of each family by ``keys``, the second of them less what techniques must add; families by the keys alone."""
+    ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
     first = ranked[_firsts(families[ranked])]
     return first[_rank_by_keys([key[first] for key in keys])] if np.any(least) else first
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from commtax import counting
 from commtax.answer import Answer
 from commtax.planner import best_serving, plan
-from commtax.planner.columns import ServingPlans, request_s
+from commtax.planner.columns import ServingPlans, request_s, standing_of
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
 from commtax.question import Question
 from commtax.records import dataclass
@@ -81,6 +81,13 @@ class SeveralPlans(Answer):
         """The plan to run: the first of what is recommended on each cluster."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return next(iter(_rank_plans(each, self.objective)), None)
+
+    @property
+    def passed_over(self) -> RankedPlan | None:
+        """What would be the best of all, where something stands against it."""
+        each = [RankedPlan(replace(a, plans=a.passed_over), 0) for a in self.answers if len(a.passed_over)]
+        first = min(each, key=lambda one: _burden(one, self.objective), default=None)
+        return first if first and self.best and _burden(first, self.objective) < _burden(self.best, self.objective) else None
 
     @property
     def beside(self) -> tuple[RankedPlan, ...]:
@@ -175,8 +182,9 @@ def leaders_of_ranking(ranking: Sequence[Ranked], places: Sequence[str], top: in
 
 
 def _rank_plans(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]:
-    """Best first; those that dollars cannot rank stand behind those that they do."""
-    return sorted(plans, key=lambda one: _burden(one, objective))
+    """Best first, those that nothing stands against before others, and those that dollars rank before those that they cannot."""
+    stands = {id(one.answer): standing_of(one.answer.question, one.answer.plans) for one in plans}
+    return sorted(plans, key=lambda one: (-stands[id(one.answer)][one.row], *_burden(one, objective)))
 
 
 def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:

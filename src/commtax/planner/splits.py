@@ -13,6 +13,7 @@ from commtax.arrays import spread, unique_values
 from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, disaggregated_means, running_requests
 from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
+from commtax.judgement.leading import latest_first_token_s
 from commtax.judgement.margins import margin
 from commtax.planner.columns import NO_SERVING, Array, ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import exchanges
@@ -291,6 +292,11 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     grid = _price_splits(of, rows, loads, free)
     parts = [{name: value[_best_loads(of.question.goal, grid)] for name, value in grid.items()}]
     parts += _loads_between(of, rows, loads, grid["good"], free)
+    if (latest_s := latest_first_token_s(of.question)) < np.inf:
+        early, over = replace(of, question=of.question.but(ttft_s=latest_s)), np.maximum(grid["over"], grid["ttft_s"] / latest_s)
+        grid |= {"over": over, "good": over <= 1}
+        parts += [{name: value[_best_loads(of.question.goal, grid)] for name, value in grid.items()}]
+        parts += _loads_between(early, rows, loads, grid["good"], free)
     if not of.question.goal.times:
         parts.append(_most_powerful_loads(of, rows, loads, grid, free))
     return ServingColumns.joined([_columns(of, part, roomy) for part in parts])

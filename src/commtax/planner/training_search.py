@@ -10,6 +10,7 @@ import numpy as np
 from commtax import counting
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
+from commtax.judgement.leading import training_leads
 from commtax.judgement.margins import margin
 from commtax.planner.choosing import simplest, training_kinds
 from commtax.planner.columns import SIZED, Array, Rejected, TrainColumns, TrainPlans
@@ -26,19 +27,20 @@ LONG = 8192  # tokens a rank from which sequences are cut over context-parallel 
 
 
 def search_training(put: Question) -> TrainPlans:
-    """The training plans of a question, fastest first."""
+    """The training plans of a question, fastest first, and behind them those whose gain from idle GPUs is not certain."""
     positive(global_batch=put.goal.global_batch)
     positive(seq=put.context)
     base = settle(put).plain()
     answer = TrainPlans(base, kinds=tuple(_kinds(base)))
     budget = BUDGET * base.cluster.chip.visible_bytes
     every = _widest_first(answer, _grid(base), budget)
-    order = np.argsort(every.step_s, kind="stable")
-    fits = every.memory_bytes[order] <= budget
+    fits = every.memory_bytes <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
-    good = every.take(order[fits])
+    good = every.take(fits)
+    leads = training_leads(base, good.gpus, good.step_s)
+    good, head = good.take(np.lexsort((good.step_s, ~leads))), slice(int(np.sum(leads)))
     answer = replace(answer, candidates=len(every), plans=good, near=every.take(near))
-    first = simplest(training_kinds(good, base), 1 / good.step_s, margin(base)) if len(good) else 0
+    first = simplest(training_kinds(good, base)[head], 1 / good.step_s[head], margin(base)) if len(good) else 0
     return replace(answer, recommended=first, rejected=tuple(_rejected_families(answer, every, good, budget)))
 
 

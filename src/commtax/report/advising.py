@@ -11,7 +11,7 @@ from commtax.report.tables import ANSWER, notes, say, say_asked, say_whole, show
 from commtax.spec import Profile
 from commtax.units import format_seconds, plural
 
-WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host's work takes", EVERYTHING: "everything takes"}
+WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host's work takes", EVERYTHING: "all steps take"}
 """What a shift of each part means."""
 VERDICTS = {
     "same": "the machine has not changed since it was calibrated",
@@ -106,12 +106,16 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     reason = f": {found.reason}" if found.reason else ""
     say(console, f"{own.name}: {VERDICTS[found.verdict]}{reason}", "bold")
     if found.verdict == "drifted":
-        named = next((part for part in found.parts if part.name == found.moved), None)
-        say(console, part_words(named) if named else "none of its parts stands out", "bold")
+        parts = {part.name: part for part in found.parts}
+        apart = "" if found.moved else "these runs fit more than one cause: "
+        say(console, apart + " or ".join(part_words(parts[name]) for name in found.suspects), "bold")
     columns = ("run", "time", ">today", ">expected", ">80% range", ">off")
     show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)), ("expected", "80% range"))
-    rows = [(p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", _seen_from(p.visible)) for p in found.parts]
-    show_table(console, ("if this alone changed", ">by", ">80% range", ">visible from"), rows)
+    rows = [
+        (p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", _seen_from(p.visible), percent(p.likelihood))
+        for p in sorted(found.parts, key=lambda part: -part.likelihood)
+    ]
+    show_table(console, ("if this alone changed", ">by", ">80% range", ">visible from", ">likelihood"), rows)
     alarms = f"{found.level:.0%} of unchanged machines would be called drifted by chance"
     notes(console, [f"{alarms}; {percent(found.probability)} of them would give runs at least as unusual as these", *found.notes])
 

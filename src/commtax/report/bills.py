@@ -1,9 +1,11 @@
 """A priced step, served or trained, and one collective: for a terminal (sentence, picture, lines, what-ifs) and as documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from commtax.catalog.techniques import techniques_on
+from commtax.judgement.collectives import IMPOSSIBLE, PASS, judge_test
 from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
@@ -33,6 +35,9 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
+
+if TYPE_CHECKING:
+    from commtax.results.judged_collectives import JudgedTests, JudgedTime
 from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
@@ -325,28 +330,32 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None,
         say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
 
 
-def show_expectations(console: Console, pairs: Sequence[tuple[Expectation, float]]) -> None:
+def show_expectations(console: Console, judged: "JudgedTests") -> None:
     """How many sizes of a file are what they should be, then each of them."""
-    found = [e.verdict(measured_s) for e, measured_s in pairs]
-    worst = next(verdict for verdict in STYLES if verdict in found)
-    e, counts = pairs[0][0], ", ".join(f"{found.count(verdict)} {verdict}" for verdict in STYLES if verdict in found)
+    times, verdict = judged.times, judged.verdict
+    found = [judge_test([time.verdict]) for time in times]
+    e, counts = times[0].expected, ", ".join(f"{found.count(word)} {word}" for word in STYLES if word in found)
     place = f"{e.ranks} ranks of {e.cluster.key}"
-    say(console, f"{worst.upper()}: {e.op} over {place}, {plural(len(pairs), 'measured row')}: {counts}", STYLES[worst])
-    if worst != "pass":
-        _say_next(console, pairs)
+    say(console, f"{verdict.upper()}: {e.op} over {place}, {plural(len(times), 'measured row')}: {counts}", STYLES[verdict])
+    for fault in judged.faults:
+        say(console, f"{fault.item}: {fault.reason}")
+    if verdict != PASS:
+        _say_next(console, judged.telling)
     columns = (">size", ">measured", ">expected", ">80% range", ">x expected", ">measured busbw", ">expected busbw", "verdict")
-    rows = [_measured_cells(e, s, verdict) for (e, s), verdict in zip(pairs, found, strict=True)]
+    rows = [_measured_cells(time.expected, time.row.seconds, word) for time, word in zip(times, found, strict=True)]
     show_table(console, columns, rows, ("80% range", "expected", "measured"))
     if telling(console).details:
-        for one, measured_s in pairs:
-            show_expectation(console, one, measured_s)
+        for time in times:
+            show_expectation(console, time.expected, time.row.seconds)
 
 
-def _say_next(console: Console, pairs: Sequence[tuple[Expectation, float]]) -> None:
-    """The ratio at the largest size, and what tells why it is not what it should be."""
-    e, measured_s = max(pairs, key=lambda pair: float(pair[0].nbytes))
+def _say_next(console: Console, time: "JudgedTime") -> None:
+    """The ratio at the size that tells most, and what tells why it is not what it should be."""
+    e, measured_s = time.expected, time.row.seconds
     rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
     say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")
+    if time.verdict == IMPOSSIBLE:
+        say(console, f"{e.link} takes {format_seconds(float(e.floor_s))} at least: another size, group or cluster")
     if measured_s > float(e.seconds):
         way = f"{e.algorithm} over {e.link} is expected, not sockets or the host's memory"
         say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")

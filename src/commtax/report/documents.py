@@ -13,6 +13,7 @@ import numpy as np
 from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.question import Question
+from commtax.redaction import redact
 from commtax.spec import SIZES, Plan
 
 Value = int | float | str | None
@@ -89,7 +90,7 @@ def to_json(value: object) -> object:
         return to_object(value)
     if isinstance(value, (list, tuple)):
         return [to_json(v) for v in value]
-    return value
+    return redact(value) if isinstance(value, str) else value
 
 
 def to_object(value: object) -> Record:

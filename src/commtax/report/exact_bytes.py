@@ -18,7 +18,7 @@ from commtax.report.tables import (
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
-from commtax.verbs.fitting import Fit, without_adapters
+from commtax.verbs.fitting import Fit, limit_costs, limit_flags, room_words, without_adapters
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 
@@ -123,6 +123,8 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     title = f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}"
     if judged.fits:
         _say_logged(console, judged)
+        if judged.roomier:
+            say(console, f"Memory binds: {room_words(judged.roomier, judged)} ({limit_costs(judged.roomier, judged)}).")
     _show_held(console, title, judged, _served_parts(judged))
     if not judged.fits:
         _say_logged(console, judged)
@@ -239,4 +241,10 @@ def fit_document(judged: Fit | TrainFit) -> Record:
         weights=[record("fit-weights", line=line) for line in judged.weights],
         kv_tokens_low=low,
         kv_tokens_high=high,
+        roomier=roomier_record(judged.roomier, judged) if judged.roomier else None,
     )
+
+
+def roomier_record(roomier: Fit, judged: Fit) -> Record:
+    """What other engine limits make room for: the flags to add, what they cost, what caches hold then."""
+    return record("fit-roomier", then=roomier, add=limit_flags(roomier, judged), costs=limit_costs(roomier, judged))

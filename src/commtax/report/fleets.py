@@ -11,6 +11,7 @@ from commtax.planner.fleet_search import burden, sustained_tokens_per_s
 from commtax.planner.fleet_trials import COUNTED, EACH, Trial, longest_step
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
+from commtax.planner.reasons import doubt_words
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
@@ -110,8 +111,7 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
     more = burden(own) / burden(best) - 1
     gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "equally good"
     grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
-    within = f"within the margin of {percent(margin(a.question, best.layout.apart != own.layout.apart))} (--margin); measure both"
-    yield f"the best is {gpu_words(best)}: {gain}{grows}, {within}"
+    yield f"the best is {gpu_words(best)}: {gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:

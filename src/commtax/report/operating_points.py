@@ -9,7 +9,7 @@ from commtax.planner.choosing import KINDS, kinds
 from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
-from commtax.planner.reasons import delivers, doubt_of_lead, dtype_words
+from commtax.planner.reasons import delivers, doubt_words, dtype_words
 from commtax.report.drawing import Console
 from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
 from commtax.report.tables import ANSWER, say
@@ -48,13 +48,13 @@ def start_sentence(a: ServingPlans) -> str:
 
 def best_sentence(a: ServingPlans) -> str:
     """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
-    here, own = replace(a, plans=a.usual.plans), a.usual.recommended
-    if not here.plans.mode[0] or here.plans.mode[own]:
+    rows, point = a.usual.passed_over, a.usual
+    lead = rows if len(rows) else point.plans
+    if not lead.mode[0] or point.plans.mode[point.recommended]:
         return ""
-    clients = plural(int(here.plans.concurrency[0]), "client")
-    times = f"TTFT {format_seconds(here.plans.ttft_s[0])}, TPOT {format_seconds(here.plans.tpot_s[0])}"
-    best = f"{here.workers(here.plans, 0)}: {clients}, {times}, {here.plans.tokens_per_s[0]:,.0f} tokens/s"
-    return f"The best for {USUAL} has two pools, {best}, {doubt_of_lead(here, own)}."
+    times = f"TTFT {format_seconds(lead.ttft_s[0])}, TPOT {format_seconds(lead.tpot_s[0])}"
+    best = f"{a.workers(lead, 0)}: {plural(int(lead.concurrency[0]), 'client')}, {times}, {lead.tokens_per_s[0]:,.0f} tokens/s"
+    return f"Predicted ahead for {USUAL} are two pools, {best}, {doubt_words(a.question, pools=True)}."
 
 
 def simpler_sentence(a: ServingPlans) -> str:

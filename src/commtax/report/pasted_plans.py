@@ -1,18 +1,16 @@
 """Where a plan that somebody runs already stands: its place among the good ones, and how it compares with the recommended one."""
 
-from math import isinf
-
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
 from commtax.planner.columns import FAMILY, USUAL, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
+from commtax.planner.reasons import against_words
 from commtax.planner.serving_search import power_margin
 from commtax.question import Question
 from commtax.report.drawing import Console
 from commtax.report.operating_points import MOST, answered
 from commtax.report.tables import say
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs.disaggregation import UNCHECKED
 
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
 LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
@@ -109,9 +107,8 @@ def _is_copy(one: ServingColumns, other: ServingColumns) -> bool:
 
 def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
     """Why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
-    apart = bool(r.mode[0] != theirs.mode[0])
-    if isinf(margin(q, apart)):
-        return f", but {UNCHECKED} both"
+    if doubts := against_words(q, r):
+        return f", but {doubts}"
     own, simple = (float(choosing.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
     return f"{', which is simpler' if simple < own else ''}: if it runs, keep it"
 

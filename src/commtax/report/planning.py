@@ -14,11 +14,13 @@ from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, Trai
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
 from commtax.planner.reasons import SAID, missed_times, odds
+from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report import plots
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
+from commtax.report.exact_bytes import roomier_record
 from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
 from commtax.report.operating_points import answered, show_points
@@ -193,7 +195,14 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
         ],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
         pasted=standing,
+        roomier=_roomier_record(a, a.roomier) if a.roomier else None,
     )
+
+
+def _roomier_record(a: ServingPlans, found: ServingPlans) -> Record:
+    """The engine limits that make room where memory binds, and the plan that is recommended with them."""
+    room = roomier_record(recommended_fit(found), recommended_fit(a))
+    return {**room, "recommended": served_row(found, found.plans, found.recommended)}
 
 
 def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Record], top: int) -> Record:

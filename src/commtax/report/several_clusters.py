@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from commtax.judgement.confidence import percent
-from commtax.judgement.margins import margin
-from commtax.planner.reasons import dtype_words
+from commtax.judgement.margins import is_close, ranges_overlap
+from commtax.planner.columns import ServingColumns
+from commtax.planner.reasons import against_words, doubt_words, dtype_words, longer_times
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, facts
 from commtax.report.drawing import Console
@@ -38,8 +38,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _say_recommended(console, a.waited, WAITED, waiting_why(a.waited))
         _say_recommended(console, a, UNWAITED, reasons_between(a))
     elif a.best and a.recommended:
-        alone = "Recommended and best" if same_plan(a.best, a.recommended) else "Recommended"
-        _say_recommended(console, a, alone, reasons_between(a))
+        _say_recommended(console, a, role_words(a), reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
     where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
@@ -48,6 +47,11 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _show_ranking(console, a, top)
     counted = counted_note(q)
     notes(console, [note for note in _notes(a) if note != counted], [note for note in _notes(a) if note == counted])
+
+
+def role_words(a: SeveralPlans) -> str:
+    """Whether what is recommended is also the best of all."""
+    return "Recommended and best" if a.best and a.recommended and same_plan(a.best, a.recommended) else "Recommended"
 
 
 def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable[str]) -> None:
@@ -89,7 +93,12 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
     if not same_plan(best, own):
         first = f"the best is {_placed_words(best)}: {_figure_words(best, a.objective)} {UNITS[a.objective]}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
-        yield f"{first}, within the margin of {percent(margin(own.answer.question, pools))} (--margin); measure both"
+        yield f"{first}, {doubt_words(best.answer.question, pools)}"
+    if (ahead := a.passed_over) and not is_close(q := ahead.answer.question, _ratio(own, ahead, a.objective)):
+        beaten = ahead.answer.plans
+        rows = ServingColumns.joined([beaten, own.answer.plans.take(slice(own.row, own.row + 1))])
+        figure = f"{_figure_words(ahead, a.objective)} {UNITS[a.objective]}{longer_times(rows, 0, 1)}"
+        yield f"{_placed_words(ahead)} is predicted at {figure}, but {against_words(q, beaten)}"
     for other in a.beside:
         told = "" if a.objective == "cost" else f"{_figure_words(own, a.objective)} {UNITS[a.objective]} "  # the answer has dollars
         there = f"{_placed_words(other, 'recommended')}{_best_there(a, other)}"
@@ -131,8 +140,11 @@ def _overlap(own: RankedPlan, other: RankedPlan, objective: str) -> bool:
     """Whether the ranges of both figures do; GPUs are counted, and dollars that nobody knows are not compared."""
     if objective == "gpus" or (objective == "cost" and other.money.usd_per_million_tokens is None):
         return False
-    (_, low, high), (_, least, most) = own.deciding(objective), other.deciding(objective)
-    return low <= most and least <= high
+    return ranges_overlap(own.deciding(objective), other.deciding(objective))
+
+
+def _ratio(own: RankedPlan, other: RankedPlan, objective: str) -> float:
+    return own.deciding(objective)[0] / other.deciding(objective)[0]
 
 
 def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:

@@ -132,12 +132,17 @@ def cluster_words(asked: Question) -> str:
     inside = (f" on {c.intra.key}" if c.is_one_domain else each) + pairs if c.domain > 1 else ""
     between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} per host"
     own = f", profile {asked.profile.name}" if asked.profile else ""
-    return f"{c.key} ({plural(c.num_gpus, 'GPU')}{inside}{between}{_described(c)}){own}"
+    return f"{_name(c)} ({plural(c.num_gpus, 'GPU')}{inside}{between}{_described(c)}){own}"
 
 
 def name_and_gpus(place: Cluster) -> str:
     """A cluster's name and its number of GPUs, which many names do not tell."""
-    return f"{place.key} ({plural(place.num_gpus, 'GPU')}{_described(place)})"
+    return f"{_name(place)} ({plural(place.num_gpus, 'GPU')}{_described(place)})"
+
+
+def _name(place: Cluster) -> str:
+    """The cluster's name, and what was typed where that was read as this."""
+    return f"{place.key}, read from '{place.typed}'" if place.typed else place.key
 
 
 def _described(place: Cluster) -> str:

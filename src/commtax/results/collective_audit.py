@@ -7,14 +7,14 @@ from statistics import mean, median
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
-from commtax.evidence.identity import identity_findings
-from commtax.results.collective_tests import BegunTest, CollectiveTests
+from commtax.judgement.collectives import ASSUMED, FAIL, IMPOSSIBLE, telling_time
+from commtax.results.collective_tests import CollectiveTests
+from commtax.results.judged_collectives import JudgedRun, JudgedTime, judge_run, missing_words, test_faults, wrong_sizes
 from commtax.results.nccl_tests import NcclTestsRow, NcclTestsRun
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
 from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, format_seconds, plural
-from commtax.verbs.expecting import Expectation, expect
 
 COUNT, LEVEL = thresholds(__name__)
 
@@ -35,18 +35,22 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
     place = claim.question.cluster if claim else named_place(tests)
     assumed = not claim and not (place and _links_told(place))
-    findings: list[Finding] = [*_incomplete_tests(tests), *_shared_gpu_findings(tests)]
+    findings: list[Finding] = [*test_faults(tests, place)]
     causes: list[Cause] = [*_shared_gpu_causes(tests)]
+    times: list[tuple[str, JudgedTime]] = []
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
         label = f"run {number}: " if len(tests.runs) > 1 else ""
         moved = ranks != 1 and any(r.busbw_Bps for r in run.rows)  # one rank sends nothing, and its times are none of a link
-        told = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, ranks, place, claim, assumed))
+        judged = judge_run(run, place, ranks, profile=claim.question.profile if claim else None) if place and run.op else None
+        if judged:
+            ranks = judged.ranks
+            times += [(f"{label}{run.op}", time) for time in judged.times]
+        told = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, judged, bool(place), assumed))
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
         causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()))
         causes += [*_far_below(run, ranks, place, label)] or _slow(run, told, ranks, place, label)
     findings += _average(tests)
-    findings += identity_findings(claim, chip=tests.devices[0]) if claim and tests.devices else ()
     causes += _separate_processes(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut_off_notes(tests)]
@@ -55,45 +59,27 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     if place and not claim and tests.runs:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
     if place and tests.runs:
-        notes += _headline(findings, "" if claim else place.key, assumed)
+        notes += _headline(times, "" if claim else place.key, assumed)
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
 
 
-def _headline(findings: list[Finding], named: str, assumed: bool) -> Iterator[Note]:
+def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
     """The largest size that is too slow; on a cluster that is a guess, the largest of all beside what is predicted for that.
 
     ``named``: the cluster as its devices' names tell it, where nobody said one.
     """
-    sizes = [f for f in findings if f.code == "size" and f.predicted and f.measured and (assumed or f.verdict == DISAGREE)]
-    for f in sizes[-1:]:
-        ratio = f"{(f.measured or 0.0) / (f.predicted or 1.0):.2f} x"
+    if times:
+        op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
+        ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
         guess = f"{ratio} what is predicted for {named}; names do not tell links: give --cluster to judge it"
         sure = f"{ratio} the time that it should{f' on {named}' if named else ''}"
-        yield Note("headline", f"{f.item} took {guess if assumed else sure}")
-
-
-def _incomplete_tests(tests: CollectiveTests) -> Iterator[Finding]:
-    """A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run."""
-    for test in (t for t in tests.cut if t.asked and not tests.alone):
-        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
-        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
-        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(_missing_words(test))
-
-
-def _missing_words(test: BegunTest) -> str:
-    """What of a test is not in a text."""
-    if test.half:
-        return f"the text ends in the row of {format_bytes(test.half)}"
-    if not test.rows:
-        return f"the text ends {'above its first row' if test.titled else 'before its table'}"
-    if test.asked:
-        return f"the text ends at {format_bytes(test.last)} of {format_bytes(test.most)}"
-    return "neither its header nor its average is in this text: sizes before and after may be missing"
+        if assumed or time.verdict == FAIL:
+            yield Note("headline", f"{op} of {format_bytes(time.row.nbytes)} took {guess if assumed else sure}")
 
 
 def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
     for test in tests.cut:
-        yield Note("partial", f"{test.op or 'a test'} is cut off: {_missing_words(test)}")
+        yield Note("partial", f"{test.op or 'a test'} is cut off: {missing_words(test)}")
     if not tests.runs and not tests.cut:
         yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
 
@@ -126,61 +112,56 @@ def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> 
     best = max(run.rows, key=lambda r: r.busbw_Bps)
     of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
     item, why = Note("peak", f"{of}: best bus bandwidth, GB/s"), f"at {format_bytes(best.nbytes)}"
-    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why)
+    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why, told=True)
     if place and 1 < ranks <= place.domain:
         rate = place.intra.bandwidth_Bps
         why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
         item = Note("link", f"{of}: best bus bandwidth over the link's rate")
-        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why)
+        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why, told=True)
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
     if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
-        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why)
+        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, told=True)
     small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
 
 
-def _expected_findings(
-    run: NcclTestsRun, ranks: int, place: Cluster | None, claim: Claim | None, assumed: bool
-) -> Iterator[Finding]:
+def _expected_findings(run: NcclTestsRun, judged: JudgedRun | None, placed: bool, assumed: bool) -> Iterator[Finding]:
     """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
-    if place is None or ranks < 2 or not run.op:
-        yield from (_timed_finding(row, run.op) for row in run.rows[: COUNT.most_told])
-        return
-    library = "rccl" if place.chip.vendor.lower() == "amd" else ""
-    own = claim.question.profile if claim else None
-    for row in (r for r in run.rows if r.nbytes <= LEVEL.most_bytes):
-        try:
-            wanted = expect(run.op, place, nbytes=row.nbytes, ranks=ranks, library=library, profile=own)
-        except Refusal:
-            yield _timed_finding(row, run.op)
-            continue
-        yield _compare_row(row, run.op, wanted, assumed)
+    if judged is None or judged.refusal:
+        why = str(judged.refusal) if judged else "the text does not tell which collective it is" if placed else ""
+        yield from (_timed_finding(row, run.op, why) for row in run.rows[: COUNT.most_told])
+    else:
+        yield from (_compare_time(time, run.op, assumed) for time in judged.times)
 
 
-def _compare_row(row: NcclTestsRow, op: str, wanted: Expectation, assumed: bool) -> Finding:
+def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
     """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
-    item = Note("size", f"{op} of {format_bytes(row.nbytes)}")
-    finding = Finding(item, float(wanted.seconds), row.seconds, "s", float(wanted.spread), evidence=True)
-    judged = {"fail": DISAGREE, "pass": AGREE}.get(wanted.verdict(row.seconds))
-    if assumed or judged is None:
-        why = "the cluster is taken from the devices' names" if assumed else f"{wanted.source}"
-        return finding.undecided(why)
+    item, wanted = Note("size", f"{op} of {format_bytes(time.row.nbytes)}"), time.expected
+    finding = Finding(item, float(wanted.seconds), time.row.seconds, "s", float(wanted.spread), evidence=True)
+    if assumed:
+        return finding.undecided("the cluster is taken from the devices' names")
+    if time.verdict == IMPOSSIBLE:
+        why = f"{wanted.link} takes {format_seconds(float(wanted.floor_s))} at least: another size, group or cluster"
+        return replace(finding.unsure(why), impossible=True)
+    if time.verdict == ASSUMED:
+        return finding.undecided(f"{wanted.source}")
     slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
-    return replace(finding, verdict=judged, reason=slower if judged == DISAGREE else "")
+    return replace(finding, verdict=DISAGREE, reason=slower) if time.verdict == FAIL else replace(finding, verdict=AGREE)
 
 
-def _timed_finding(row: NcclTestsRow, op: str) -> Finding:
+def _timed_finding(row: NcclTestsRow, op: str, why: str) -> Finding:
     """One row with nothing to compare it with."""
-    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s")
+    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s", reason=why)
 
 
 def _wrong(run: NcclTestsRun, label: str) -> Iterator[Cause]:
     wrong = sum(r.wrong for r in run.rows)
     if wrong:
-        sizes = ", ".join(format_bytes(r.nbytes) for r in run.rows if r.wrong)
-        yield Cause("wrong-values", f"{label}{wrong:,} wrong values (at {sizes[:120]})", change="a broken link, GPU or library")
+        yield Cause(
+            "wrong-values", f"{label}{wrong:,} wrong values (at {wrong_sizes(run)})", change="a broken link, GPU or library"
+        )
 
 
 def _faults(run: NcclTestsRun, label: str) -> Iterator[Cause]:
@@ -201,14 +182,6 @@ def _separate_processes(tests: CollectiveTests) -> Iterator[Cause]:
     if tests.alone:
         said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
         yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
-
-
-def _shared_gpu_findings(tests: CollectiveTests) -> Iterator[Finding]:
-    """GPUs that several ranks name: nothing of a sound test."""
-    if tests.shared:
-        who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
-        why = f"ranks {who} name one bus id: NCCL joins them through the host or a socket"
-        yield Finding("GPUs that several ranks share", 0, len(tests.shared), reason=why).judged()
 
 
 def _shared_gpu_causes(tests: CollectiveTests) -> Iterator[Cause]:

@@ -7,7 +7,7 @@ What agrees with both is taken; what contradicts itself is refused.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from commtax.evidence import prefixes
@@ -164,7 +164,7 @@ def _last_digit(word: str) -> float:
     return 1e9 * 10.0 ** -len(word.partition(".")[2])
 
 
-def _ratio(rows: list[NcclTestsRow]) -> float:
+def _ratio(rows: Sequence[NcclTestsRow]) -> float:
     """Bus over algorithm bandwidth, of rows with digits enough; 0: none has."""
     ratios = sorted(r.busbw_Bps / r.algbw_Bps for r in rows if r.algbw_Bps > 1e9)
     return ratios[len(ratios) // 2] if ratios else 0.0
@@ -175,7 +175,7 @@ def _ranks(rows: list[NcclTestsRow], op: str, listed: dict[int, int], name: str)
     groups = Counter(listed.values())
     if len(groups) > 1:  # NCCL_TESTS_SPLIT: several groups at once, each a communicator of its own
         return max(groups.values())
-    least, most = _possible_ranks(rows, op)
+    least, most = possible_ranks(rows, op)
     highest = max(listed, default=-1) + 1
     if least > most:  # bandwidths by other definitions than nccl-tests'
         return highest
@@ -186,7 +186,7 @@ def _ranks(rows: list[NcclTestsRow], op: str, listed: dict[int, int], name: str)
     return least if least == most else 0
 
 
-def _possible_ranks(rows: list[NcclTestsRow], op: str) -> tuple[int, int]:
+def possible_ranks(rows: Sequence[NcclTestsRow], op: str) -> tuple[int, int]:
     """The fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
 
     The ratio is 2 (n-1)/n in an all-reduce and (n-1)/n to gather or scatter.

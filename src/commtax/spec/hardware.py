@@ -97,6 +97,7 @@ class Cluster:
     nics_per_host: int
     note: str = ""
     remark: str = ""  # how an unusual name was read: every answer says it
+    typed: str = ""  # that name, where it was read as another
     sources: Mapping[str, Citation] = field(default_factory=dict)
     bridge: Link | None = None  # joins GPU 0 with 1, 2 with 3 …; all others of a host reach each other over ``intra``
 

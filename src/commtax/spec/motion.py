@@ -22,6 +22,7 @@ class CacheCarrier:
     cuts_heads: str = ""  # heads go to other ranks cut from each "block" or "token"; "": both sides need the same tp
     stages: Mapping[str, str] = field(default_factory=dict)  # by engine: "layers" or "chunks" that go while the next are computed
     connectors: Mapping[str, str] = field(default_factory=dict)  # by engine that has it: its name there
+    starts: tuple[str, ...] = ()  # engines whose launch names it where nobody asks for another
     vendors: tuple[str, ...] = ()  # whose chips it runs on; (): all
     sources: Mapping[str, Citation] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds as kernel_seconds
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, source_of, spread_of
+from commtax.judgement.collectives import judge_test, judge_time
 from commtax.options import check_taken
 from commtax.question import PHASES
 from commtax.records import dataclass
@@ -24,7 +25,7 @@ from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive
 from commtax.verbs.keywords import ExpectOptions
 
-NCCL = "nccl"
+NCCL, RCCL = "nccl", "rccl"
 """Whose collectives are measured by nccl-tests, and so what a measurement is judged by."""
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
@@ -87,9 +88,7 @@ class Expectation(Answer):
 
         What no link could carry is undecided too: it is a time of something else.
         """
-        if measured_s > self.high_s:
-            return "fail"
-        return "undecided" if self.is_assumed or measured_s < self.floor_s else "pass"
+        return judge_test([judge_time(measured_s, float(self.high_s), float(self.floor_s), self.is_assumed)])
 
     def seconds_of_busbw(self, busbw_Bps: float) -> float:
         """The time that a measured bus bandwidth means for this size."""
@@ -108,7 +107,7 @@ def expect(
     technique: str = "",
     **others: Unpack[ExpectOptions],
 ) -> Expectation:
-    """What one collective should take over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL.
+    """What one collective should take over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL or RCCL.
 
     >>> import commtax
     >>> one = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
@@ -122,7 +121,7 @@ def expect(
     check_taken("expect", others)
     if nbytes is None:
         raise Refusal.about(nbytes="how large is the tensor? Such as 2**30, or an array of sizes")
-    op = SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
+    op = collective_named(op)
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
     op, library, algorithm = _as_asked(op, library, technique)
@@ -131,7 +130,7 @@ def expect(
     place = overlay.measured_cluster(own, place) if own else place
     size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
     _check_sizes(size, nbytes, place)
-    library = library or (next(iter(own.libraries), "") if own else "") or NCCL
+    library = library or usual_library(place, own)
     if algorithm:
         whole = _fused(place, library, algorithm)
     else:
@@ -142,6 +141,21 @@ def expect(
         raise no_kernels(library, place)
     priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)
     return replace(priced, profile=own.name) if own else priced
+
+
+def collective_named(op: str) -> str:
+    """A collective's own name, however it is spelled.
+
+    >>> collective_named("all_reduce"), collective_named("sendrecv")
+    ('all-reduce', 'send-recv')
+    """
+    return SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
+
+
+def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
+    """The library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
+    own = overlay.load_profile(profile)
+    return next(iter(own.libraries), "") if own and own.libraries else RCCL if place.chip.vendor.lower() == "amd" else NCCL
 
 
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:

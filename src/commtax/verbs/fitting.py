@@ -17,12 +17,13 @@ from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
+from commtax.judgement.engine_limits import Changes, best_changes, caches_are_small, changes_to_try
 from commtax.options import check_taken
 from commtax.question import Question
 from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
 from commtax.statement import Refusal
-from commtax.units import plural
+from commtax.units import format_bytes, plural
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.cache_room import bytes_left_for_cache, cache_blocks, different_stages, limits_of, stage_contents
 from commtax.verbs.cache_room import cache_tokens as cache_tokens
@@ -56,6 +57,7 @@ class Fit(Answer):
     over_bytes: float = 0.0  # by how much a fixed KV cache exceeds the chip
     chosen: bool = False
     advice: tuple[str, ...] = field(default=())
+    roomier: Fit | None = None  # the same with engine limits that make more room, where caches are small
 
     @property
     def weights_bytes(self) -> float:
@@ -113,6 +115,12 @@ class Fit(Answer):
         return self.max_concurrency >= 1
 
     @property
+    def is_safe(self) -> bool:
+        """Whether a GPU has all that is counted at once, whatever share of it the engine was told to take."""
+        counted = self.weights_bytes + self.kv_bytes + self.activation_bytes + self.other_bytes + self.graph_bytes
+        return counted <= self.question.cluster.chip.visible_bytes
+
+    @property
     def shortfall_bytes(self) -> float:
         """Bytes a rank lacks to keep one request of full length."""
         beside = 1 + self.pool.share if self.state_pool_bytes else 1.0  # a pool of states wants its share of what is added
@@ -134,8 +142,62 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
 
 
 def add_advice(judged: Fit) -> Fit:
-    """What does not fit, with the nearest changes that would."""
+    """Return what does not fit with the nearest changes that would, and what has little room with engine limits that make more."""
+    judged = replace(judged, roomier=make_room(judged))
     return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
+
+
+def make_room(judged: Fit) -> Fit | None:
+    """Return the same plan with the engine limits that let it hold more requests of full length.
+
+    None where its caches have memory enough, or where no limit is worth it.
+    """
+    asked, engine = judged.question, judged.question.engine
+    if not caches_are_small(judged.kv_bytes / asked.cluster.chip.visible_bytes):
+        return None
+
+    def held(changes: Changes) -> float:
+        found = judge(with_limits(asked, changes))
+        most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
+        return min(found.max_concurrency, most) if found.is_safe else 0.0
+
+    changes = best_changes(held, held, changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked))
+    return judge(with_limits(asked, changes)) if changes else None
+
+
+def with_limits(asked: Settled, changes: Changes) -> Settled:
+    """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
+    usual = limits_of(replace(asked, limits=replace(asked.limits, gpu_memory_utilization=0.0)))
+    own = {"gpu_memory_utilization": 0.0} if usual == asked.limits else {}
+    changed = replace(asked, limits=replace(asked.limits, **own | changes))
+    return replace(changed, limits=limits_of(changed))
+
+
+def limit_flags(roomier: Fit, judged: Fit) -> str:
+    """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
+    now, then = judged.question.limits, roomier.question.limits
+    names = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+    return " ".join(
+        f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in names if getattr(then, name) != getattr(now, name)
+    )
+
+
+def room_words(roomier: Fit, judged: Fit) -> str:
+    """Return what the caches of a replica hold with other engine limits, and as it is."""
+    each = "data-parallel rank" if judged.question.plan.dp > 1 else "replica"
+    return f"with {limit_flags(roomier, judged)}: {roomier.kv_tokens:,} KV tokens per {each} instead of {judged.kv_tokens:,}"
+
+
+def limit_costs(roomier: Fit, judged: Fit) -> str:
+    """Return what other engine limits cost."""
+    now, then = judged.question.limits, roomier.question.limits
+    costs = [f"at most {then.max_num_seqs:,} sequences run at once"] * (then.max_num_seqs != now.max_num_seqs)
+    if then.max_num_batched_tokens != now.max_num_batched_tokens:
+        costs.append(f"prompts are cut into chunks of {then.max_num_batched_tokens:,} tokens, which delays first tokens")
+    if then.gpu_memory_utilization != now.gpu_memory_utilization:
+        left = judged.question.cluster.chip.visible_bytes * (1 - then.gpu_memory_utilization)
+        costs.append(f"{format_bytes(left)} of each GPU is left for what the engine does not count")
+    return "; ".join(costs)
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
@@ -320,8 +382,9 @@ def _advice(failed: Fit) -> list[str]:
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _larger_plans(failed)
-    longest = longest_request(failed)
-    changes = [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
+    longest, roomier = longest_request(failed), failed.roomier
+    changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
+    changes += [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
     if not asked.plan.weights_dtype and not asked.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]

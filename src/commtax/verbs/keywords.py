@@ -83,8 +83,8 @@ PlanOptions = TypedDict("PlanOptions", {
     "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool,
     "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str,
     "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
-    "gpu_memory_utilization": float | None, "input_len": int, "output_len": int, "spread": float, "disaggregated": bool,
-    "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
+    "gpu_memory_utilization": float | None, "workload": str, "input_len": int, "output_len": int, "spread": float,
+    "disaggregated": bool, "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanFleetOptions = TypedDict("PlanFleetOptions", {
     "engine": str | Engine, "profile": Profiles | None, "kv_dtype": str, "redundant_experts": int, "speculative": int,

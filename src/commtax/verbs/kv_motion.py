@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.catalog.motion import carrier, tier
+from commtax.catalog.motion import carrier, started_with, tier
 from commtax.catalog.programs import program_of
 from commtax.question import Question
 from commtax.spec import Cluster, Number
@@ -11,8 +11,8 @@ from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
 
 
 def carrier_of(asked: Question) -> CacheCarrier:
-    """What carries caches from prompt workers to those that decode."""
-    return carrier(asked.techniques.kv_transfer)
+    """Return what carries caches from prompt workers to those that decode: as asked, else what the engine is started with."""
+    return carrier(asked.techniques.kv_transfer or started_with(program_of(asked.engine).key))
 
 
 def outside_Bps(cluster: Cluster, gpus: Number) -> Number:

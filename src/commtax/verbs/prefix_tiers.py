@@ -71,10 +71,9 @@ def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
     last = int(slower[-1])
     if last + 1 == len(tokens):
         return float(np.inf)
-    # between the last that loses and the first that wins, both grow about as powers of the length
-    before, after = (float(np.log(computed_s[i] / loaded_s[i])) for i in (last, last + 1))
-    share = -before / (after - before)
-    return float(tokens[last] * (tokens[last + 1] / tokens[last]) ** share)
+    # between the last that loses and the first that wins, both are taken to grow evenly; what the host's time hides costs nothing
+    before, after = (float(computed_s[i] - loaded_s[i]) for i in (last, last + 1))
+    return float(tokens[last] + (tokens[last + 1] - tokens[last]) * -before / (after - before))
 
 
 def prefix_notes(worker: Question) -> Iterator[Note]:

@@ -28,7 +28,7 @@ from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
 from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.kv_motion import check_sides
+from commtax.verbs.kv_motion import carrier_of, check_sides
 from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_length_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
@@ -375,7 +375,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
 
 def _moves(asked: Question, both: Disaggregation) -> Moves:
     """How long caches move and keep links busy: a part for states and latency, and one for each token."""
-    length = float(asked.requests.input_len) if asked.techniques.kv_transfer else 1.0  # pieces of a carrier are of many tokens
+    length = float(asked.requests.input_len) if carrier_of(asked).piece_s else 1.0  # pieces of a carrier are of many tokens
     prompt = prompting_of(prompter(asked), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
     ends = wire_of(asked, both, 0), wire_of(asked, both, length, prompt)
     none, all_ = (replace(wire, alone_s=wire.alone_s + wire.hidden_s) for wire in ends)  # what hides begins so much earlier

@@ -20,6 +20,7 @@ from commtax.catalog.models import known_model
 from commtax.evidence.finding import UNKNOWN, Audit, Claim
 from commtax.files import decode_text
 from commtax.launch.launch_options import implied_options, options_of
+from commtax.launch.misspelt import MISSPELT
 from commtax.launch.read_command import parse as parse_launch
 from commtax.logs.startup import StartupLog
 from commtax.report.audit_page import audit_page
@@ -168,7 +169,7 @@ def _launch(body: bytes, name: str) -> Record | None:
     try:
         launch = parse_launch(decode_text(body))
     except Refusal as refusal:
-        if name.endswith((".yaml", ".yml")):
+        if name.endswith((".yaml", ".yml")) or refusal.kind == MISSPELT:
             raise RefusedError(str(refusal), "file", malformed=False) from None
         return None
     remarks = list[str](launch.notes)

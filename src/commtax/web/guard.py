@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 
 from commtax.files import table
+from commtax.redaction import redact
 
 Message = MutableMapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
@@ -16,7 +17,11 @@ MAX_QUERY = 100 * 1024
 """Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
 MAX_FILE = 32 * 2**20
 """Bytes of a file that is dropped on the page."""
-DROP_PATH = "/api/audit"
+API = "/api/"
+"""What computes: pages elsewhere may link to the page, and ask nothing."""
+DROP_PATH = f"{API}audit"
+MOST_ORIGIN = 100
+"""Signs of an origin that a refusal repeats."""
 FILE_TYPE = b"application/octet-stream"
 """What a dropped file is sent as. Browsers ask first before they send this for a page of another origin, and are refused."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -27,12 +32,14 @@ RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items(
 
 def problem(error: str, argument: str = "", rule: str = "", nearest: Sequence[float | str] = (), instead: object = None) -> bytes:
     """The one shape of every refusal."""
+    error, rule = redact(error), redact(rule)
     document = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
     return json.dumps(document, ensure_ascii=False).encode()
 
 
 class Guard:
-    """Refuses foreign names (a page elsewhere that rebinds its name to this address), bodies, and questions too large."""
+    """Refuses foreign names (a page elsewhere that rebinds its name to this address), what foreign pages ask, bodies, and questions
+    too large."""
 
     def __init__(self, app: App, host: str = "127.0.0.1") -> None:
         self.app, self.host = app, host.lower().strip("[]")
@@ -52,6 +59,9 @@ class Guard:
         if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
             text, rule = "host: the page was requested under another name", "loopback names, or the --host given"
             return 400, problem(text, "host", rule), []
+        if str(scope.get("path")).startswith(API) and (origin := _foreign_origin(headers)):
+            rule = "only this page, its address typed or a program asks; open the page and ask there"
+            return 403, problem(f"origin: asked by {origin}: {rule}", "origin", rule), [(b"connection", b"close")]
         if method == "POST" and scope.get("path") == DROP_PATH:
             return _refused_file(headers)
         if method not in ("GET", "HEAD"):
@@ -71,6 +81,17 @@ class Guard:
             return True
         # Bound to all addresses, each of them is ours; a name is not, because anybody can point one here.
         return self.host in ("0.0.0.0", "::") and _is_address(name)
+
+
+def _foreign_origin(headers: dict[bytes, bytes]) -> str:
+    """The page elsewhere that a browser asks for, as far as it says; "" where the question is ours or a program's."""
+    site = headers.get(b"sec-fetch-site", b"").decode("latin-1")
+    told = headers.get(b"origin") or headers.get(b"referer") or b""
+    origin = told.decode("latin-1")[:MOST_ORIGIN]
+    if site:  # told by every browser of these years, and by no script of a page
+        return "" if site in ("same-origin", "none") else origin or f"a {site} page"
+    own = headers.get(b"host", b"").decode("latin-1").lower()
+    return "" if not origin or origin.partition("://")[2].partition("/")[0].lower() == own else origin
 
 
 def _refused_file(headers: dict[bytes, bytes]) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:

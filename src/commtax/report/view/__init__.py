@@ -150,7 +150,7 @@ def _machine(q: Question) -> Record:
     hosts = f"{c.num_hosts:,} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
-    return {"gpus": c.num_gpus, "used_gpus": used, "text": text[0].upper() + text[1:]}
+    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"‘{c.typed}’: {text}" if c.typed else text[0].upper() + text[1:]}
 
 
 def commands(state: State, b: StepBill, command: str = "") -> Record:

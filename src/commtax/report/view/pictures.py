@@ -19,6 +19,7 @@ from commtax.planner.columns import (
 )
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.fleets import FleetPlans, obstacle
+from commtax.planner.reasons import passed_over_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans
 from commtax.question import Question
 from commtax.report.documents import Record, Value
@@ -32,6 +33,7 @@ from commtax.report.several_clusters import (
     clusters_without_plans,
     ranked_row,
     reasons_between,
+    role_words,
     several_document,
     several_sentence,
     waiting_why,
@@ -146,15 +148,17 @@ def several_front(s: SeveralPlans) -> Record:
 def _several_words(s: SeveralPlans, name: str) -> str:
     """What to run; where nothing is limited, for those who wait and for work that nobody waits for."""
     if not s.waited or not s.waited.recommended:
-        return f"Recommended: {name}."
+        return f"{role_words(s)}: {name}."
     return page_words(f"{OPEN} {WAITED}: {several_sentence(s.waited.recommended).split('; ', 1)[0]}. {UNWAITED}: {name}.")
 
 
 def _why_cluster(s: SeveralPlans, figures: list[str]) -> Iterator[str]:
     """Its figures, why this cluster rather than another, then why this plan on it."""
     if s.recommended:
-        name, *why = s.recommended.answer.why
-        yield from (name, *figures, *reasons_between(s), *why)
+        own, row = s.recommended
+        name, *why = own.why
+        told = set(passed_over_words(own, own.passed_over, own.plans.take(slice(row, row + 1))) if s.passed_over else ())
+        yield from (name, *figures, *reasons_between(s), *(line for line in why if line not in told))
 
 
 def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:

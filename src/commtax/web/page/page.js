@@ -28,9 +28,10 @@ function complain(answer) {
   if (answer.rule && !String(answer.error).includes(answer.rule)) words.push(el("p", null, answer.rule));
   const button = (text, work) => words.push(el("button", { type: "button", onclick: work }, text));
   const key = answer.argument;
-  for (const value of (key && answer.nearest) || []) button(`Use ${/^[tpdec]p$/.test(key) ? key.toUpperCase() : key} ${value}`, () => choose({ [key]: value }));
+  const name = { c: "", m: "" }[key] ?? `${/^[tpdec]p$/.test(key) ? key.toUpperCase() : key} `;
+  for (const value of (key && answer.nearest) || []) button(`Use ${name}${value}`, () => choose({ [key]: value }));
   if (answer.instead && !answer.nearest?.length) button(`Use ${answer.instead.text}`, () => choose(answer.instead.patch));
-  if (answer.argument in state() && !answer.nearest?.length && !answer.instead) button(`Leave ${key} out`, () => choose({ [key]: null }));
+  if (answer.argument in state() && !answer.nearest?.length && !answer.instead) button(`Leave ${{ c: "this cluster", m: "this model" }[key] ?? key} out`, () => choose({ [key]: null }));
   if (answer.argument === "server") button("Try again", () => ask()); // still busy after many tries: this one is as good as ever
   // What was never asked (a text that is no JSON) leaves nothing to undo.
   else if (answer.rule) button(...(shown.view ? ["Undo", () => history.back()] : ["Start again", () => replaceAll(START)]));
@@ -44,7 +45,7 @@ const stepTools = { choose, explain: explainLine };
 function drawView(view) {
   shown.view = view;
   shown.drawn = false;
-  document.documentElement.classList.remove("empty");
+  document.documentElement.classList.remove("empty", "unanswered");
   byId("problem").hidden = true;
   document.title = `${live() && place().name === "plan" ? view.title.split(": ")[0] : view.title} · commtax`;
   byId("title").textContent = view.title;
@@ -214,12 +215,27 @@ const ask = latest(async (moving = false) => {
     drawSoon();
   } catch (problem) {
     if (!(problem instanceof Refused)) throw problem;
-    complain(problem.answer);
-    for (const picture of pictures) byId(picture.id).removeAttribute("aria-busy"); // they show the last good answer, and no other is coming
+    refuse(problem);
     if (!shown.view) syncNames(state());
     document.documentElement.dataset.shown = search;
   }
 });
+
+// What is shown is of the question before, and no other answer is coming.
+function refuse(problem) {
+  complain(problem.answer);
+  document.documentElement.classList.add("unanswered");
+  if (problem.answer.argument === "c") for (const [id, text] of [["cluster-text", problem.message], ["cluster-used", ""]]) byId(id).textContent = text;
+  for (const picture of pictures) byId(picture.id).removeAttribute("aria-busy");
+}
+
+// A name that nobody knows is refused at once, whatever search is under way; a complaint about another name is over.
+async function checkNames(search) {
+  const problem = await get("glance", search).then(() => null, (refused) => refused);
+  if (search !== query() || (problem && !["c", "m"].includes(problem.answer?.argument))) return;
+  if (problem) refuse(problem);
+  else byId("problem").hidden = true;
+}
 
 function storage() {
   try {
@@ -282,6 +298,7 @@ function onward(how = "") {
   drawIfSeen();
   dropped.abort(); // pictures of the state before: the server stops computing what it is told nobody waits for
   if (!moving && performance.now() > slid + PAUSE_MS) askEarly(query());
+  if (!moving) checkNames(query());
   ask(moving);
 }
 

@@ -1,0 +1,46 @@
+"""Whether a measured collective takes as long as it should: one time, all times of a test, and the one that tells most.
+
+A time above the range fails. One that no link could carry is a time of something else (another size, group or cluster), and while
+a test has such a time it cannot pass; nor can a test whose every range is assumed, since nobody measured such a collective.
+"""
+
+from collections.abc import Collection, Sequence
+
+PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
+"""Verdicts on a test."""
+ASSUMED, IMPOSSIBLE = "assumed", "impossible"
+"""Why one time is undecided."""
+
+
+def judge_time(measured_s: float, high_s: float, floor_s: float, assumed: bool) -> str:
+    """Judge one time by the upper end of its range and the time that its bytes alone take on the link.
+
+    >>> judge_time(5.0, 4.0, 1.0, False), judge_time(0.5, 4.0, 1.0, False), judge_time(3.0, 4.0, 1.0, True)
+    ('fail', 'impossible', 'assumed')
+    """
+    if measured_s > high_s:
+        return FAIL
+    if not measured_s >= floor_s:  # nor is a time that is no number
+        return IMPOSSIBLE
+    return ASSUMED if assumed else PASS
+
+
+def judge_test(found: Collection[str], faulty: bool = False) -> str:
+    """Judge a test by its times; ``faulty``: what was measured is no sound test, however long it took.
+
+    >>> judge_test(["pass", "assumed"]), judge_test(["pass", "impossible"]), judge_test(["assumed"]), judge_test(["pass", "fail"])
+    ('pass', 'undecided', 'undecided', 'fail')
+    """
+    if faulty or FAIL in found:
+        return FAIL
+    return PASS if PASS in found and IMPOSSIBLE not in found else UNDECIDED
+
+
+def telling_time(sizes: Sequence[float], found: Sequence[str]) -> int:
+    """The place of the largest size that fails, else of the largest.
+
+    >>> telling_time([8, 64, 512], ["pass", "fail", "pass"]), telling_time([8, 64], ["pass", "assumed"])
+    (1, 1)
+    """
+    failed = [i for i, verdict in enumerate(found) if verdict == FAIL]
+    return max(failed or range(len(sizes)), key=lambda i: sizes[i])

@@ -1,0 +1,60 @@
+"""When memory binds, and which limits of an engine to change then: the mildest that are worth it, those that cost least first."""
+
+from collections.abc import Callable, Mapping
+
+from commtax.files import table
+from commtax.question import Limits
+
+Changes = Mapping[str, float]
+"""Limits by the names that the options and ``Limits`` have for them."""
+
+
+def memory_binds(free_share: float) -> bool:
+    """Return whether a plan whose caches have so much of their room free could run more requests in more room."""
+    return bool(free_share < table("judgement/engine_limits.toml")["roomy"])
+
+
+def caches_are_small(share: float) -> bool:
+    """Return whether caches have so little of a GPU's memory that engine limits make much of it."""
+    return bool(share < table("judgement/engine_limits.toml")["small"])
+
+
+def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[str, tuple[float, ...]]:
+    """Return the values to try of each limit, mildest first, the limits whose change costs least first.
+
+    Fewer sequences cost nothing while no more are sent, smaller chunks lengthen TTFT, and a larger share of memory leaves less for
+    what the engine does not count.
+    """
+    known = table("judgement/engine_limits.toml")
+    share = float(known["safe_share"][utilization_of])
+    return {
+        "max_num_seqs": tuple(n for n in known["max_num_seqs"] if n < now.max_num_seqs),
+        "max_num_batched_tokens": tuple(n for n in known["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
+        "gpu_memory_utilization": (share,) * (share > now.gpu_memory_utilization),
+    }
+
+
+def best_changes(
+    worth: Callable[[Changes], float], room: Callable[[Changes], float], tried: Mapping[str, tuple[float, ...]]
+) -> Changes:
+    """Return the changes that are worth it: each must add its gain to those before it, and is the mildest that gets nearly all.
+
+    No change is worth more than the ``room`` that it makes, which is known sooner. One that later ones make useless is left out.
+
+    >>> best_changes(lambda on: 1.0, lambda on: 2.0 if on else 1.0, {"share": (0.95,)})
+    {}
+    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), {"seqs": (512, 64), "share": (0.95,)})
+    {'seqs': 512}
+    """
+    known = table("judgement/engine_limits.toml")
+    kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
+    for name, values in tried.items():
+        more = (value for value in values if room(kept | {name: value}) > least * room(kept))
+        found = {value: worth(kept | {name: value}) for value in more}
+        if found and (best := max(found.values())) > now * least:
+            kept[name] = next(value for value, one in found.items() if one >= best * known["nearly"])
+            now = found[kept[name]]
+    for name in tuple(kept):
+        others = {other: value for other, value in kept.items() if other != name}
+        kept = others if worth(others) >= now * known["nearly"] else kept
+    return kept

@@ -1,0 +1,61 @@
+"""Which plans may lead, as the recommended one or the best: others rank behind them, and are told with what stands against them."""
+
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from commtax.judgement.margins import margin, ratio_error
+from commtax.question import Question
+from commtax.spec import Number
+from commtax.thresholds import levels
+
+LEVEL = levels(__name__)
+BATCH = "batch"
+"""The workload of which nobody waits for first tokens."""
+UNCHECKED, LATE = "unchecked", "late"
+"""What may stand against a plan: nobody has held predictions of its kind against runs; its first tokens come too late."""
+
+
+def depends_on_who_waits(q: Question) -> bool:
+    """Whether nothing says where between short requests and many tokens/s to run."""
+    goal = q.goal
+    return not goal.times and goal.workload != BATCH and goal.objective in ("throughput", "cost") and q.requests.output_len > 1
+
+
+def bearable_ttft_s(q: Question) -> float:
+    """The mean TTFT that interactive use bears; infinite where a limit is given, or where nobody waits."""
+    if q.goal.ttft_s < inf or q.goal.workload == BATCH:
+        return inf
+    return float(LEVEL.first_token_s + LEVEL.prompt_token_s * q.requests.input_len)
+
+
+def latest_first_token_s(q: Question) -> float:
+    """The same for a ranking: where the answer depends on who waits, what is ranked is for those who do not."""
+    return inf if depends_on_who_waits(q) else bearable_ttft_s(q)
+
+
+def standing(q: Question, pools: Number, ttft_s: Number, latest_s: float) -> np.ndarray[Any, Any]:
+    """What ranks plans before all else: 2 where their kind is checked (``pools``: 1 where they have two), 1 where TTFT is in time.
+
+    A margin that somebody asks for holds for plans with two pools, too.
+    """
+    checked = (np.asarray(pools) == 0) | (margin(q, pools=True) < inf)
+    return np.asarray(2 * checked + (np.asarray(ttft_s) <= latest_s))
+
+
+def against(q: Question, pools: float, ttft_s: float, latest_s: float) -> list[str]:
+    """Codes of what stands against a plan."""
+    met = int(standing(q, pools, ttft_s, latest_s))
+    return [UNCHECKED] * (met < 2) + [LATE] * (met % 2 == 0)
+
+
+def waits_mostly(q: Question, ttft_s: float, tpot_s: float) -> bool:
+    """Whether requests wait for first tokens longer than they take to be answered, and no limit forbids it."""
+    return q.goal.ttft_s == inf and q.requests.output_len > 1 and ttft_s > tpot_s * q.requests.output_len
+
+
+def training_leads(q: Question, gpus: np.ndarray[Any, Any], step_s: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Training plans that use all GPUs that any plan uses, and those that are faster by more than predictions err."""
+    whole = gpus == np.max(gpus, initial=0)
+    return np.asarray(whole | (step_s * (1 + ratio_error(q)) < np.min(step_s, where=whole, initial=inf)))

@@ -1,0 +1,92 @@
+"""Flags that no engine has and that resemble one which changes the answer: refused, as the engine would not start with them."""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from commtax.catalog.programs import program, programs
+from commtax.catalog.technique_flags import flag_words
+from commtax.catalog.techniques import techniques
+from commtax.launch.flags import DASHES, flag_name, flags_of
+from commtax.launch.unpriced import TABLE
+from commtax.statement import Refusal
+
+MISSPELT = "misspelt"
+"""The kind of such refusals."""
+SHORT, LONG = 3, 8  # letters of names in which a slip of the keys alone is one, and from which two mistakes are
+ALIKE = frozenset(str(TABLE["alike"]).split())
+"""Real flags that differ from others by a letter or two."""
+
+
+def refuse_misspelt(engine: str, unread: Iterable[str]) -> None:
+    """Refuse the first word that is not understood and that resembles a flag, or a value, which changes the answer."""
+    for word in unread:
+        flag, _, value = word.replace("=", " ", 1).partition(" ")
+        name = flag_name(flag)
+        if flag[0] not in DASHES:
+            continue
+        if (kept := flags_of(engine).flags.get(name)) and kept[1] == "name":
+            near = [known for known in flags_of(engine).names[kept[0]] if _is_slip(value.lower(), known)]
+            what, near = f"{flag} {value}: {program(engine).title} knows no such value", near[:1]
+        else:
+            found = nearest_flags(engine, name)
+            near = [("--" if flag[0] != "-" or flag[:2] == "--" else "-") + known for known in found]
+            in_short = any(known.startswith(name) for known in found)
+            what = f"{flag}: {'not read in short' if in_short else f'{program(engine).title} has no such flag'}"
+        if near:
+            raise Refusal(f"{what}; did you mean {' or '.join(near)}?", "from", near, kind=MISSPELT)
+
+
+def nearest_flags(engine: str, name: str) -> list[str]:
+    """Flags of an engine that a name which is none of them was meant to be, the nearest alone; none where it may be a real one.
+
+    >>> nearest_flags("vllm", "tensor-paralel-size"), nearest_flags("vllm", "max-num-batched"), nearest_flags("vllm", "tp-size")
+    (['tensor-parallel-size'], ['max-num-batched-tokens'], ['tensor-parallel-size'])
+    >>> nearest_flags("vllm", "seed-tokens"), nearest_flags("sglang", "attn-dp-size")
+    ([], [])
+    """
+    if name in ALIKE or name in TABLE.get(engine, ()) or name in TABLE["any"]:
+        return []
+    apart = {known: _mistakes(name, known) for known in _known(engine) if _resembles(name, known)}
+    if apart:
+        return sorted(known for known, count in apart.items() if count == min(apart.values()))[:4]
+    if len(name) >= LONG and (longer := [known for known in _known(engine) if known.startswith(name)]):
+        return longer[:4]
+    own = flags_of(engine)
+    fields = {other.flags[name][0] for one in programs() if name in (other := flags_of(one.key)).flags}
+    return sorted(own.written[field] for field in fields if field in own.written)
+
+
+@lru_cache(maxsize=8)
+def _known(engine: str) -> Mapping[str, None]:
+    """The flags of an engine that change an answer, keys below them with their path."""
+    asked = [word.key for one in techniques().values() for word in flag_words(one.flags.get(engine, "")) if word.kind == "flag"]
+    own = flags_of(engine)
+    return dict.fromkeys(name for name in (*own.flags, *own.asked, *own.same, *asked) if name[0] != "$")
+
+
+def _resembles(name: str, known: str) -> bool:
+    """Whether a name is another one mistyped: two mistakes in a long one, one in a short one."""
+    if len(known) <= SHORT:
+        return _is_slip(name, known)
+    return abs(len(name) - len(known)) <= 2 and _mistakes(name, known) <= (2 if len(known) >= LONG else 1)
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether a letter of a name was dropped, doubled, or swapped with the next one: none is there that it does not have.
+
+    >>> [_is_slip(name, "tp") for name in ("t", "tpp", "pt", "sp", "dtp")]
+    [True, True, True, False, False]
+    """
+    return set(name) <= set(known) and _mistakes(name, known) == 1
+
+
+def _mistakes(name: str, known: str) -> int:
+    """How many letters were dropped, added, replaced or swapped with the next one."""
+    rows = [list(range(len(known) + 1))]
+    for i, a in enumerate(name, 1):
+        row = [i]
+        for j, b in enumerate(known, 1):
+            swapped = rows[-2][j - 2] + 1 if i > 1 and j > 1 and a == known[j - 2] and b == name[i - 2] else i + j
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b), swapped))
+        rows.append(row)
+    return rows[-1][-1]

@@ -1,0 +1,51 @@
+"""Where memory binds: the engine limits that let the recommended plan serve more, and what the search answers with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from commtax.judgement.engine_limits import Changes, best_changes, changes_to_try, memory_binds
+from commtax.planner.columns import NO_SERVING, ServingColumns, ServingPlans, objective_value
+from commtax.question import Question
+from commtax.units import format_seconds, plural
+from commtax.verbs.fitting import Fit, holds, judge, judged_by_memory, limit_costs, room_words, with_limits
+
+Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
+"""The good loads of one row's plan as an answer's question has it, best first."""
+
+
+def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
+    """Return the answer with the engine limits that gain most; None where memory does not bind, or no limit gains enough.
+
+    Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
+    """
+    rows, own, q = answer.plans, answer.recommended, answer.question
+    if rows.mode[own] or not memory_binds(float(rows.kv_headroom[own])):
+        return None
+
+    def worth(changes: Changes) -> float:
+        return float(max(objective_value(q, loads(replace(answer, question=q.but(**changes)), rows, own)), default=0.0))
+
+    asked, engine = recommended_fit(answer).question, q.engine
+    tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
+    changes = best_changes(worth, lambda on: judge(with_limits(asked, on)).kv_tokens, tried)
+    found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
+    return found if len(found.plans) else None
+
+
+def recommended_fit(answer: ServingPlans) -> Fit:
+    """Return what a replica of the recommended plan holds, as ``fit`` judges it."""
+    return holds(judged_by_memory(answer.put(answer.plans, answer.recommended)).but(disaggregated=False))
+
+
+def roomier_words(answer: ServingPlans) -> list[str]:
+    """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
+    found = answer.roomier
+    if not found:
+        return []
+    now, then, i, j = answer.plans, found.plans, answer.recommended, found.recommended
+    fits = recommended_fit(found), recommended_fit(answer)
+    where = "" if found.layout(then, j) == answer.layout(now, i) else f"{found.gpu_words(then, j)}, "
+    gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
+    ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
+    figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
+    return [f"memory binds: {room_words(*fits)}, {where}{figures}, TTFT {ttft}, TPOT {tpot} ({limit_costs(*fits)})"]

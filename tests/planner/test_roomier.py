@@ -1,0 +1,37 @@
+"""Engine limits where memory binds, and those that servers are told: hand-worked anchors beside the laws of ``agreement``."""
+
+import numpy as np
+
+import commtax
+from commtax.planner.deploying import servers_of
+from commtax.verbs.fitting import limit_flags
+
+
+def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
+    """vLLM's dummy run samples 1,024 rows of 201,088 logits, 38 bytes each: 7.3 GiB that 512 rows halve."""
+    found = commtax.plan("gpt-oss-120b", "1xh100-sxm", tpot_s="25ms")
+    more = found.roomier
+    assert (found.plans.concurrency[0], more.plans.concurrency[0]) == (8, 24)
+    assert any("--max-num-seqs 512: 63,408 KV tokens per replica instead of 10,336, 24 clients" in line for line in found.why)
+    assert commtax.fit("gpt-oss-120b", "1xh100-sxm", tp=1, max_num_seqs=512).kv_tokens == 63408
+
+
+def test_limits_that_make_it_fit_come_first():
+    judged = commtax.fit("gpt-oss-120b", "1xh100-sxm")
+    assert judged.advice[0] == limit_flags(judged.roomier, judged) == "--max-num-seqs 256"
+    assert not judged.fits
+    assert judged.roomier.fits
+
+
+def test_servers_have_room_for_the_peak_of_their_clients():
+    """216 clients of 3 servers are 72 each, and sqrt(72) = 8.5: three of these more are 98, which run in the graph of 104."""
+    found = commtax.plan("llama-3.3-70b", "8xh200-sxm", prefill_cluster="8xh100-sxm", dtypes=("fp8",), ttft_s=1, tpot_s=0.03)
+    rows = found.plans
+    i = int(np.flatnonzero((rows.replicas == 3) & (rows.tp == 1))[0])
+    assert rows.concurrency[i] == 216
+    assert servers_of(found, i).question.limits.max_num_seqs == 104
+
+
+def test_servers_without_a_limit_on_tokens_keep_the_engines_own():
+    found = commtax.plan("llama-3.1-8b", "2xh100-sxm")
+    assert all(servers_of(found, i).question.limits.max_num_seqs == 0 for i in range(len(found.plans)))
