@@ -72,16 +72,16 @@ def test_simulate_says_that_a_server_would_not_start():
 def test_plans_within_the_error_have_no_winner():
     table = commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64, 512])
     said = fastest_words(table)
-    assert "tp8 and 2xtp4, too close to call, at batch 64" in said
-    assert "; 2xtp4 at batch 512" in said
+    assert "tp8 and 2xtp4, too close to call, at global batch 64" in said
+    assert "; 2xtp4 at global batch 512" in said
     points, steps = np.arange(1, 7), np.array([0.97, 0.99, 1.01, 1.05, 1.2, 1.3])  # of tp8 over those of 2xtp4
     flip = replace(table.break_evens[0], at=3, earliest=3, points=points, steps=steps)
-    assert flip_words(flip, 0.1).endswith("2xtp4 is faster from 5 on; below it is too close to call (leads of at most 5%)")
+    assert flip_words(flip, 0.1).endswith("2xtp4 is faster than tp8 from 5 on; below it is too close to call (leads of at most 5%)")
     assert flip_words(flip, 0.02).endswith("tp8 is faster below 2, 2xtp4 from 4 on; in between it is too close to call")
     assert flip_words(flip).endswith("tp8 is faster below 3, 2xtp4 from 3 on")
     assert flip.sure(0.5) == (None, None)
     alone = fastest_words(commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64]))
-    assert alone.endswith("tp8 and 2xtp4, too close to call, at batch 64"), "one point is not every point"
+    assert alone.endswith("tp8 and 2xtp4, too close to call, at global batch 64"), "one point is not every point"
 
 
 def test_flags_that_a_comparison_leaves_out_are_named():

@@ -52,7 +52,7 @@ def test_the_order_flips_where_it_is_said_to(model, cluster, batch):
         a, b = parse_plan(flip.first), parse_plan(flip.then)
 
         def step(sizes, at, axis=flip.axis):
-            total = np.asarray(at if axis == "batch" else batch, dtype=int)
+            total = np.asarray(at if axis == "sequences" else batch, dtype=int)
             words = {"context": int(at)} if axis == "context" else {}
             return commtax.bill(model, cluster, **{**sizes, "batch": -(-total // sizes["dp"])}, **words).step_s
 
@@ -60,7 +60,7 @@ def test_the_order_flips_where_it_is_said_to(model, cluster, batch):
             continue
         assert step(b, flip.at) < step(a, flip.at)
         assert step(a, 1) < step(b, 1)
-        if flip.axis == "batch":
+        if flip.axis == "sequences":
             after = np.arange(int(flip.at), 1025, 37)
             assert np.all(step(b, after) < step(a, after))
 
@@ -86,19 +86,19 @@ def test_table_csv_and_json_agree():
     assert [float(x["step_s"]) for x in lines if x["step_s"]] == pytest.approx(
         [r["step_s"] for r in document["rows"] if r["step_s"]]
     )
-    assert {f["axis"] for f in document["break_even"]} <= {"batch", "context", "bandwidth"}
+    assert {f["axis"] for f in document["break_even"]} <= {"sequences", "context", "bandwidth"}
     text = run(*WORDS).stdout
     assert "32 attention heads of llama-3.1-8b" in " ".join(text.split())
-    assert "plan x batch" in text
+    assert "plan x global batch" in text
     assert "████" in text
-    assert "break-even by batch: tp8 is faster below" in text
+    assert "break-even by global batch: tp8 is faster below" in text
 
 
 def test_links_and_a_picture(tmp_path):
     file = tmp_path / "heat.svg"
     done = run(*WORDS[:-2], "--batches", "1,8", "--links", "nvlink4,10gbe", "--plot", str(file))
     assert done.returncode == 0, done.stderr
-    assert "plan x link, batch 1" in done.stdout
+    assert "plan x link, global batch 1" in done.stdout
     assert file.read_bytes().startswith(b"<?xml")
 
 
@@ -131,7 +131,7 @@ def test_a_dense_model_has_no_experts_to_spread():
 def test_where_the_lead_changes_back_and_forth_is_said():
     """Below the first batch one leads, from the last on the other, and no other order is claimed in between."""
     found = compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[1])
-    flip = next(f for f in found.break_evens if f.axis == "batch")
+    flip = next(f for f in found.break_evens if f.axis == "sequences")
     assert flip.earliest < flip.at
     words = flip_words(flip)
     assert f"tp8 is faster below {flip.earliest:.0f}, 2xtp4 from {flip.at:.0f} on; in between the lead changes" in words
@@ -146,7 +146,7 @@ def test_a_break_even_and_the_verdict_at_a_batch_are_one_judgement(pair, batch):
     """Where a break-even calls a plan faster, the table at that batch does; where it is too close, neither does."""
     model, *names = pair
     found = compare_plans(model, "8xh100-sxm", names, batches=[batch])
-    flip, within = next(f for f in found.break_evens if f.axis == "batch"), ratio_error(found.question)
+    flip, within = next(f for f in found.break_evens if f.axis == "sequences"), ratio_error(found.question)
     below, above = flip.sure(within)
     rates = {row.plan: row.rate for row in found.rows}
     lead = rates[flip.then] / rates[flip.first]

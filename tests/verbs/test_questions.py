@@ -12,7 +12,7 @@ from paths import ROOT
 
 
 def steps(found):
-    return {(r.plan, r.batch): float(r.bill.step_s) for r in found.rows if r.bill is not None}
+    return {(r.plan, r.sequences): float(r.bill.step_s) for r in found.rows if r.bill is not None}
 
 
 def test_1_two_gpus_over_pcie_do_not_pay_for_prompts():
@@ -147,7 +147,7 @@ def test_11_expert_parallelism_in_one_server_sends_the_same():
     assert float(ep.exposed_comm_s) == pytest.approx(float(tp.exposed_comm_s), rel=0.01)
     assert float(ep.step_s) / float(tp.step_s) == pytest.approx(1.0, abs=0.15)  # measured: 0.84 to 1.09
     found = compare_plans("deepseek-r1", "8xh200-sxm", ["tp8", "dp8ep"], batches=[1])
-    assert [(f.first, f.then) for f in found.break_evens if f.axis == "batch"] == [("tp8", "dp8ep")]
+    assert [(f.first, f.then) for f in found.break_evens if f.axis == "sequences"] == [("tp8", "dp8ep")]
 
 
 def test_12_the_405b_needs_two_hosts():

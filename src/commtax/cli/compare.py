@@ -13,7 +13,7 @@ from commtax.question import OUTPUT_LEN
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.comparing import compare_question, compared_plans
+from commtax.verbs.comparing import compare_question, compared_plans, replicas_in
 
 
 @click.command("compare", cls=Verb)
@@ -53,7 +53,7 @@ def _plans(order: Order) -> NoReturn:
     refuse(given, SIZES, "the plans say it; leave it out beside --plans")
     if given.global_batch and given.batches:
         raise Refusal.about(batches="give them or global_batch, not both")
-    usual = [int(given.global_batch or given.batch or 1)]
+    usual = [int(given.global_batch or _sequences(order))]
     batches = [parse_count(b, "batches") for b in given.batches.split(",")] if given.batches else usual
     remarks: list[str] = []
     placed = placement_by_topology(given.topo, q.cluster, remarks) if given.topo else None
@@ -70,3 +70,16 @@ def _plans(order: Order) -> NoReturn:
     if given.plot:
         comparisons.plot_plans(table, Path(given.plot))
     order.output.answer(comparisons.plans_document, comparisons.show_plans, table, rows=comparisons.plan_rows)
+
+
+def _sequences(order: Order) -> int:
+    """The sequences over all replicas of plans that have as many: a batch is of one replica, in every verb."""
+    if order.given.batch is None:
+        return 1
+    batch, plans = int(order.given.batch), order.given.plans.split(",")
+    copies = {name: replicas_in(name) for name in plans}
+    if len(set(copies.values())) > 1:
+        have = ", ".join(f"{name} {count}" for name, count in copies.items())
+        rule = f"it counts sequences per replica, and the plans' replicas differ ({have}); say how many all of them share, such as"
+        raise Refusal(f"batch={batch}: {rule} --batches {batch}", "batch")
+    return batch * next(iter(copies.values()))

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
+from commtax.arrays import Array, cache_answers, holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
@@ -278,14 +278,19 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
-        case = PlanToCheck(model, cluster, _with_sizes(plan, map(float, plain)), engine)
-        return np.asarray(next((code for code, rule in enumerate(RULES[1:], start=2) if holds_anywhere(rule.broken(case))), 0))
+        return np.asarray(_code_of_one(model, cluster, plan, engine))
     few = unique_with_places(*plain, plan.replicas, plan.shard)
     if few is None:
         return _codes(model, cluster, plan, engine)
     *sizes, replicas, shard = few[0]
     found = _codes(model, cluster, replace(_with_sizes(plan, sizes), replicas=replicas, shard=shard), engine)
     return np.asarray(spread(found, few[1]))
+
+
+@cache_answers
+def _code_of_one(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> int:
+    case = PlanToCheck(model, cluster, _with_sizes(plan, map(float, _sizes(plan))), engine)
+    return next((code for code, rule in enumerate(RULES[1:], start=2) if holds_anywhere(rule.broken(case))), 0)
 
 
 def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:

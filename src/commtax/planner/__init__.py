@@ -20,20 +20,19 @@ from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.roomier import answer_with_room, roomier_words
-from commtax.planner.space import WIDE, Roomy, Space, figures, most_each
-from commtax.planner.technique_reasons import worth_of_techniques
+from commtax.planner.same_layout import at_loads
+from commtax.planner.space import WIDE
+from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
-from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
+from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.billing import price
-from commtax.verbs.closed_loop import serve
 from commtax.verbs.disaggregation import describe_pools
-from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
-from commtax.verbs.longest_request import own_limits_notes, why_it_does_not_start
+from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 
@@ -111,8 +110,8 @@ def best_serving(put: Question) -> ServingPlans:
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
-        beside = *worth_of_techniques(answer, own), *alone_words(answer), *roomier_words(answer)
-        return replace(answer, why=(*explain(answer, own), *beside))
+        techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
+        return replace(answer, why=(*explain(answer, own), *techniques, *alone_words(answer), *roomier_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
@@ -193,9 +192,7 @@ def rank_own_plan(
             continue
         run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
         try:
-            found.append(
-                _own_split_columns(run, prompts, clients, index, by) if prompts else _own_plan_columns(run, clients, index, by)
-            )
+            found.append(at_loads(run, prompts, clients, index, by))
         except ValueError as error:
             refused = refused or str(error)
     if not found:
@@ -235,44 +232,6 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
     """A plan that no row can be made of."""
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
-
-
-def _own_plan_columns(run: Question, clients: int, index: int, by: int) -> ServingColumns:
-    """Copies of one plan at their loads."""
-    base = settle(run).plain()
-    kv = float(np.max(cache_tokens(base)))
-    _check_room(base.but(disaggregated=False), kv)
-    copies = int(run.plan.replicas)
-    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVING_AXES}, replicas=copies, codes=0, kv_tokens=kv)
-    of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
-    if clients:  # at that load, whatever the cache holds
-        return of.at(np.array([0]), np.array([max(1, round(clients / (copies * int(run.plan.dp))))]))
-    every, most = serving_search.search(of), run.goal.max_concurrency
-    return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
-
-
-def _own_split_columns(run: Question, prompts: Plan, clients: int, index: int, by: int) -> ServingColumns:
-    """Servers of both kinds at their loads, as the search lists them."""
-    plan, copies = run.plan, int(run.plan.replicas)
-    ranks = copies * int(plan.dp)
-    loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
-    tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
-    put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
-    put = put.but(disaggregated=True)
-    s = serve(settle(put))
-    held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
-    _check_room(put, held)
-    sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
-    sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
-    sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
-    return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
-
-
-def _check_room(q: Question, kv: float) -> None:
-    if kv < q.requests.tokens:
-        raise Refusal(f"does not fit: the KV cache of a replica holds {kv:,.0f} tokens, less than one request")
-    if why := why_it_does_not_start(q):
-        raise Refusal(f"does not fit: {why}")
 
 
 def _index(q: Question, dtype: str) -> int:

@@ -206,6 +206,7 @@ class ServingPlans(SearchAnswer):
     passed_over: ServingColumns = NO_SERVING  # what would be the best, where something stands against it
     places: tuple[OperatingPoint, ...] = ()  # without limits: where on the way from shortest requests to most tokens/s to run
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
+    plain: "ServingPlans | None" = None  # where techniques were sought: the plans without any, and which to run
     roomier: "ServingPlans | None" = None  # where memory binds: the answer with engine limits that make more room
     alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself, in one pool
 

@@ -99,7 +99,7 @@ def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING)
 
 def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
     """Found plans, best first, with which to run, where, and why the others lost."""
-    answer = ServingPlans(q, found.count, rejected=tuple(dict.fromkeys(found.lost)))
+    answer = ServingPlans(q, found.count, plain=_without_techniques(q, found), rejected=tuple(dict.fromkeys(found.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
         _check_techniques(answer, found.points)
     return _rank_answer(answer, found.points)
@@ -379,6 +379,15 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
     plans, near = best_first(q, found.points)
     answer = ServingPlans(q, found.count, plans=plans, near=near)
     return replace(answer, recommended=recommended_row(q, plans)) if len(plans) else answer
+
+
+def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
+    """Where sets of techniques were tried: the plans that have none, and which of them to run."""
+    if not q.goal.technique_sets:
+        return None
+    bare = q.but(technique_sets=(), technique_layouts=())
+    points = found.points.take(np.flatnonzero(found.points.exchange < len(exchanges(bare))))
+    return rank_briefly(bare, replace(found, points=points))
 
 
 def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:

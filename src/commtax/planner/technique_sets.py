@@ -8,11 +8,11 @@ import numpy as np
 from commtax.catalog.techniques import NONE, changes_of, techniques
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
-from commtax.planner.technique_reasons import prompt_step
 from commtax.question import AUTO, OfferedRequests, Question
-from commtax.spec import SERVING_AXES
+from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds
-from commtax.verbs.worth import Scale, TechniqueWorth
+from commtax.verbs.settling import Settled
+from commtax.verbs.worth import Scale, TechniqueWorth, usual_values
 
 COUNT, LEVEL = thresholds(__name__)
 SEARCHED = frozenset(("ep_backend", "library", "cp"))
@@ -20,6 +20,16 @@ SEARCHED = frozenset(("ep_backend", "library", "cp"))
 PROMPTS = ("overlap", "collectives", "experts")
 DECODES = (*PROMPTS, "context", "drafts")
 """Groups of techniques that may shorten a step of either kind; what moves or keeps caches is no part of one."""
+
+
+NO_DRAFTS = {"speculative": 0, "drafter": ""}
+"""Steps of prompts check none."""
+
+
+def prompt_step(q: Settled) -> Settled:
+    """A full step of prompts of the same plan."""
+    tokens = int(max(1, min(q.limits.max_num_batched_tokens or q.engine.serves.max_batched_tokens, q.model.max_len)))
+    return q.but(phase="prefill", batch=1, context=tokens, **NO_DRAFTS)
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
@@ -131,10 +141,20 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
             yield _union(together, row.asked, scale)
 
 
+def sure_set(step: Settled) -> str:
+    """Techniques that surely gain on a decode step, joined while the next gains on top; "" where none does."""
+    scale = Scale(step, flips=False)
+    able = [one for one in _searched(DECODES) if max(map(scale.gain, usual_values(one))) > 1 + LEVEL.gain]
+    return _joined(scale, [row for row in map(scale.row, able) if not row.refused and row.fits])
+
+
 def _rows(scale: Scale, groups: Collection[str]) -> list[TechniqueWorth]:
     """Techniques of some groups that a search may turn on by itself."""
-    able = (one for one in techniques().values() if one.group in groups and not (one.lossy or SEARCHED & {*one.sets, *one.takes}))
-    return [scale.row(one) for one in able]
+    return [scale.row(one) for one in _searched(groups)]
+
+
+def _searched(groups: Collection[str]) -> list[Technique]:
+    return [one for one in techniques().values() if one.group in groups and not (one.lossy or SEARCHED & {*one.sets, *one.takes})]
 
 
 def _union(first: str, second: str, scale: Scale) -> str:

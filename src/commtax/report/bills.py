@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from commtax.catalog.techniques import techniques_on
 from commtax.judgement.collectives import IMPOSSIBLE, PASS, judge_test
+from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
@@ -73,8 +74,9 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
 
 
 def _gained(w: TechniqueWorth, b: StepBill) -> tuple[str, str]:
-    """The step with a technique, and what counts, tokens/s: steps with drafts are longer and yield more."""
-    return f"{w.step_s / float(b.step_s) - 1:+.1%}", f"{w.gain - 1:+.1%} tokens/s: {w.technique.title}"
+    """The step with a technique, and what counts: what whole requests that keep this batch running gain, and how surely."""
+    judged = ", undecided" if w.verdict == UNDECIDED else ""
+    return f"{w.step_s / float(b.step_s) - 1:+.1%}", f"{w.gain - 1:+.1%} tokens/s of whole requests{judged}: {w.technique.title}"
 
 
 def _trained_step(q: Question) -> str:

@@ -30,6 +30,8 @@ APART: list[str] = table("report/words.toml")["apart"]
 """Axes whose communication a served step tells apart; a training step has five taxes."""
 
 
+AXES = {"sequences": "global batch"}
+SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
 PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}
 """What is compared of a server."""
 
@@ -195,7 +197,7 @@ def _record(row: PlanRow) -> Record:
         if row.prompt_tokens_per_s:
             figures |= {"prompt_tokens_per_s": row.prompt_tokens_per_s, "ttft_s": float(row.bill.ttft_s)}
         figures |= _floats(row.bill, PRICED) | rates | {"fits": row.fits}
-    return facts(row, "plan", "link", "batch", "gpus") | figures | {"refused": row.refused}
+    return facts(row, "plan", "link", "sequences", "batch", "gpus") | figures | {"refused": row.refused}
 
 
 def plans_document(compared: PlanTable) -> Record:
@@ -204,7 +206,8 @@ def plans_document(compared: PlanTable) -> Record:
     for f in compared.break_evens:
         below, above = f.sure(ratio_error(compared.question))
         surely = {"sure_below": below, "sure_from": above}
-        flips.append({"axis": f.axis, "below": f.first, "from": f.then, **facts(f, "at", "earliest", "link", "batch"), **surely})
+        figures = facts(f, "at", "earliest", "link", "sequences")
+        flips.append({"axis": f.axis, "below": f.first, "from": f.then, **figures, **surely})
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
     served = {"requests": [_served_record(row) for row in compared.served]} if compared.served else {}
     return {**head, **served, "break_even": flips, "notes": _remarks(compared)}
@@ -215,11 +218,10 @@ def _served_record(row: ServedPlan) -> Record:
 
 
 def _remarks(compared: PlanTable) -> list[str]:
-    """What matters to all: batches are shared out, assumed constants."""
-    shared = "batch counts sequences over all replicas; each gets its share, and tokens/s is for the whole batch"
+    """What matters to all: sequences are shared out, assumed constants."""
     said = [note for row in compared.rows if row.bill is not None for note in row.bill.notes]
     told = dict.fromkeys(note for note in said if note.code in ("assumed-links", "imbalance"))
-    return [*compared.notes, shared, *told, *draft_remarks(row.bill for row in compared.rows)]
+    return [*compared.notes, SHARED, *told, *draft_remarks(row.bill for row in compared.rows)]
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
@@ -232,9 +234,9 @@ def show_plans(console: Console, compared: PlanTable) -> None:
         _show_served(console, compared)
     say(console, fastest_words(compared), "" if compared.served else ANSWER)
     if compared.phase in PER_STEP and not compared.served:
-        clients = ",".join(dict.fromkeys(str(row.batch) for row in compared.rows))
+        clients = ",".join(dict.fromkeys(str(row.sequences) for row in compared.rows))
         whole = f"--concurrency {clients} also compares" if compared.phase == "decode" else "commtax plan or simulate compares"
-        say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; {whole} whole requests.")
+        say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; {whole} whole requests. {SHARED}.")
     _say_flips(console, compared)
     q = compared.question
     say(
@@ -247,7 +249,10 @@ def show_plans(console: Console, compared: PlanTable) -> None:
     costs = (">step", ">compute", ">exposed comm", ">share", *rates, "fits", "")
     rows = [_plan_cells(row, compared) for row in compared.rows]
     show_table(
-        console, ("plan", "link", ">batch", ">GPUs", *costs), rows, ("compute", "fits", "per GPU", "link", "GPUs", "exposed comm")
+        console,
+        ("plan", "link", ">global batch", ">batch", ">GPUs", *costs),
+        rows,
+        ("compute", "fits", "per GPU", "link", "GPUs", "exposed comm"),
     )
     _heat_maps(console, compared)
     refusals = dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused)
@@ -255,8 +260,9 @@ def show_plans(console: Console, compared: PlanTable) -> None:
 
 
 def fastest_words(compared: PlanTable) -> str:
-    """The plan with most tokens/s at each batch, on each link where links were asked for; several where they are too close."""
-    return _winners(compared, compared.rows, f"Most {rate_name(compared)}{PER_STEP.get(compared.phase, '')}", "at batch {}")
+    """The plan with most tokens/s at each load, on each link where links were asked for; several where they are too close."""
+    most = f"Most {rate_name(compared)}{PER_STEP.get(compared.phase, '')}"
+    return _winners(compared, compared.rows, most, "at global batch {}")
 
 
 def served_words(compared: PlanTable) -> str:
@@ -307,7 +313,7 @@ def _leaders(compared: PlanTable, row: PlanRow | ServedPlan) -> list[PlanRow | S
 
 
 def _plan_cells(row: PlanRow, compared: PlanTable) -> tuple[str | Text, ...]:
-    head = (row.plan, row.link, f"{row.batch:,}", str(row.gpus))
+    head = (row.plan, row.link, f"{row.sequences:,}", f"{row.batch:,}" if row.bill else "", str(row.gpus))
     if row.bill is None:
         return (*head, *[""] * (8 if compared.phase == "prefill" else 7), Text("not legal", style="red"))
     first_s = (format_seconds(row.bill.ttft_s),) if compared.phase == "prefill" else ()
@@ -329,7 +335,7 @@ def _say_flips(console: Console, compared: PlanTable) -> None:
     lines = [flip_words(f, within) for f in compared.break_evens if any(f.sure(within))]
     if not lines:
         order = "changes the order of these plans" + f" by more than {within:.0%}" * bool(compared.break_evens)
-        say(console, f"break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) {order}")
+        say(console, f"break-even: no global batch up to 1,024, length or bandwidth (1/256 to 256 times) {order}")
     wish = telling(console)
     most = len(lines) if wish.details else MOST_LINES
     for line in lines[:most]:
@@ -351,38 +357,38 @@ def flip_words(f: BreakEven, within: float = 0.0) -> str:
         order = f"{f.first} is faster below {until}, {f.then} {'above' if rate and meet else from_there}"
         order += "" if meet else f"; in between {unsure}"
     elif below:
-        order = f"{f.first} is faster below {until}; {'above' if rate else 'from there on'} {unsure} ({most})"
+        order = f"{f.first} is faster than {f.then} below {until}; {'above' if rate else 'from there on'} {unsure} ({most})"
     else:
-        order = f"{f.then} is faster {from_there}; below {unsure} ({most})"
-    fixed = ", ".join(filter(None, (f"batch {f.batch}" if f.batch else "", f"on {f.link}" if f.link else "")))
-    return f"{f.axis}: {order}{f' ({fixed})' if fixed else ''}"
+        order = f"{f.then} is faster than {f.first} {from_there}; below {unsure} ({most})"
+    fixed = ", ".join(filter(None, (f"global batch {f.sequences:,}" if f.sequences else "", f"on {f.link}" if f.link else "")))
+    return f"{AXES.get(f.axis, f.axis)}: {order}{f' ({fixed})' if fixed else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Plans against one axis; at one ``link`` or ``batch`` of the other, where there is one."""
+    """Plans against one axis; at one ``link`` or number of ``sequences`` of the other, where there is one."""
 
     title: str
     axis: str
     columns: Sequence[int | str]
     link: str = ""
-    batch: int | str = 0
+    sequences: int | str = 0
 
     def cells(self, compared: PlanTable, column: int | str) -> dict[str, PlanRow]:
         """The rows of a column by plan; where links are the plans' own, whatever each has."""
         rows = [r for r in compared.rows if getattr(r, self.axis) == column]
-        return {r.plan: r for r in reversed(rows) if self.link in ("", r.link) and self.batch in (0, r.batch)}
+        return {r.plan: r for r in reversed(rows) if self.link in ("", r.link) and self.sequences in (0, r.sequences)}
 
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
     """Each map worth drawing."""
-    links, batches = list(compared.links), compared.values("batch")
+    links, loads = list(compared.links), compared.values("sequences")
     maps = []
-    if len(batches) > 1:
+    if len(loads) > 1:
         link = links[0] if links else ""
-        maps.append(HeatMap(f"plan x batch{', ' * bool(link)}{link}", "batch", batches, link))
+        maps.append(HeatMap(f"plan x global batch{', ' * bool(link)}{link}", "sequences", loads, link))
     if len(links) > 1:
-        maps.append(HeatMap(f"plan x link, batch {batches[0]}", "link", links, batch=batches[0]))
+        maps.append(HeatMap(f"plan x link, global batch {loads[0]}", "link", links, sequences=loads[0]))
     return maps
 
 
@@ -414,7 +420,7 @@ def _heat(row: PlanRow | None, best: float) -> Text:
 
 def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
     """The heat maps as a picture: colour, and the figure in every cell."""
-    maps = _maps(compared) or [HeatMap("plan x batch", "batch", compared.values("batch"))]
+    maps = _maps(compared) or [HeatMap("plan x global batch", "sequences", compared.values("sequences"))]
 
     def draw(figure: "plots.Figure") -> None:
         import numpy as np

@@ -171,7 +171,23 @@ STEP_WITHOUT = {"decode": "with no prefill in it", "prefill": "with no decoding 
 
 def served_step(asked: Question) -> str:
     """The step that is served, in words."""
-    return f"{asked.phase}: batch {asked.batch:,.0f} per replica, {asked.context:,.0f} {CONTEXT[asked.phase]}"
+    return f"{asked.phase}: {batch_words(asked)}, {asked.context:,.0f} {CONTEXT[asked.phase]}"
+
+
+def batch_words(q: Question) -> str:
+    """The batch of a replica, and the sequences of all replicas where there are several: servers, and ranks of data parallelism.
+
+    >>> from commtax.verbs.settling import resolve_question
+    >>> batch_words(resolve_question("deepseek-v3", "8xh200", {"dp": 8, "batch": 64}))
+    'batch 64 per replica (8 replicas, the ranks of DP 8: 512 sequences in all)'
+    """
+    ranks, servers = int(q.plan.dp), int(q.plan.replicas)
+    each = f"batch {q.batch:,.0f} per replica"
+    if ranks * servers == 1:
+        return each
+    of_servers = f" in each of {servers} servers" if servers > 1 else ""
+    which = f", the ranks of DP {ranks}{of_servers}" if ranks > 1 else ""
+    return f"{each} ({ranks * servers} replicas{which}: {q.batch * ranks * servers:,.0f} sequences in all)"
 
 
 def length_words(q: Question) -> str:

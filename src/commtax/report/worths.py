@@ -1,16 +1,17 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 
 from commtax.catalog.programs import program
 from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, techniques_on
+from commtax.judgement import gains
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.tables import (
     ANSWER,
-    STEP_WITHOUT,
+    batch_words,
     drop_empty_columns,
     notes,
     say,
@@ -21,26 +22,25 @@ from commtax.report.tables import (
 )
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
+from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
-from commtax.verbs.worth import LEAST_TOLD, TechniqueWorth, Worth
+from commtax.verbs.worth import TechniqueWorth, Worth
 
-STYLES = {"gains": "green", "loses": "red", "undecided": ""}
+STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
 AXES = {"prompt": "prompt length"}
 """What axes are called, where not by their name."""
-COLUMNS = ("technique", "verdict", ">gain", ">range", ">step", ">TTFT", ">TPOT", ">tokens/s", ">KV tokens", ">when full")
-EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step", "TTFT", "TPOT", "range")
+FIGURES = (">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
+COLUMNS = ("technique", "verdict", *FIGURES)
+EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT", "TPOT", "range")
 
 
 def show_worth(console: Console, w: Worth) -> None:
     """What to set, what there is now, then each technique, best first, its flag, and what cannot be had here."""
     if not w.fits:
-        say(console, f"Does not fit in memory as it is: {_cure(w)}.", "bold red")
+        say(console, _lacking(w), "bold red")
     say(console, _verdict(w), ANSWER)
-    if not w.requests:
-        say(
-            console,
-            f"Gains are for one {w.question.phase} step {STEP_WITHOUT[w.question.phase]}; for whole requests, add --concurrency N.",
-        )
+    if basis := _basis(w):
+        say(console, basis)
     say(console, _now(w))
     say_asked(console, w.question)
     if w.here:
@@ -54,6 +54,27 @@ def show_worth(console: Console, w: Worth) -> None:
     notes(console, _remarks(w), _details(w))
 
 
+def _basis(w: Worth) -> str:
+    """Which requests are weighed where a step was asked about; else they are what was asked."""
+    if not w.of_step:
+        return ""
+    q, r = w.question, w.requests
+    clients = plural(int(q.requests.concurrency), "client")
+    keep = f"who keep {batch_words(q)} running"
+    if r.running < q.batch:
+        keep = f"of whose requests {r.running:,.0f} run at once in each replica"
+    return f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
+
+
+def _lacking(w: Worth) -> str:
+    """What does not fit: one request, or the batch that was asked about."""
+    if w.starts:
+        named = batch_words(w.question)
+        each = f"{w.requests.running:,.0f} requests of a replica run at once"
+        return f"{named[0].upper()}{named[1:]} does not fit in memory; {each}, and the others wait."
+    return f"Does not fit in memory as it is: {_cure(w)}."
+
+
 def _cure(w: Worth) -> str:
     """What makes a plan fit that does not: techniques that do, else where to ask."""
     able = [row.asked for row in w.here if row.verdict == "gains" and not row.beside]
@@ -64,10 +85,10 @@ def _now(w: Worth) -> str:
     """What there is without the techniques."""
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
     now = f"now, with {on}" if on else "without the techniques below"
-    if w.requests:
+    if not w.of_step:
         return f"{now}: {_requests_text(w)}; {room}"
     step = f"step {format_seconds(w.bill.step_s)}, {_rate(float(w.bill.tokens_per_s), w)}"
-    return f"{served_step(w.question)}; {now}: {step}; {room}"
+    return f"{now}: {_times_text(w)}; {room}; {served_step(w.question)}: {step}"
 
 
 def _rate(tokens_per_s: float, w: Worth) -> str:
@@ -116,13 +137,22 @@ def _left_out_name(row: TechniqueWorth) -> str:
 
 
 def _requests_text(w: Worth) -> str:
-    r, asked = w.requests, w.question
-    assert r
+    asked = w.question
     rate = asked.offered.request_rate
     load = f"{rate:g} requests/s" if rate else plural(int(asked.requests.concurrency), "client")
-    lengths = f"{asked.requests.input_len:,.0f} tokens in, {asked.requests.output_len:,.0f} out"
-    times = f"TTFT {format_seconds(r.ttft_s)}, TPOT {format_seconds(r.tpot_s)}"
-    return f"{load}, {lengths}: {times}, {r.tokens_per_s:,.1f} output tokens/s"
+    return f"{load}, {_lengths(w)}: {_times_text(w)}"
+
+
+def _lengths(w: Worth) -> str:
+    each = w.question.requests
+    return f"{each.input_len:,.0f} tokens in, {each.output_len:,.0f} out"
+
+
+def _times_text(w: Worth) -> str:
+    r = w.requests
+    tpot = f"TPOT {format_seconds(r.tpot_s)}, " if w.question.requests.output_len > 1 else ""
+    rate = _rate(r.tokens_per_s, w) if w.question.phase == "prefill" else f"{r.tokens_per_s:,.1f} output tokens/s"
+    return f"TTFT {format_seconds(r.ttft_s)}, {tpot}{rate}"
 
 
 TOLD = 3
@@ -131,19 +161,30 @@ TOLD = 3
 
 def _verdict(w: Worth) -> str:
     """A few sentences: what techniques that are set are worth, what to set, what to measure first, and what to leave."""
-    kinds = {kind: [row for row in w.here if row.verdict == kind and row.fits] for kind in STYLES}
-    gains, losses, open_ = kinds.values()
-    roomy = [row for row in open_ if row.gain <= 1 < row.full_gain]  # nobody measures a loss: what it makes room for is the gain
+    kinds = {kind: [row for row in w.here if row.advice == kind] for kind in ADVICE}
     where, other = (f"on top of {_on(w)}", "other technique") if _on(w) else ("here", "technique")
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
-    rest = {
-        "Undecided, measure first": [row for row in open_ if row.gain > 1],
-        "Worth it only once the KV cache is full": roomy,
-        "Undecided, no gain expected": [row for row in open_ if row.gain <= 1 and row not in roomy],
-        "Not worth it": losses,
-    }
-    told = _sentences({f"Worth setting {where}": gains, **rest}, {_doubt([row]) for row in w.on})
-    return " ".join([*map(_set_words, w.on), *([] if gains else [none]), *told, *_lost_when_full(w)])
+    titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
+    told = _sentences(titled, {_doubt([row]) for row in w.on})
+    return " ".join(
+        [*dropped_words(w.settings), *map(_set_words, w.on), *([] if kinds[gains.SET] else [none]), *told, *_lost_when_full(w)]
+    )
+
+
+def dropped_words(settings: Sequence[SettingWorth]) -> list[str]:
+    """One sentence on settings that cost: what requests gain with the engine's own in their place; none where none does."""
+    told = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)})" for x in settings]
+    return [f"Set here, and it costs; dropping {', '.join(told)}."] if told else []
+
+
+ADVICE = {
+    gains.SET: "Worth setting {where}",
+    gains.MEASURE: "Undecided, measure first",
+    gains.WHEN_FULL: "Worth it only once the KV cache is full",
+    gains.NO_GAIN: "Undecided, no gain expected",
+    gains.LEAVE: "Not worth it",
+}
+"""What is said of techniques by what to do about them, in the order of being told."""
 
 
 def _sentences(titled: dict[str, list[TechniqueWorth]], doubts: set[str]) -> Iterator[str]:
@@ -157,7 +198,7 @@ def _sentences(titled: dict[str, list[TechniqueWorth]], doubts: set[str]) -> Ite
 
 def _lost_when_full(w: Worth) -> Iterator[str]:
     """Techniques that gain here, or may, and take room: they lose where there is none to spare."""
-    rows = [row for row in w.here if row.fits and row.gain > 1 and row.full_gain < 1 - LEAST_TOLD]
+    rows = [row for row in w.here if row.fits and gains.is_lost_when_full(row.gain, row.full_gain)]
     if rows:
         lost = ", ".join(f"{row.own} ({_percent(row.full_gain)}{_on_top(row)})" for row in rows[:TOLD])
         yield f"A loss once the KV cache is full: {lost}."
@@ -169,7 +210,7 @@ def _doubt(rows: list[TechniqueWorth]) -> str:
     return f", if drafts are accepted as often as {' or '.join(taken)}" if taken else ""
 
 
-WEIGHED = {"gains": "gains", "loses": "loses", "undecided": "is undecided"}
+WEIGHED = {gains.GAINS: "gains", gains.LOSES: "loses", gains.UNDECIDED: "is undecided"}
 
 
 def _set_words(row: TechniqueWorth) -> str:
@@ -204,7 +245,7 @@ def _on_top(row: TechniqueWorth) -> str:
 
 def _when_full(row: TechniqueWorth) -> str:
     """What an undecided technique's room is worth."""
-    return f" here, {_percent(row.full_gain)} then" if row.verdict == "undecided" and row.gain <= 1 < row.full_gain else ""
+    return f" here, {_percent(row.full_gain)} then" if row.advice == gains.WHEN_FULL else ""
 
 
 def _percent(gain: float) -> str:
@@ -213,12 +254,11 @@ def _percent(gain: float) -> str:
 
 
 def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
-    style, same = STYLES.get(row.verdict, "dim"), row.verdict == "changes nothing"
+    style, same = STYLES.get(row.verdict, "dim"), row.verdict == gains.SAME
     gain = Text("none" if same else _percent(row.gain), style=style)
     spread = "" if same else f"{_percent(row.low)} to {_percent(row.high)}"
-    times = (row.ttft_s, row.tpot_s) if w.requests else (row.step_s,)
-    shown = [format_seconds(x) for x in times]
-    step, ttft, tpot = ("", *shown) if w.requests else (*shown, "", "")
+    ttft, tpot = format_seconds(row.ttft_s), format_seconds(row.tpot_s) if w.question.requests.output_len > 1 else ""
+    step, alone = (format_seconds(row.step_s), _percent(row.step_gain)) if w.of_step else ("", "")
     room = f"{row.kv_tokens:,}" if row.kv_tokens != w.kv_tokens else ""
     full = "" if isnan(row.full_gain) else _percent(row.full_gain)
     return (
@@ -226,10 +266,11 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
         Text(row.verdict, style=style),
         gain,
         spread,
-        step,
         ttft,
         tpot,
         _rate(row.tokens_per_s, w).split()[0],
+        step,
+        alone,
         room,
         full,
     )
@@ -243,7 +284,7 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
         return "nowhere tried"
     pays = ", or ".join(map(_pay_text, row.pays))
     never = (f"at no {_axis(name)} tried" for name in row.never)
-    return "; ".join(filter(None, [pays, *never])) or "at every batch and context tried"
+    return "; ".join(filter(None, [pays, *never])) or "at every load and prompt length tried"
 
 
 def _pay_text(pays: PayRange) -> str:
@@ -262,7 +303,7 @@ def _axis(name: str) -> str:
 
 
 def _remarks(w: Worth) -> Iterator[str]:
-    timed = w.question.offered.request_rate and not (w.requests and w.requests.overloaded)
+    timed = w.question.offered.request_rate and not w.requests.overloaded
     what = "how much sooner requests are answered" if timed else "tokens/s per GPU"
     replaced = [f" (another drafter replaces {row.asked})" for row in w.on if row.technique.group == DRAFTS]
     alone = f"on top of {_on(w)}{''.join(replaced)}" if _on(w) else "with this technique alone"
@@ -270,13 +311,14 @@ def _remarks(w: Worth) -> Iterator[str]:
     if any(row.beside for row in w.here):
         yield "on top of: gain, range and pays off are what it adds to what it needs; times, tokens/s and set are of both"
     yield "undecided: the range includes both a gain and a loss"
+    if w.of_step:
+        yield "step, step alone: of the batch asked about with no other work in the step, and what its tokens/s gain"
     if w.swept:
         tried = " and ".join(f"{_axis(name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
         yield f"pays off: where the central prediction is a gain; tried: {tried}, each varied alone"
     if any(not isnan(row.full_gain) for row in w.here):
-        each = f"{w.question.context:,.0f} tokens per request"
-        yield f"when full: gain at the largest batch that fits ({each}), for techniques that change KV capacity"
-    if w.requests and w.requests.overloaded:
+        yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
+    if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
     for row in (*w.on, *w.here):
         if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
@@ -292,7 +334,9 @@ def _details(w: Worth) -> Iterator[str]:
 
 def worth_document(w: Worth) -> Record:
     """``worth --json``."""
-    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), rows=_rows(w.rows), own=_rows(w.on))
+    return document(
+        "worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=_rows(w.rows), own=_rows(w.on)
+    )
 
 
 def _rows(rows: Iterable[TechniqueWorth]) -> list[Record]:

@@ -22,7 +22,7 @@ from commtax.options import check_taken
 from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass
-from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number
+from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
@@ -178,23 +178,28 @@ def _with_local_tokens(q: Question, tokens: int) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One plan at one link and batch; ``batch`` counts sequences over all replicas."""
+    """One plan at one link and load: sequences in the step over all replicas, of which each replica's batch is its share."""
 
     plan: str
     link: str
-    batch: int
+    sequences: int
     gpus: int
     bill: StepBill | None
     refused: str = ""
     fits: bool = False
 
     @property
+    def batch(self) -> int:
+        """Sequences of a replica; 0 where nothing is priced."""
+        return int(self.bill.question.batch) if self.bill else 0
+
+    @property
     def tokens_per_s(self) -> float:
-        """Tokens of the whole batch over the step; with fewer sequences than replicas some of them idle."""
+        """Tokens of all sequences over the step; with fewer sequences than replicas some of them idle."""
         if self.bill is None:
             return 0.0
         q = self.bill.question
-        return float(self.bill.tokens_per_s if q.trains else self.batch * q.techniques.per_step / self.bill.step_s)
+        return float(self.bill.tokens_per_s if q.trains else self.sequences * q.techniques.per_step / self.bill.step_s)
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -210,20 +215,20 @@ class PlanRow:
     @property
     def load(self) -> int:
         """What plans are compared at."""
-        return self.batch
+        return self.sequences
 
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
     """``first`` is faster below ``at``, ``then`` from it on; between ``earliest`` and ``at`` graph padding decides."""
 
-    axis: str  # batch | context | bandwidth
+    axis: str  # sequences | context | bandwidth
     first: str
     then: str
     at: float
     earliest: float
     link: str  # "": each plan on its own
-    batch: int  # at which context and bandwidth were varied; 0 for batch itself
+    sequences: int  # in the step over all replicas, at which context and bandwidth were varied; 0 for them themselves
     points: np.ndarray = field(repr=False, compare=False)  # of the axis
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
@@ -246,7 +251,7 @@ class PlanTable(Answer):
 
     >>> import commtax
     >>> table = commtax.compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp1", "tp2"], batches=[1, 32])
-    >>> [row.plan for row in table.rows if row.batch == 32]
+    >>> [row.plan for row in table.rows if row.sequences == 32]
     ['tp1', 'tp2']
     """
 
@@ -270,8 +275,8 @@ class PlanTable(Answer):
     def values(self, axis: str) -> list[int | str]:
         return list(dict.fromkeys(getattr(row, axis) for row in self.rows))
 
-    def at(self, plan: str, link: str, batch: int) -> PlanRow:
-        return next(r for r in self.rows if (r.plan, r.link, r.batch) == (plan, link, batch))
+    def at(self, plan: str, link: str, sequences: int) -> PlanRow:
+        return next(r for r in self.rows if (r.plan, r.link, r.sequences) == (plan, link, sequences))
 
 
 def parse_plan(text: str) -> dict[str, int]:
@@ -299,6 +304,16 @@ def parse_plan(text: str) -> dict[str, int]:
     return sizes
 
 
+def replicas_in(text: str) -> int:
+    """Count the replicas of a plan: servers, and ranks of data parallelism in each.
+
+    >>> replicas_in("tp8"), replicas_in("2xtp2dp2")
+    (1, 4)
+    """
+    plan = Plan(**parse_plan(text))
+    return int(plan.dp * plan.replicas)
+
+
 def compare_plans(
     model: str | Model,
     cluster: str | Cluster,
@@ -311,17 +326,18 @@ def compare_plans(
     output_len: int = OUTPUT_LEN,
     **options: Unpack[ComparePlansOptions],
 ) -> PlanTable:
-    """Plans side by side, and the batch, length and bandwidth at which two of them swap.
+    """Plans side by side, and the sequences in a step, the length and the bandwidth at which two of them swap.
 
     >>> import commtax
     >>> table = commtax.compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp8", "tp4r2"])
     >>> swap = table.break_evens[0]
     >>> f"{swap.first} is faster below {swap.axis} {swap.at:.0f}, {swap.then} from there"
-    'tp8 is faster below batch 40, tp4r2 from there'
+    'tp8 is faster below sequences 40, tp4r2 from there'
 
-    ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
-    that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them. With ``concurrency``, whole
-    requests of so many clients are compared too: prompts of ``context`` tokens, answered with ``output_len``.
+    ``batches`` count the sequences in a step over all replicas, so that plans are asked for the same work; the batch of a replica
+    is its share. ``where`` gives the cluster that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all
+    of them. With ``concurrency``, whole requests of so many clients are compared too: prompts of ``context`` tokens, answered with
+    ``output_len``.
     """
     put = resolve_question(model, cluster, check_taken("compare_plans", options))
     length = int(put.context) if "context" in options else INPUT_LEN
@@ -393,7 +409,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
     axes = (
-        ("batch", "batch", np.arange(1, MOST_BATCH + 1)),
+        ("sequences", "batch", np.arange(1, MOST_BATCH + 1)),
         ("context", "context", lengths),
         ("bandwidth", "bandwidth_scale", np.geomspace(2.0**-8, 2.0**8, 400)),
     )
@@ -407,7 +423,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
                 earliest, at, ahead = flip
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
-                known, ratio = 0 if axis == "batch" else batch, steps[first.name] / steps[then.name]
+                known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
                 names = (axis, first.name, then.name)
                 flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid * scale, ratio))
     return flips

@@ -1,4 +1,4 @@
-"""Where a technique pays: along one axis at a time, of a step its batch and context, of requests the clients and the prompts."""
+"""Where a technique pays for whole requests: along their number, as clients or as the batch that they fill, and along prompts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,17 +7,16 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.cost.fused_reduce import most_fused_tokens
-from commtax.question import STEP_AXES
+from commtax.judgement.gains import ALIKE
+from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES
 from commtax.units import format_bytes, plural
-from commtax.verbs.billing import price
 from commtax.verbs.settling import Settled, terms_of
 
 MOST_BATCH = 1024
-ALIKE = 1e-9  # share by which rates may differ that are the same
-BATCH = STEP_AXES[0]
-CLIENTS, PROMPT = "clients", "prompt"  # axes where requests are asked about; else batch and context of a step
+BATCH, CLIENTS, PROMPT = STEP_AXES[0], "clients", "prompt"
+"""What is varied: sequences in the step of each replica, or the clients of all of them; and tokens of a prompt."""
 
 Swept = Mapping[str, tuple[Array, Array]]
 """By axis, what is looked at along it and the tokens/s per GPU there."""
@@ -34,30 +33,28 @@ class PayRange:
     until: str = ""  # the rule that ends it at ``high``, where one of the engine's does
 
 
-def step_grids(q: Settled) -> dict[str, Array]:
-    """What is looked at along each axis, the question's own value among it."""
-    longest = max(2, min(q.model.max_len, 2**20))
-    lengths = np.unique(np.geomspace(min(64, longest), longest, 60).astype(int))
-    batches = np.unique(np.geomspace(1, max(MOST_BATCH, 2 * int(q.batch)), 120).astype(int))
-    own = np.union1d(batches, [int(q.batch)]), np.union1d(lengths, [max(1, int(q.context))])
-    return dict(zip(STEP_AXES, own, strict=True))
-
-
-def request_grids(q: Settled) -> dict[str, Array]:
-    """The same of requests: clients, and tokens of a prompt."""
-    clients, lengths = (grid[::4] for grid in step_grids(q.vary(batch=int(q.requests.concurrency))).values())
+def request_grids(q: Settled, axis: str) -> dict[str, Array]:
+    """Return what is looked at along ``axis``, the clients or the batch that they fill, and along prompts."""
+    own = int(q.requests.concurrency) // (1 if axis == CLIENTS else replicas_of(q))
+    loads = np.geomspace(1, max(MOST_BATCH, 2 * own), 30).astype(int)
+    lengths = np.geomspace(min(64, q.model.max_len), max(2, min(q.model.max_len, 2**20)), 15).astype(int)
+    lengths = np.union1d(lengths, [int(q.requests.input_len)])
     room = q.model.max_len - int(q.requests.output_len)
-    return {CLIENTS: np.union1d(clients, [int(q.requests.concurrency)]), PROMPT: lengths[lengths <= room]}
+    return {axis: np.union1d(loads, [own]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
+
+
+def replicas_of(q: Question) -> int:
+    """Count the replicas that share the clients: servers, and ranks of attention data parallelism in each."""
+    return int(q.plan.dp * q.plan.replicas)
 
 
 def rate_over(q: Settled, axis: str, grid: Array) -> Array:
-    """Tokens/s per GPU of a step, or of a closed loop, along one axis."""
-    if axis in (CLIENTS, PROMPT):
-        from commtax.verbs.closed_loop import serve  # not for those who ask about a step
+    """Return the tokens/s per GPU of a closed loop along one axis."""
+    from commtax.verbs.closed_loop import serve  # not for those who ask about a step
 
-        looped = q.but(concurrency=grid) if axis == CLIENTS else q.but(input_len=grid)
-        return np.asarray(serve(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
-    return np.asarray(price(q.but(**{axis: grid})).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
+    clients = grid if axis == CLIENTS else grid * replicas_of(q)
+    looped = q.but(input_len=grid) if axis == PROMPT else q.but(concurrency=clients)
+    return np.asarray(serve(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
@@ -68,24 +65,26 @@ def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange,
         if not gains.any():
             never.append(axis)
         elif not gains.all():
-            pays = _pay_range(axis, grid, gains)
-            found.append(replace(pays, until=fused_until(q, base, swept)) if axis == BATCH else pays)
+            own = _pay_range(axis, grid, gains)
+            found.append(own if axis == PROMPT else _fused_until(own, q, base))
     return tuple(found), tuple(never)
 
 
-def fused_until(q: Settled, base: Settled, swept: Swept) -> str:
-    """The engine's limit on fused sums, where a technique pays up to it and no further."""
-    if BATCH not in swept or q.techniques.fused_reduce == base.techniques.fused_reduce:
-        return ""
+def _fused_until(found: PayRange, q: Settled, base: Settled) -> PayRange:
+    """The range with the engine's limit on fused sums, where a technique pays up to it and no further."""
+    if q.techniques.fused_reduce == base.techniques.fused_reduce:
+        return found
     tokens = float(most_fused_tokens(terms_of(q)))
-    last = tokens // (1 + float(q.speculative))
-    if not 1 <= last < swept[BATCH][0][-1]:
-        return ""
+    last = tokens // (1 + float(q.speculative)) * (1 if found.axis == BATCH else replicas_of(q))
+    if not 1 <= last < found.ends[1]:
+        return found
     around = np.array([last, last + 1]).astype(int)
-    gains = rate_over(q, BATCH, around) / rate_over(base, BATCH, around) - 1 > ALIKE
+    gains = rate_over(q, found.axis, around) / rate_over(base, found.axis, around) - 1 > ALIKE
+    if gains.tolist() != [True, False]:
+        return found
     nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
     words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
-    return words if gains.tolist() == [True, False] else ""
+    return replace(found, high=last, until=words)
 
 
 def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:

@@ -1,6 +1,7 @@
 """What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is tokens/s with the technique over those without it. Its range comes from the lines in which both steps differ (errors of
+A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step that is asked about
+stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
 what they share cancel) and from how far gains of such techniques were off where somebody published one.
 """
 
@@ -11,7 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Unpack
+from typing import Any, TypeVar, Unpack, cast
+
+import numpy as np
 
 from commtax import counting
 from commtax.answer import Answer
@@ -19,28 +22,31 @@ from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
 from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
+from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
-from commtax.question import Question
+from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, need_accepted
+from commtax.verbs.costly_settings import SettingWorth, costly_settings
+from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.paying import ALIKE, PayRange, Swept, pay_ranges, rate_over, request_grids, step_grids
+from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, replicas_of, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
-LEAST_TOLD, MOST_TOLD = 0.01, 3  # gains that a bill tells of, and how many
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
+MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
 NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
 """What a refusal begins with that names its argument: the table says the technique already."""
-STEPPED, OF_REQUESTS = ("batch",), ("output_len", "spread")  # options that say something of a step alone, and of requests alone
-NO_REQUESTS = "belongs to requests; add --concurrency or --request-rate"
+OF_REQUESTS = ("output_len", "spread")  # options that no step has which nobody gave a batch
+NO_REQUESTS = "belongs to requests; add --batch, --concurrency or --request-rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +77,17 @@ class TechniqueWorth:
     since: str = ""  # that the engine has it on anyway, and since which version
     accepted: str = ""  # whose acceptance of drafts was taken, where nobody says one
     step_s: float = math.nan
+    step_gain: float = math.nan  # tokens/s per GPU of a step alone over those without it: a figure, which judges nothing
     tokens_per_s: float = math.nan
     gain: float = math.nan  # tokens/s per GPU over those without it; of requests at a rate, how much sooner they are answered …
     low: float = math.nan  # … and its 80 % range
     high: float = math.nan
     beside: str = ""  # what it needs and nobody set: gains, and where it pays, are those on top of that
-    ttft_s: float = math.nan  # of requests, where they were asked about
+    ttft_s: float = math.nan
     tpot_s: float = math.nan
     fits: bool = True
     kv_tokens: int = 0
-    full_gain: float = math.nan  # gain of both steps at the largest batch that each has room for, where that differs
+    full_gain: float = math.nan  # gain with as many requests running as each has room for, where that differs
     pays: tuple[PayRange, ...] = ()
     never: tuple[str, ...] = ()  # axes on which it nowhere pays
     notes: tuple[str, ...] = ()
@@ -97,18 +104,17 @@ class TechniqueWorth:
 
     @property
     def idle(self) -> bool:
-        return self.verdict == "changes nothing" and not self.pays
+        return self.verdict == SAME and not self.pays
 
     @property
     def verdict(self) -> str:
-        """``gains``, ``loses``, ``undecided`` where the range holds both, or ``changes nothing``; or that it cannot be had."""
-        if self.refused:
-            return "not here"
-        if abs(self.gain - 1) < ALIKE:
-            return "changes nothing"
-        if not self.fits:
-            return "does not fit"
-        return "gains" if self.low > 1 else "loses" if self.high < 1 else "undecided"
+        """What its gain comes to (``judgement.gains``), or that it cannot be had."""
+        return REFUSED if self.refused else verdict_on_gain(self.gain, self.low, self.high, self.fits)
+
+    @property
+    def advice(self) -> str:
+        """What to do about it (``judgement.gains``)."""
+        return advice_on_gain(self.verdict, self.gain, self.full_gain) if self.fits else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +129,14 @@ class Worth(Answer):
     question: Settled
     bill: StepBill
     kv_tokens: int
-    fits: bool
+    fits: bool  # the batch that was asked about, or one request
     rows: tuple[TechniqueWorth, ...]
-    requests: RequestTimes | None = None  # without any of them, where requests were asked about
+    requests: RequestTimes  # without any of them
+    starts: bool  # whether there is room for one request
+    of_step: bool  # whether a batch was asked about, and requests are those that keep it running
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
     on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
+    settings: tuple[SettingWorth, ...] = ()  # settings that cost beside the engine's own
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -152,54 +161,79 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
     >>> [row.asked for row in weighed.here if row.verdict == "gains"]
     ['eagle3=5', 'eagle=3']
 
-    Of one step; with ``concurrency`` of a closed loop of requests, with ``request_rate`` of requests in time.
+    For whole requests: ``batch`` of them that each replica runs at once, ``concurrency`` clients of a closed loop, or a
+    ``request_rate`` in time.
     """
     requests = check_loads(check_taken("worth", options))
     return worth_of(resolve_question(model, cluster, options), requests)
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
-    """Whether requests are asked about, and not a step; what belongs to the other of both is refused."""
+    """Whether a load of requests is given, and not a step; what does not go together is refused."""
     given = {name for name, value in options.items() if value is not None}
     requests = bool(given.intersection(LOADS))
-    rule = "belongs to a step, and a load of requests is given; leave one of them out" if requests else NO_REQUESTS
-    for name in STEPPED if requests else OF_REQUESTS:
-        if name in given:
-            raise Refusal(f"{name}: {rule}", name)
+    if requests and BATCH in given:
+        raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
+    for name in OF_REQUESTS:
+        if name in given and not requests and BATCH not in given:
+            raise Refusal(f"{name}: {NO_REQUESTS}", name)
     return requests
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
-    """Every technique on a question: on its step, or on requests as long as its context."""
+    """Every technique on requests: those of a load, as long as its context, or those that keep the batch of a step running."""
     if requests and put.phase != "decode":
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    put, usual = split_usual(put.but(input_len=int(put.context)) if requests else put)
-    weigh = Scale(settle(put), requests)
+    asked = put.but(input_len=int(put.context)) if requests else loop_around(put)
+    shown = {} if requests else _step_asked(put)
+    plain, usual = split_usual(asked)
+    weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
-    fits = weigh.holds(weigh.fit)
-    room, on = weigh.fit.kv_tokens, (*weigh_usual(weigh.question, usual, requests), *weigh_set(weigh.question, requests))
-    return Worth(weigh.question, weigh.bill, room, fits, tuple(rows), weigh.requests, weigh.swept, on)
+    on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
+    q, room, times = weigh.question.but(**shown), weigh.fit.kv_tokens, weigh.requests
+    assert times
+    starts = weigh.holds(weigh.fit)
+    fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
+    costly = costly_settings(weigh.question, weigh.figures)
+    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly)
 
 
-def weigh_set(q: Settled, requests: bool = False) -> Iterator[TechniqueWorth]:
+def loop_around(step: AnyQuestion) -> AnyQuestion:
+    """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context.
+
+    A step of prompts alone is one of requests whose first token is the last.
+    """
+    outputs = 1 if step.phase == "prefill" else step.requests.output_len
+    clients = int(step.batch) * replicas_of(step)
+    return cast(AnyQuestion, step.but(concurrency=clients, input_len=max(1, int(step.context)), output_len=outputs))
+
+
+def _step_asked(q: Question) -> Mapping[str, object]:
+    """What a step has that is told beside the requests that keep it running."""
+    return {axis: getattr(q, axis) for axis in STEP_AXES}
+
+
+def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
     """Techniques that a question has set, each against the same question without it; not those that nobody can leave out."""
+    q = weigh.question
     for one, text in techniques_on(q):
         own = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
         try:
-            yield Scale(q.but(**{name: default_of(name) for name in own}), requests, flips=False).against(one, text, own)
+            yield weigh.beside(q.but(**{name: default_of(name) for name in own}), flips=False).against(one, text, own)
         except ValueError:
             continue
 
 
-def weigh_usual(q: Settled, usual: Sequence[UsualTechnique], requests: bool) -> Iterator[TechniqueWorth]:
+def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
     """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
     for found in usual:
         row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
         try:
             if found.separable:
-                bare = Scale(q.but(engine=without_usual(q.engine)), requests)
+                q = weigh.question
+                bare = weigh.beside(q.but(engine=without_usual(q.engine)))
                 row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
         except ValueError:
             pass  # the reason that it is refused for stands
@@ -218,22 +252,33 @@ def flag_of(asked: str, q: Question) -> str:
 class Scale:
     """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and on top of what they need.
 
-    Without, full batches are compared only where a technique makes room for larger ones. Of requests the step is one in the
-    middle of their lives, of as many as run at once.
+    Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed,
+    and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told
+    beside. A search weighs steps alone: what gains on none of them is not tried.
     """
 
-    def __init__(self, q: Settled, requests: bool = False, flips: bool = True) -> None:
-        self.requests = _served(q) if requests else None
+    def __init__(self, q: Settled, requests: bool = False, flips: bool = True, shown: Mapping[str, object] | None = None) -> None:
+        self.requests, loop = _served(q) if requests else (None, ())
         self.question = q = _step_of(q, self.requests) if self.requests else q
-        self.bill = price(q)
+        self._steps = loop or _steps(q)
+        self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
+        self.bill = self._told_step(q)
         self.fit = fit_of_step(q)
-        self._flips, self._tops = flips, dict[str, Scale]()
+
+    def beside(self, q: Settled, flips: bool = True) -> Scale:
+        """The same of another question."""
+        return Scale(q, bool(self.requests), flips, self._shown)
+
+    def _told_step(self, q: Settled) -> StepBill:
+        return price(q.vary(**self._shown))
 
     @cached_property
     def _swept(self) -> Swept:
         q = self.question
-        over = step_grids(q) if not self.requests else {} if q.offered.request_rate else request_grids(q)
-        return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()} if self._flips else {}
+        if not self._flips or q.offered.request_rate:
+            return {}
+        over = request_grids(q, BATCH if self._shown else CLIENTS)
+        return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()}
 
     @property
     def swept(self) -> tuple[tuple[str, float, float], ...]:
@@ -248,8 +293,7 @@ class Scale:
         return best
 
     def _best(self, one: Technique) -> TechniqueWorth:
-        tried = [self.weigh(one, f"{one.key}={values}" if values else one.key) for values in one.usual.split() or [""]]
-        best = min(tried, key=_rank)
+        best = min((self.weigh(one, text) for text in usual_values(one)), key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
@@ -264,7 +308,7 @@ class Scale:
 
     def _on_top(self, one: Technique, other: str) -> TechniqueWorth:
         if other not in self._tops:
-            self._tops[other] = Scale(self._with(other), bool(self.requests))
+            self._tops[other] = self.beside(self._with(other))
         row = self._tops[other]._best(one)
         asked = f"{row.asked},{other}"
         return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
@@ -308,19 +352,25 @@ class Scale:
         return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
 
     def _priced(self, row: TechniqueWorth, q: Settled) -> TechniqueWorth:
-        other, base, judged = price(q), self.bill, fit_of_step(q)
-        gain = _rate_per_gpu(other) / _rate_per_gpu(base)
-        known = math.hypot(Z80 * ratio_sigma(other, base), 0.0 if self._drafts_alike(q) else accepted_width(q))
-        row = replace(row, step_s=float(other.step_s), tokens_per_s=float(other.tokens_per_s), kv_tokens=judged.kv_tokens)
-        row = replace(row, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
-        if self.requests:
-            served = _served(q)
-            gain = self.requests.faster(served) * float(base.num_gpus / other.num_gpus)
-            known += Z80 * ratio_sigma(_prompt_step(q), _prompt_step(self.question))
-            row = replace(row, ttft_s=served.ttft_s, tpot_s=served.tpot_s, tokens_per_s=served.tokens_per_s)
-        width = math.exp(math.hypot(known, self._missed(row.technique, q, gain)))
         notes, accepted = ((), "") if self._drafts_alike(q) else (tuple(map(str, draft_notes(q))), accepted_as(q))
-        return replace(row, gain=gain, low=gain / width, high=gain * width, notes=notes, accepted=accepted)
+        return replace(row, **self.figures(q, row.technique.group), notes=notes, accepted=accepted)
+
+    def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
+        """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
+        told, judged = self._told_step(q), fit_of_step(q)
+        step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
+        steps, times = [(told, self.bill)], {"tokens_per_s": float(told.tokens_per_s)}
+        if self.requests:
+            served, bills = _served(q)
+            gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
+            steps = list(zip(bills or _steps(q), self._steps, strict=True))
+            times = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": served.tokens_per_s}
+        first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
+        known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
+        width = math.exp(math.hypot(known, self._missed(group, q, gain)))
+        room = {"kv_tokens": judged.kv_tokens, "fits": self.holds(judged), "full_gain": self._full_gain(q, judged)}
+        ends = {"gain": gain, "low": gain / width, "high": gain * width}
+        return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
         """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
@@ -331,19 +381,19 @@ class Scale:
             base.techniques.per_step,
         )
 
-    def _missed(self, one: Technique, q: Settled, gain: float) -> float:
+    def _missed(self, group: str, q: Settled, gain: float) -> float:
         """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
-        if abs(gain - 1) < ALIKE:
+        if verdict_on_gain(gain, gain, gain) == SAME:
             return 0.0
         yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
-        return missed(kind_of(one.group), gain, max(yielded, default=1.0))
+        return missed(kind_of(group), gain, max(yielded, default=1.0))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s of the largest batches that fit, with the technique over without; only where they differ."""
+        """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
-        return _full_rate(q, judged) / self._full_rate
+        return self._rate_when_full(q, judged) / self._full_rate
 
     def holds(self, judged: Fit) -> bool:
         """Whether there is room for the step's batch, or for one request: others wait for theirs."""
@@ -352,7 +402,14 @@ class Scale:
 
     @cached_property
     def _full_rate(self) -> float:
-        return _full_rate(self.question, self.fit)
+        return self._rate_when_full(self.question, self.fit)
+
+    def _rate_when_full(self, q: Settled, judged: Fit) -> float:
+        """Tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
+        most = min(judged.most_seqs(int(q.context) + 1), int(q.limits.max_num_seqs or q.engine.serves.max_seqs))
+        if not self.requests:
+            return _rate_per_gpu(price(q.but(batch=most)))
+        return float(rate_over(q, BATCH, np.array([most]))[0])
 
 
 def _step_of(q: Settled, served: RequestTimes) -> Settled:
@@ -361,35 +418,32 @@ def _step_of(q: Settled, served: RequestTimes) -> Settled:
     return q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
 
 
-def _full_rate(q: Settled, judged: Fit) -> float:
-    """Tokens/s per GPU of the largest batch that fits, and that the engine takes."""
-    most = int(q.limits.max_num_seqs or q.engine.serves.max_seqs)
-    return _rate_per_gpu(price(q.but(batch=min(judged.most_seqs(int(q.context) + 1), most))))
-
-
 def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
 
 
-def _prompt_step(q: Settled) -> StepBill:
-    """A step of one prompt, which requests wait for beside decode steps."""
-    return price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
+def _steps(q: Settled) -> tuple[Bill, ...]:
+    """The step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
+    if not q.offered.request_rate:
+        return (price(q),)
+    return price(q), price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
-def _served(q: Settled) -> RequestTimes:
-    """A closed loop in closed form, or requests in time."""
+def _served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
+    """A closed loop in closed form, with its steps: that of decodes first, where there are any; or requests in time."""
     if q.offered.request_rate:
         from commtax.verbs import requests  # not for those who ask about a step
 
         timed = requests.serve(q)
         ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
-        running = q.offered.request_rate * e2e / float(q.plan.dp * q.plan.replicas)  # Little's law
-        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded))
+        running = q.offered.request_rate * e2e / replicas_of(q)  # Little's law
+        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded)), ()
     from commtax.verbs.closed_loop import serve
 
     loop = serve(q)
     rate = float(loop.tokens_per_s)
-    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, float(loop.running), rate)
+    own = loop.bills[1:] if q.requests.output_len == 1 else loop.bills
+    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, float(loop.running), rate), own
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
@@ -408,7 +462,20 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
 
 
 def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """Techniques that fit and gain something worth saying, the best few; not those that set what is ``told`` anyway."""
-    scale = Scale(q, flips=False)
-    rows = sorted((scale.row(one) for one in techniques().values() if one.sets not in told), key=_rank)
-    return [row for row in rows if not row.refused and row.fits and row.gain > 1 + LEAST_TOLD][:MOST_TOLD]
+    """The few techniques that gain whole requests most and something worth saying; not those that set what is ``told`` anyway."""
+    if not is_accepted_known(q):
+        return []
+    scale, engine = Scale(q, flips=False), program_of(q.engine).key
+    tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
+    best = [(*max((scale.gain(text), text) for text in usual_values(one)), one) for one in tried]
+    able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
+    if not able:
+        return []
+    weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
+    rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
+    return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]
+
+
+def usual_values(one: Technique) -> list[str]:
+    """A technique with each of its usual values, as ``--technique`` takes it."""
+    return [f"{one.key}={value}" for value in one.usual.split()] or [one.key]

@@ -1,4 +1,4 @@
-// Techniques weighed on the step that is shown: best first, those that lose as losing, and why others cannot be had.
+// Techniques weighed on whole requests that keep the step that is shown running: best first, those that lose as losing, and why others cannot be had.
 
 import { el, paint, tableBox } from "./dom.js";
 import { change, count, seconds } from "./format.js";
@@ -10,9 +10,8 @@ function gainCell(row) {
   return el("span", { class: row.verdict === "gains" ? "change-by better" : "change-by" }, `${row.gain > 1 ? "▲ " : "▼ "}${change(row.gain - 1)}`);
 }
 
-// A step has one time; requests have two.
-const times = (worth) => (worth.requests ? { TTFT: "ttft_s", TPOT: "tpot_s" } : { step: "step_s" });
-const columns = (worth) => ["technique", "verdict", "gain", "range", ...Object.keys(times(worth)), "KV tokens", "pays", "set"];
+const TIMES = { TTFT: "ttft_s", TPOT: "tpot_s", step: "step_s" };
+const COLUMNS = ["technique", "verdict", "gain", "range", ...Object.keys(TIMES), "KV tokens", "pays", "set"];
 
 function cells(row, worth, apply) {
   const nothing = row.verdict === "changes nothing";
@@ -22,7 +21,7 @@ function cells(row, worth, apply) {
     row.fits ? row.verdict : el("span", { class: "hot-text" }, row.verdict),
     gainCell(row),
     nothing ? "" : `${change(row.low - 1)} to ${change(row.high - 1)}`,
-    ...Object.values(times(worth)).map((name) => seconds(row[name])),
+    ...Object.values(TIMES).map((name) => seconds(row[name])),
     row.kv_tokens === worth.kv_tokens ? "" : count(row.kv_tokens),
     row.words,
     el("code", null, row.flag),
@@ -33,13 +32,13 @@ export function drawWorth(host, worth, apply) {
   const idle = (row) => row.verdict === "changes nothing" && !row.pays.length;
   const here = worth.weighed.filter((row) => !row.refused && !idle(row));
   const rest = worth.weighed.filter((row) => row.refused || idle(row));
-  const titles = columns(worth);
-  const head = el("tr", null, titles.map((title) => el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : null }, title)));
-  const body = here.map((row) => el("tr", null, cells(row, worth, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: NUMBERS.has(titles[i]) ? "number" : titles[i] === "set" ? "how" : null, "data-label": i ? titles[i] : null }, i ? el("div", null, cell) : cell))));
+  const head = el("tr", null, COLUMNS.map((title) => el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : null }, title)));
+  const body = here.map((row) => el("tr", null, cells(row, worth, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: NUMBERS.has(COLUMNS[i]) ? "number" : COLUMNS[i] === "set" ? "how" : null, "data-label": i ? COLUMNS[i] : null }, i ? el("div", null, cell) : cell))));
   const others = rest.map((row) => el("tr", null, el("th", { scope: "row" }, row.technique), el("td", null, row.refused || "changes nothing here")));
   paint(
     host,
     el("p", null, worth.verdict),
+    worth.basis ? el("p", { class: "quiet" }, worth.basis) : null,
     tableBox("Techniques, best first", "worth stack", head, body),
     rest.length ? el("details", { class: "rejected" }, el("summary", null, "Techniques that change nothing or cannot be had here"), el("div", { class: "scroll" }, el("table", null, el("tbody", null, others)))) : null,
   );

@@ -1,0 +1,52 @@
+"""Whether a change of a deployment pays: its gain for whole requests, that gain's range, and what is left of it in a full cache.
+
+A gain is a rate with the change over the rate without it, so that 1 is no gain. Steps of a server gain, too, but that is a figure:
+requests also wait for prompts, and only what requests gain is judged.
+"""
+
+from commtax.thresholds import levels
+
+LEVEL = levels(__name__)
+ALIKE = LEVEL.alike
+
+REFUSED, NO_ROOM, SAME = "not here", "does not fit", "changes nothing"
+GAINS, LOSES, UNDECIDED = "gains", "loses", "undecided"
+
+SET, MEASURE, WHEN_FULL, NO_GAIN, LEAVE = "set", "measure", "when-full", "no-gain", "leave"
+
+
+def verdict_on_gain(gain: float, low: float, high: float, fits: bool = True) -> str:
+    """Judge a gain by its 80 % range: it gains or loses where the whole range does, and is undecided where the range holds both.
+
+    >>> verdict_on_gain(1.2, 1.05, 1.4), verdict_on_gain(1.2, 0.9, 1.6), verdict_on_gain(1.0, 1.0, 1.0)
+    ('gains', 'undecided', 'changes nothing')
+    """
+    if abs(gain - 1) < ALIKE:
+        return SAME
+    if not fits:
+        return NO_ROOM
+    return GAINS if low > 1 else LOSES if high < 1 else UNDECIDED
+
+
+def advice_on_gain(verdict: str, gain: float, full_gain: float) -> str:
+    """Return what to do about a gain: set it, measure it, set it once the cache is full, or leave it; "" where nothing is said.
+
+    ``full_gain``: of the largest batches that fit, for what makes room in the cache or takes some. A loss that nobody is sure of
+    is then no reason to leave it.
+
+    >>> advice_on_gain("undecided", 0.97, 1.2), advice_on_gain("undecided", 1.1, 1.2)
+    ('when-full', 'measure')
+    """
+    if verdict != UNDECIDED:
+        return {GAINS: SET, LOSES: LEAVE}.get(verdict, "")
+    return MEASURE if gain > 1 else WHEN_FULL if full_gain > 1 else NO_GAIN
+
+
+def is_lost_when_full(gain: float, full_gain: float) -> bool:
+    """Whether a gain turns into a loss once the cache is full."""
+    return gain > 1 and full_gain < 1 - LEVEL.told
+
+
+def is_worth_telling(gain: float) -> bool:
+    """Whether a gain is large enough to be told beside another answer."""
+    return gain > 1 + LEVEL.told

@@ -1,0 +1,76 @@
+"""Settings of a launch that cost: what whole requests would gain with the engine's own in their place.
+
+Which settings are questioned is said in ``options.toml`` (``questioned``): eager mode, limits on batches and memory, other
+collectives. What a launch needs, such as its longest request, is not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from commtax.catalog.programs import flag_table, program_of
+from commtax.catalog.techniques import changes_of, default_of, field_value, is_default, techniques_on
+from commtax.judgement.gains import is_worth_telling, verdict_on_gain
+from commtax.options import options
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.verbs.settling import Settled
+
+FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s", "fits")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingWorth:
+    """What whole requests gain where a setting is dropped, and the engine's own stands in its place."""
+
+    option: str
+    flag: str  # as the engine's command has it
+    gain: float
+    low: float
+    high: float
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    fits: bool
+
+    @property
+    def verdict(self) -> str:
+        return verdict_on_gain(self.gain, self.low, self.high, self.fits)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting that an engine would not have by itself, and what leaves it to the engine."""
+
+    option: str
+    flag: str  # as the engine's command has it
+    changes: Mapping[str, object]
+
+
+def questioned(q: Question) -> Iterator[Setting]:
+    """What a question sets away from the engine's own, and may pay for; not what techniques set."""
+    told = {name for _, text in techniques_on(q) for name in changes_of(text)}
+    for option in options().values():
+        value = field_value(q, option.key) if option.questioned and option.key not in told else None
+        if not is_default(option.key, value):
+            yield Setting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
+
+
+def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
+    """The questioned settings that cost: requests gain something without each, the most first.
+
+    ``figures``: what requests come to with another question, beside this one.
+    """
+    found = []
+    for one in questioned(q):
+        try:
+            without = figures(q.but(**one.changes))
+        except ValueError:  # it cannot be left out here
+            continue
+        found.append(SettingWorth(one.option, one.flag, *(without[name] for name in FIGURES)))
+    return tuple(sorted((x for x in found if x.fits and is_worth_telling(x.gain)), key=lambda x: -x.gain))
+
+
+def _flag(q: Question, name: str, value: object) -> str:
+    """A setting as the engine's command has it, else as our own option."""
+    spelled = (section.get(name) for section in flag_table(program_of(q.engine).key).values() if isinstance(section, dict))
+    word = next((text.split()[0] for text in spelled if isinstance(text, str)), name.replace("_", "-"))
+    return f"--{word}" if value is True else f"--{word} {value}"
