@@ -4,6 +4,7 @@ Which settings are questioned is said in ``costly_settings.toml``: eager mode, l
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.techniques import changes_of, default_of, field_value, is_default, techniques_on
@@ -54,7 +55,7 @@ def questioned(q: Question) -> Iterator[QuestionedSetting]:
             yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
 
 
-def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
+def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, Any]]) -> tuple[SettingWorth, ...]:
     """The questioned settings that cost: requests gain something without each, the most first.
 
     ``figures``: what requests come to with another question, beside this one.

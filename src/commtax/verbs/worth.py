@@ -243,7 +243,10 @@ class Scale:
     """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True, shown: Mapping[str, object] | None = None) -> None:
-        self.requests, loop = requests_served(q) if requests else (None, ())
+        self.requests: RequestTimes | None = None
+        loop: tuple[Bill, ...] = ()
+        if requests:
+            self.requests, loop = requests_served(q)
         self.question = q = _step_of(q, self.requests) if self.requests else q
         self._steps = loop or steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
@@ -344,7 +347,8 @@ class Scale:
         """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
         told, judged = self._told_step(q), fit_of_step(q)
         step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
-        steps, times = [(told, self.bill)], {"tokens_per_s": float(told.tokens_per_s)}
+        steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
+        times = {"tokens_per_s": float(told.tokens_per_s)}
         if self.requests:
             served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
