@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commtax.cost.closed_form import ClosedLoopMeans
+from commtax.cost.closed_form import LEAST_S, ClosedLoopMeans, knee
 from commtax.cost.network import Flow, QueueNetwork
 from commtax.spec import Engine, Number
 

@@ -73,10 +73,9 @@ def plan(
     >>> found.why[0]
     '2 GPUs = 2 replicas x TP 1'
 
-    All legal plans are priced at every concurrency; those that fit and meet the limits are ranked. Clients of all copies together
-    are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank. The first of ``plans`` is the best;
-    ``recommended`` is the index of the simplest that the best beats by no more than ``margin`` (0.05 or ``"5%"``; left out, the
-    range of the ratio of two plans' predictions, 5 to 10 %).
+    All legal plans are priced at every concurrency; those that fit and meet the limits are ranked. Clients of all copies are at
+    most ``max_concurrency``, else as many as caches hold and 1,024 of a rank. ``recommended`` is the index of the simplest plan
+    that the best, the first, beats by no more than ``margin`` (0.05 or ``"5%"``; left out, how far ratios of two plans err).
 
     ``techniques="auto"`` also tries techniques that gain on good plans; ``"dbo,mtp=1+dcp=2"`` tries each of these sets.
 

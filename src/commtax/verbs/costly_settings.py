@@ -4,7 +4,6 @@ Which settings are questioned is said in ``costly_settings.toml``: eager mode, l
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.techniques import changes_of, default_of, field_value, is_default, techniques_on
@@ -15,7 +14,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.settling import Settled
 
-FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s", "fits")
+FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def questioned(q: Question) -> Iterator[QuestionedSetting]:
             yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
 
 
-def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, Any]]) -> tuple[SettingWorth, ...]:
+def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
     """The questioned settings that cost: requests gain something without each, the most first.
 
     ``figures``: what requests come to with another question, beside this one.
@@ -66,7 +65,7 @@ def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, Any]])
             without = figures(q.but(**one.changes))
         except ValueError:  # it cannot be left out here
             continue
-        found.append(SettingWorth(one.option, one.flag, *(without[name] for name in FIGURES)))
+        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), **{name: without[name] for name in FIGURES}))
     return tuple(sorted((x for x in found if x.fits and is_worth_telling(x.gain)), key=lambda x: -x.gain))
 
 
