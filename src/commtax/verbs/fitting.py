@@ -38,7 +38,8 @@ from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 @dataclass(frozen=True, slots=True)
 class Fit(Answer):
     """Whether a plan fits, and what each rank of the tightest stage holds.
-    >>> fit("llama-3.1-405b", "8xh100-sxm").advice[0]
+    >>> import commtax
+    >>> commtax.fit("llama-3.1-405b", "8xh100-sxm").advice[0]
     '--dtype fp8 (smaller weights)'
     """
 
