@@ -31,7 +31,8 @@ from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 
-ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
+ONE_POOL, APART, STAGES = range(3)  # kinds of layouts, those first that are soon simulated
+ROUND = (4, 2, 4)  # layouts of each that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
 NEAREST = 5  # fleets that come nearest to the limits where none holds
@@ -74,6 +75,10 @@ def _simplest_place(ranking: Sequence[Trial]) -> int:
     return simplest_served(ranking[0].layout.question, effort, worth)
 
 
+def kind_of(layout: Layout) -> int:
+    return STAGES if layout.question.plan.pp > 1 else APART if layout.apart else ONE_POOL
+
+
 class Search:
     """The search on one cluster. What it has so far is an answer at any time."""
 
@@ -98,9 +103,8 @@ class Search:
                 raise refuse_length(f": the longest request has {longest:,} tokens, {rule}")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
-            for kind in range(3):
-                # what is quickly simulated comes first, and says what the others have to beat
-                self._rounds([x for x in layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind > 0)
+            for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
+                self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
                 self._examine()
             self._detail()
@@ -109,12 +113,12 @@ class Search:
             self.held.sort(key=order)
         return self.complete
 
-    def _rounds(self, layouts: list[Layout], slow: bool) -> None:
+    def _rounds(self, layouts: list[Layout], kind: int) -> None:
         layouts.sort(key=lambda layout: (self._bound(layout, 1.0), layout.group))  # by what the objective is likely to count
-        for first in range(0, len(layouts), ROUND):
-            bar = self._bar(slow)
-            part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
-            self.left_out += len(layouts[first : first + ROUND]) - len(part)
+        for first in range(0, len(layouts), ROUND[kind]):
+            bar, these = self._bar(kind), layouts[first : first + ROUND[kind]]
+            part = [x for x in these if self._bound(x) <= bar]
+            self.left_out += len(these) - len(part)
             tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
             results = dict[int, Trial]()
             try:
@@ -124,7 +128,7 @@ class Search:
             finally:
                 for place in sorted(results):  # in their order, whoever was first
                     (self.held if results[place].holds else self.broken).append(results[place])
-                self.done += len(layouts[first : first + ROUND])
+                self.done += len(these)
             self._tell()
 
     def _tell(self) -> None:
@@ -139,16 +143,21 @@ class Search:
             return each / slack / float(self.question.requests.output_len)
         return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 
-    def _bar(self, slow: bool) -> float:
-        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best."""
+    def _bar(self, kind: int) -> float:
+        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
+
+        Two pools must do with no more than one, which is simpler, and come near the best two.
+        """
         if not self.held:
             return inf
         ranked = sorted(self.held, key=burden)
         best = burden(ranked[0])
-        one_pool = next((trial for trial in ranked if not trial.layout.apart), ranked[0])
-        near = burden(one_pool) * (1 + margin(self.question))  # a simpler one may be recommended
+        one_pool = burden(next((trial for trial in ranked if not trial.layout.apart), ranked[0]))
+        near = one_pool * (1 + margin(self.question))  # a simpler one may be recommended
         listed = burden(ranked[self.top - 1]) if len(ranked) >= self.top else inf
-        return near if slow else max(near, min(WORSE * best, listed))
+        if kind == APART and self.question.goal.objective != "tokens":
+            return min(one_pool, best * (1 + margin(self.question)))
+        return near if kind else max(near, min(WORSE * best, listed))
 
     def _most_gpus(self, bar: float) -> int:
         goal, whole = self.question.goal, self.question.cluster.num_gpus

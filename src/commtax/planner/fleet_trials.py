@@ -38,6 +38,7 @@ TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
+TOGETHER = 0.9  # of that, at least, answer samples of two kinds: 0.94 where both are as busy, else 0.97 and more
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
@@ -83,7 +84,7 @@ class Trial:
 
     @property
     def sampled(self) -> bool:
-        return self.sample != self.size
+        return is_sampled(self.layout, self.size)
 
     @property
     def gpus(self) -> int:
@@ -186,7 +187,8 @@ def least_fleet(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at])):
+        longer = max((known.stretch for known in tried.values()), default=1.0)
+        if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at], longer)):
             hopeless.add(able[at])
             return False
         return trial(at).holds
@@ -206,17 +208,38 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
     return None if unsure else layout.too_slow(rate_of(q) / size[0])
 
 
-def _is_overloaded(layout: Layout, size: Size) -> bool:
-    """Whether its capacity alone says that a fleet does not hold: of two kinds of workers that of each, which is soon known; that
-    of a whole fleet where there is no limit to break."""
+def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
+    """Whether its capacity alone says that a fleet does not hold: that of each kind of worker, which is soon known; that of a
+    whole fleet where there is no limit to break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
-    if layout.apart and min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True)) * SURE <= rate:
+    if sampled := is_sampled(layout, size):
+        rate *= longer
+    if (layout.apart or sampled) and _most_answered(layout, size) * (1.0 if sampled else SURE) <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
         return False
     return overloaded(rate, capacity(layout, size))
+
+
+def is_sampled(layout: Layout, size: Size) -> bool:
+    """Whether a few copies are simulated for the fleet."""
+    return sample_of_fleet(layout, size).size != size
+
+
+def _most_answered(layout: Layout, size: Size) -> float:
+    """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
+    if not layout.apart:
+        return capacity(layout, size)
+    return min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True))
+
+
+def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
+    """Whether a fleet is known to answer a rate before all of it is saturated."""
+    if layout.apart and is_sampled(layout, size):
+        return TOGETHER * _most_answered(layout, size) > rate
+    return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
 
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
@@ -288,20 +311,22 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
-def _decide_fleet(layout: Layout, size: Size, rate: float) -> tuple[float, RequestsInTime]:
+def _decide_fleet(
+    layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf
+) -> tuple[float, RequestsInTime]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
     whole = run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
-            outcome = run_fleet(layout, size, rate, (warmup + counted, warmup))
+            outcome = run_fleet(layout, size, rate, (warmup + counted, warmup), stretch)
             over = worst(q, outcome)
             if over > sure:
                 return over, outcome
             if over <= 1:
                 break
-    outcome = run_fleet(layout, size, rate, whole)
+    outcome = run_fleet(layout, size, rate, whole, stretch, most)
     return worst(q, outcome), outcome
 
 
@@ -317,7 +342,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
         longer = run_fleet(layout, size, rate, stretch=stretch) if q.goal.slo else None
         over = worst(q, longer) if longer else over
     most = nan
-    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate * max(1.0, stretch)):
+    if over <= 1 and not _is_surely_enough(layout, size, rate * max(1.0, stretch)):
         most = capacity(layout, size)
         over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
@@ -431,9 +456,12 @@ def larger_fleets(trial: Trial) -> list[Trial]:
         return []
 
     def clear(at: int) -> bool:
-        if capacity(layout, able[at]) <= q.offered.request_rate * factor:
+        rate = q.offered.request_rate
+        if is_sampled(layout, able[at]) and _most_answered(layout, able[at]) <= rate * factor:
             return False
-        return not q.goal.slo or worst(q, run_fleet(layout, able[at], q.offered.request_rate, stretch=factor, most=RANGED)) <= 1
+        if q.goal.slo and _decide_fleet(layout, able[at], rate, factor, RANGED)[0] > 1:
+            return False
+        return _is_surely_enough(layout, able[at], rate * factor) or capacity(layout, able[at]) > rate * factor
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
