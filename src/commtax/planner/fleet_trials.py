@@ -257,7 +257,7 @@ def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
         return size[0] * _saturation_rate(layout.question)
-    sample = sample_of_fleet(layout, size)
+    sample = sample_of_fleet(layout, size, saturated=is_sampled(layout, size))
     return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
 
@@ -278,10 +278,10 @@ def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fle
     return asked, replace(fleet_of(asked, longest), decoded=decoded)
 
 
-def sample_of_fleet(layout: Layout, size: Size) -> Sample:
+def sample_of_fleet(layout: Layout, size: Size, saturated: bool = False) -> Sample:
     """The copies that are simulated for a fleet."""
     workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
-    sample = sample_of(layout.question.but(**workers))
+    sample = sample_of(layout.question.but(**workers), saturated=saturated)
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 
 
@@ -465,7 +465,10 @@ def larger_fleets(trial: Trial) -> list[Trial]:
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
-    return larger if trial.clear and q.plan.pp > 1 else [with_details(one) for one in larger]  # stages take longest to simulate
+    if trial.clear and (q.plan.pp > 1 or (layout.apart and trial.sampled)):  # these take longest to simulate
+        return larger
+    plain = len(larger) - 1 if trial.sampled else 0
+    return [*larger[:plain], *(with_details(one) for one in larger[plain:])]
 
 
 def with_details(trial: Trial) -> Trial:
