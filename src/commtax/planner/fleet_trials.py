@@ -455,13 +455,13 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     if not able:
         return []
 
+    known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
+
     def clear(at: int) -> bool:
         rate = q.offered.request_rate
-        if is_sampled(layout, able[at]) and _most_answered(layout, able[at]) <= rate * factor:
-            return False
-        if q.goal.slo and _decide_fleet(layout, able[at], rate, factor, RANGED)[0] > 1:
-            return False
-        return _is_surely_enough(layout, able[at], rate * factor) or capacity(layout, able[at]) > rate * factor
+        few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
+        answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
+        return answered > rate * factor and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]

@@ -34,7 +34,7 @@ class Sample:
         """That not all replicas were simulated."""
         if self.size == self.whole:
             return ()
-        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests; rates are of all"
+        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests; rates and totals are of all"
         return (Note("sample", text),)
 
 

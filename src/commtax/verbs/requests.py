@@ -199,6 +199,17 @@ class RequestsInTime(Answer):
         return float(np.max(self.columns["done_s"]) - self.stream.arrival_s[0])
 
     @property
+    def num_requests(self) -> int:
+        """Requests of all replicas: those that were simulated stand for the others."""
+        asked, complete = self.question.requests.num_prompts, len(self.stream) == self.simulated.requests.num_prompts
+        return int(asked) if complete else round(len(self.stream) / self.share)
+
+    @property
+    def max_in_flight(self) -> float:
+        """Requests that all replicas have at once, at most; infinite without a limit."""
+        return float(np.round(self.stream.in_flight / self.share))
+
+    @property
     def requests_per_s(self) -> float:
         return len(self.stream) / self.share / max(self.duration_s, 1e-12)
 
