@@ -12,7 +12,7 @@ def sample_size(whole: Size, least: float = 0.0, kind: str = "replicas") -> Size
     """Return how many copies and workers of prompts are simulated for a fleet: at least the share ``least`` of it, at most all.
 
     Workers of prompts are a share of theirs that is no smaller than that of the copies, which decode a part of their prompts.
-    ``kind``: of ``chosen`` replicas the router looks at the load before it chooses one, ``saturated`` ones always have enough to do.
+    ``kind``: before it chooses one of ``chosen`` replicas the router looks at their load; ``saturated`` ones are always busy.
 
     >>> sample_size((400, 0)), sample_size((3, 0)), sample_size((80, 40)), sample_size((20, 100)), sample_size((3, 2))
     ((4, 0), (3, 0), (4, 4), (2, 10), (3, 2))

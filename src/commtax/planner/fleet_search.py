@@ -7,9 +7,11 @@ the same on one core and on many. A layout that cannot reach what is listed alre
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isnan
+from typing import TypeVar
 
 import numpy as np
 
+from commtax.counting import reached
 from commtax.judgement.margins import margin
 from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
@@ -35,7 +37,10 @@ ONE_POOL, APART, STAGES = range(3)  # kinds of layouts, those first that are soo
 ROUND = (4, 2, 4)  # layouts of each that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
+EFFORT = (1.0, 2.0, 0.5)  # that layouts of each kind take, about, for the time left …
+FOUND, DETAILS = 3.0, 16.0  # … and, in the same unit, to find all layouts, and the details of the best
 NEAREST = 5  # fleets that come nearest to the limits where none holds
+Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]
 """Told how many of how many layouts are done, and the best so far."""
 
@@ -76,6 +81,7 @@ def _simplest_place(ranking: Sequence[Trial]) -> int:
 
 
 def kind_of(layout: Layout) -> int:
+    """Return which kind of layout it is."""
     return STAGES if layout.question.plan.pp > 1 else APART if layout.apart else ONE_POOL
 
 
@@ -91,6 +97,8 @@ class Search:
         self.broken: list[Trial] = []
         self.rejected: tuple[Rejected, ...] = ()
         self.count = self.total = self.done = self.left_out = 0
+        self.left: list[Layout] = []  # those that nobody has looked at, best first
+        self.spent, self.details = 0.0, DETAILS
         self.complete = False
 
     def run(self) -> bool:
@@ -103,6 +111,8 @@ class Search:
                 raise refuse_length(f": the longest request has {longest:,} tokens, {rule}")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
+            self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
+            self._tell(FOUND)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
@@ -124,14 +134,21 @@ class Search:
             try:
                 for place, trial in self.workers.each(least_fleet, tasks):
                     results[place] = trial
-                    self._tell()
+                    self._tell(EFFORT[kind])
             finally:
                 for place in sorted(results):  # in their order, whoever was first
                     (self.held if results[place].holds else self.broken).append(results[place])
                 self.done += len(these)
+                self.left = [x for x in self.left if x not in these]
             self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, effort: float = 0.0) -> None:
+        """Tell how far the search is, so much effort further: what is left are the layouts that are likely to be tried."""
+        self.spent += effort
+        likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
+        bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
+        ahead = sum(EFFORT[kind_of(x)] for x in self.left if self._bound(x) <= bars[kind_of(x)])
+        reached(self.spent / (self.spent + ahead + self.details))
         if self.progress:
             self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
 
@@ -189,7 +206,7 @@ class Search:
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         self._replace_first(max(ties, min(self.top, DETAILED)), with_details)
         self.held.sort(key=order)
-        grown = dict(self.workers.each(larger_fleets, self._leaders()))
+        grown = self._each_told(larger_fleets, self._leaders(), DETAILS / 2)
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self.held.sort(key=order)
         self._list_recommended()
@@ -208,5 +225,14 @@ class Search:
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
         """The first fleets with more known of them."""
-        first = dict(self.workers.each(known, self.held[:count]))
+        first = self._each_told(known, self.held[:count], DETAILS / 2 if known is with_details else 0.0)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
+
+    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial], effort: float) -> dict[int, Made]:
+        """What the work makes of each trial, by its place."""
+        made = dict[int, Made]()
+        for place, one in self.workers.each(work, trials):
+            made[place] = one
+            self.details -= effort / len(trials)
+            self._tell(effort / len(trials))
+        return made

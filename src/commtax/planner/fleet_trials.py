@@ -311,9 +311,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
-def _decide_fleet(
-    layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf
-) -> tuple[float, RequestsInTime]:
+def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
     whole = run_lengths(sample_of_fleet(layout, size))

@@ -14,6 +14,7 @@ from math import ceil, floor, inf, isnan
 from typing import ClassVar, Unpack
 
 from commtax.answer import Answer
+from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
@@ -150,7 +151,7 @@ def best_fleets(
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
         searches = [Search(q, workers, top, progress) for q in put]
-        for search in searches:
+        for search in counted(searches):
             if not search.run():
                 break
         return replace(_answer(searches, objective, top, workers), unpriced=missing)

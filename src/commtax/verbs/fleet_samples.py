@@ -34,8 +34,8 @@ class Sample:
         """That not all replicas were simulated."""
         if self.size == self.whole:
             return ()
-        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests; rates and totals are of all"
-        return (Note("sample", text),)
+        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests"
+        return (Note("sample", f"{text}; rates and totals are of all"),)
 
 
 def sample_of(q: Question, least: float = 0.0, saturated: bool = False) -> Sample:

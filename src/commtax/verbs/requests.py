@@ -14,6 +14,7 @@ from commtax.answer import Answer
 from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
+from commtax.counting import counted
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.question import OfferedRequests, Question
@@ -162,8 +163,8 @@ class RequestsInTime(Answer):
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
-        same = self if len(part) == len(self.stream) else self._again(part, 1.0)
-        return [self._again(part, 1 / factor), same, self._again(part, factor)]
+        known = len(part) == len(self.stream)
+        return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
     def ends(self) -> list["RequestsInTime"]:
