@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from commtax.verbs.closed_loop import ClosedLoop, simulate
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
-    from commtax.verbs.fitting import Fit, fit
+    from commtax.verbs.fit_advice import fit
+    from commtax.verbs.fitting import Fit
     from commtax.verbs.pipelining import pipeline
     from commtax.verbs.requests import RequestsInTime
     from commtax.verbs.timed_serving import serve
@@ -47,7 +48,8 @@ _HOMES = {
     "verbs.pipelining": ("pipeline",),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),
-    "verbs.fitting": ("Fit", "fit"),
+    "verbs.fit_advice": ("fit",),
+    "verbs.fitting": ("Fit",),
     "verbs.train_fitting": ("TrainFit", "train_fit"),
     "verbs.timed_serving": ("serve",),
     "verbs.requests": ("RequestsInTime",),

@@ -47,7 +47,6 @@ class Option:
     endless: bool = False  # infinity means something
     rule: str = ""  # a check that has a name
     words: tuple[str, ...] = ()  # all that there are
-    questioned: bool = False  # a setting of an engine that may cost: the engine's own is priced beside it
 
     @property
     def part(self) -> str:

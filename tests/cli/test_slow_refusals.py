@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fewest_microbatches
-from commtax.planner.columns import ServingColumns, family
+from commtax.planner.columns import ServingColumns
+from commtax.planner.ranking import family
 from commtax.verbs import fitting
 from commtax.verbs.settling import resolve_question, settle
 from each import each

@@ -4,7 +4,7 @@ import numpy as np
 
 import commtax
 from commtax.planner.deploying import servers_of
-from commtax.verbs.fitting import limit_flags
+from commtax.verbs.fit_advice import limit_flags
 
 
 def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():

@@ -6,7 +6,8 @@ from commtax.sim.streams import draw_stream
 from commtax.spec.stream import Lengths
 from commtax.verbs.fleet_samples import sample_of
 from commtax.verbs.loads import split
-from commtax.verbs.requests import fleet_of, longest_of, run, stream_of
+from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.requests import fleet_of, run
 from commtax.verbs.settling import resolve_question, settle
 
 

@@ -8,7 +8,8 @@ from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import prompt_sizes
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.fitting import Fit, add_advice, holds
+from commtax.verbs.fit_advice import add_advice
+from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import TrainFit, train_holds
 

@@ -27,7 +27,8 @@ from commtax.verbs.checking import number, positive
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import WORKERS, check_pools, prompter
 from commtax.verbs.explain import LARGE, LAYOUTS, attention_layouts
-from commtax.verbs.fitting import add_advice, holds
+from commtax.verbs.fit_advice import add_advice
+from commtax.verbs.fitting import holds
 from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.cost.network import Flow, QueueNetwork
 from commtax.question import SPREAD
 from commtax.records import dataclass
 from commtax.spec import Engine, Number
@@ -214,7 +213,8 @@ def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Numbe
     if engine.serves.chunked:
         return prompts
     varied = np.minimum(1.0, 2 * load.spread * prompts)  # by how much the sum of lengths varies: whole numbers' mean is 1/2 less
-    return np.maximum(1.0, varied * (prompts - 0.5) + (1 - varied) * np.floor(prompts))
+    let_in: Number = np.maximum(1.0, varied * (prompts - 0.5) + (1 - varied) * np.floor(prompts))
+    return let_in
 
 
 def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: Engine) -> Number:
@@ -236,7 +236,8 @@ def _queued_prompts(load: ClosedLoopLoad, seqs: Number, fed: Number) -> Number:
     apart = load.spread * seqs / np.sqrt(3)
     square, linear = 2 * fed - (1 - 1 / seqs) * apart / (1 + apart), seqs + fed
     rho = (linear - np.sqrt(linear**2 - 2 * square * seqs)) / square
-    return np.maximum(0.0, seqs - rho * fed)
+    queued: Number = np.maximum(0.0, seqs - rho * fed)
+    return queued
 
 
 def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
@@ -312,39 +313,27 @@ def closed_loop(
     waited_for = 1.0 if engine.serves.rank_patience else _waiting_factor(load, steps, seqs)
     idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
     extra = extra * waited_for
-    # Prompts that have room beside one token's way through all stages.
-    held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
-    least = np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others)
-    ahead = np.maximum(ahead, least)
+    held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
+    ahead = np.maximum(ahead, least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
     stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    turns = boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
-    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
-    passes = prompt_passes(steps.chunks, steps.stages, engine)
-    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * passes
+    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
+    boundary = boundary * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     if begin:
         steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
-        share, wait_s = np.minimum(1.0, seqs / load.num_prompts), begin.wait_s(seqs, steps.stages)
-        whole = steady + share * np.maximum(0.0, wait_s - own - steady)
-        before = np.where(whole < CHEAPER * before, whole, before)[()]
+        before = _in_whole_steps(begin, before, steady, own, np.minimum(1.0, seqs / load.num_prompts), seqs, steps.stages)
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
-    queued = np.where((decodes > 0) & (steps.decoding > 0), seqs - steps.decoding, 0.0)
-    before = before + np.maximum(0.0, queued) / held * beside
+    before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
     way = engine.host.request_s + load.loading_s
-    first = way + boundary + own + before
-    life = first + decodes * tpot
-    # The first R never wait for a slot, and those sent with them wait half as long as later ones.
-    waiting = np.maximum(0.0, load.concurrency - seqs)
-    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
-    slot = waiting / seqs * life * late
+    life = way + boundary + own + before + decodes * tpot
+    slot = _slot_wait(load, seqs) * life
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
-    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
-    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    frontend = _knee(np.maximum(LEAST_S, life + slot), least_s)
+    frontend = _frontend_wait_s(load, engine, life + slot)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return ClosedLoopMeans(
         tpot_s=(tpot + (after + inside) / np.maximum(1.0, decodes)) * each,
@@ -357,6 +346,28 @@ def closed_loop(
         ahead=ahead,
         stretch_s=stretch * each,
     )
+
+
+def _in_whole_steps(
+    begin: Beginning, before: Number, steady: Number, own: Number, share: Number, seqs: Number, stages: Number
+) -> Number:
+    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take clearly less."""
+    whole = steady + share * np.maximum(0.0, begin.wait_s(seqs, stages) - own - steady)
+    return np.where(whole < CHEAPER * before, whole, before)[()]
+
+
+def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:
+    """Lives that a request waits for a slot: the first R never do, and those sent with them half as long as later ones."""
+    waiting = np.maximum(0.0, load.concurrency - seqs)
+    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
+    return waiting / seqs * late
+
+
+def _frontend_wait_s(load: ClosedLoopLoad, engine: Engine, life: Number) -> Number:
+    """Seconds that a request of so long a life waits for the front end, which passes all of them one after the other."""
+    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
+    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
+    return knee(np.maximum(LEAST_S, life), least_s)
 
 
 def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
@@ -402,39 +413,7 @@ def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
     return (1 - 1 / steps.ranks) * (1 - np.clip(arrivals_per_step(load, 1 + np.clip(each, 0, seqs)), 0.0, 1.0))
 
 
-def disaggregated_means(
-    net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf, loading_s: Number = 0.0
-) -> ClosedLoopMeans:  # fmt: skip
-    """Means over the requests of a closed loop with prompts on workers of their own (``network``).
-
-    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be. The front ends of
-    both kinds of workers limit as those of one do.
-    """
-    full = net.prompting.full(net.clients)
-    first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
-    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
-    wait = passed.ahead_s + first * np.maximum(0.0, burst - passed.ahead_s)
-    own = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
-    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s
-    tokens_s = engine.host.frontend_token_s * (net.decodes / net.steps_per_token + 1) / net.decoding.workers
-    least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
-    frontend = _knee(np.maximum(LEAST_S, life), least)
-    after = np.where(net.decodes > 0, frontend / 2, 0.0)
-    return ClosedLoopMeans(
-        tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
-        request_s=net.request_s + passed.per_s * 0,
-        boundary_s=passed.boundary_s,
-        prefill_s=own,
-        ahead_s=wait,
-        slot_s=passed.slot_s,
-        frontend_s=frontend - after,
-        ahead=wait / net.prompting.one_s,
-        stretch_s=0.0,
-        moved_s=passed.moved_s,
-    )
-
-
-def _knee(alone_s: Number, least_s: Number) -> Number:
+def knee(alone_s: Number, least_s: Number) -> Number:
     """What a front end adds to requests that take ``alone_s`` without it: queues form before it is fully busy."""
     return alone_s * ((1 + (least_s / alone_s) ** KNEE) ** (1 / KNEE) - 1)
 

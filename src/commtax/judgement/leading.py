@@ -1,10 +1,10 @@
 """Which plans may lead, as the recommended one or the best: others rank behind them, and are told with what stands against them."""
 
 from math import inf
-from typing import Any
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.judgement.margins import margin, ratio_error
 from commtax.question import Question
 from commtax.spec import Number
@@ -20,7 +20,9 @@ UNCHECKED, LATE = "unchecked", "late"
 def depends_on_who_waits(q: Question) -> bool:
     """Whether nothing says where between short requests and many tokens/s to run."""
     goal = q.goal
-    return not goal.times and goal.workload != BATCH and goal.objective in ("throughput", "cost") and q.requests.output_len > 1
+    return bool(
+        not goal.times and goal.workload != BATCH and goal.objective in ("throughput", "cost") and q.requests.output_len > 1
+    )
 
 
 def bearable_ttft_s(q: Question) -> float:
@@ -35,7 +37,7 @@ def latest_first_token_s(q: Question) -> float:
     return inf if depends_on_who_waits(q) else bearable_ttft_s(q)
 
 
-def standing(q: Question, pools: Number, ttft_s: Number, latest_s: float) -> np.ndarray[Any, Any]:
+def standing(q: Question, pools: Number, ttft_s: Number, latest_s: float) -> Array:
     """What ranks plans before all else: 2 where their kind is checked (``pools``: 1 where they have two), 1 where TTFT is in time.
 
     A margin that somebody asks for holds for plans with two pools, too.
@@ -52,10 +54,10 @@ def against(q: Question, pools: float, ttft_s: float, latest_s: float) -> list[s
 
 def waits_mostly(q: Question, ttft_s: float, tpot_s: float) -> bool:
     """Whether requests wait for first tokens longer than they take to be answered, and no limit forbids it."""
-    return q.goal.ttft_s == inf and q.requests.output_len > 1 and ttft_s > tpot_s * q.requests.output_len
+    return bool(q.goal.ttft_s == inf and q.requests.output_len > 1 and ttft_s > tpot_s * q.requests.output_len)
 
 
-def training_leads(q: Question, gpus: np.ndarray[Any, Any], step_s: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def training_leads(q: Question, gpus: Array, step_s: Array) -> Array:
     """Training plans that use all GPUs that any plan uses, and those that are faster by more than predictions err."""
     whole = gpus == np.max(gpus, initial=0)
     return np.asarray(whole | (step_s * (1 + ratio_error(q)) < np.min(step_s, where=whole, initial=inf)))

@@ -17,6 +17,7 @@ from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, 
 from commtax.planner.each_alone import alone_words, questions_alone
 from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
+from commtax.planner.ranking import best_first
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.roomier import answer_with_room, roomier_words
@@ -72,10 +73,9 @@ def plan(
     >>> found.why[0]
     '2 GPUs = 2 replicas x TP 1'
 
-    All legal plans are priced at every concurrency; those that fit and meet the limits are ranked. Clients of all copies together
-    are at most ``max_concurrency``, else as many as caches hold and 1,024 of a rank. The first of ``plans`` is the best;
-    ``recommended`` is the index of the simplest that the best beats by no more than ``margin`` (0.05 or ``"5%"``; left out, the
-    range of the ratio of two plans' predictions, 5 to 10 %).
+    All legal plans are priced at every concurrency; those that fit and meet the limits are ranked. Clients of all copies are at
+    most ``max_concurrency``, else as many as caches hold and 1,024 of a rank. ``recommended`` is the index of the simplest plan
+    that the best, the first, beats by no more than ``margin`` (0.05 or ``"5%"``; left out, how far ratios of two plans err).
 
     ``techniques="auto"`` also tries techniques that gain on good plans; ``"dbo,mtp=1+dcp=2"`` tries each of these sets.
 
@@ -83,14 +83,12 @@ def plan(
     TTFT, plans whose first tokens come later than interactive use bears do not lead, unless it is a batch.
 
     ``disaggregated=False`` leaves out plans with workers of their own for prompts; with a ``prefill_cluster`` those alone are
-    tried, prompts there and decoding on ``cluster`` (of two prices that of prompt GPUs is the first). ``kv_dtype``,
-    ``max_num_batched_tokens``, ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A
-    ``profile``'s constants are laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``; each is kept with the
+    tried, prompts there and decoding on ``cluster`` (of two prices that of prompt GPUs is the first). What a launch command sets
+    (``kv_dtype``, ``max_num_seqs`` …) holds for all plans. Limits are seconds, or text such as ``"30ms"``; each is kept with the
     probability ``confidence`` (0.8 or ``"80%"``) by the range of its time, with 0.5 by the central prediction. Plans are ranked
     by central predictions. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over those of prompts too.
 
-    How many GPUs for a request rate: ``commtax.plan_fleet``. Several clusters: ``commtax.plan_several``. Training:
-    ``commtax.plan_training``.
+    A request rate: ``commtax.plan_fleet``. Several clusters: ``commtax.plan_several``. Training: ``commtax.plan_training``.
     """
     if not isinstance(cluster, str | Cluster):
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
@@ -198,7 +196,7 @@ def rank_own_plan(
     if not found:
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(found)
-    good, near = (rows.take(slice(1)) for rows in serving_search.best_first(q, every))
+    good, near = (rows.take(slice(1)) for rows in best_first(q, every))
     way = answer.exchanges[int((good if len(good) else near).exchange[0])]
     said = _own_length(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.asked), prompts)
     if not len(good):

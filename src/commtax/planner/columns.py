@@ -15,7 +15,7 @@ from commtax.judgement.leading import latest_first_token_s, standing
 from commtax.planner.asked_techniques import dropped, without
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.question import PARTS, Question
+from commtax.question import Question
 from commtax.records import dataclass, record_from
 from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
@@ -420,23 +420,6 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
 def standing_of(q: Question, c: ServingColumns) -> Array:
     """What stands for each plan of a ranking."""
     return standing(q, c.mode, c.ttft_s, latest_first_token_s(q))
-
-
-FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
-"""Columns that make a family …"""
-
-
-def family(c: ServingColumns) -> Array:
-    """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
-    key, sizes = np.zeros(len(c), dtype=np.int64), 1
-    for name in FAMILY:
-        column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
-        base = int(column.max(initial=0)) + 1
-        if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
-            key = np.unique(key, return_inverse=True)[1]
-            sizes = int(key.max(initial=0)) + 1
-        key, sizes = key * base + column, sizes * base
-    return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
 def sizes_of(rows: ColumnTable, i: int) -> dict[str, int]:

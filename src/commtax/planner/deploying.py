@@ -8,7 +8,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.longest_request import length_to_start_with, startable
-from commtax.verbs.requests import longest_of
+from commtax.verbs.request_streams import longest_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
 from commtax.verbs.fleet_samples import Sample, sample_of
 from commtax.verbs.loads import first_requests
-from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, longest_of, range_between, stream_of
+from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
 ALL = Fraction(1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtax.cost.closed_form import disaggregated_means
+from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import flow
 from commtax.ledger import Z80
 from commtax.planner.columns import ServingColumns, ServingPlans

@@ -19,7 +19,6 @@ from commtax.planner.columns import (
     ServingColumns,
     ServingPlans,
     TrainPlans,
-    family,
     objective_value,
     sizes_of,
     standing_of,
@@ -27,6 +26,7 @@ from commtax.planner.columns import (
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
 from commtax.planner.pool_use import pool_words
+from commtax.planner.ranking import family
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.records import record_from

@@ -12,7 +12,8 @@ from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_seconds, round_up_seconds
 from commtax.verbs.disaggregation import where_prompts_run
-from commtax.verbs.fitting import Fit, holds, judged_by_memory, limit_flags, make_room
+from commtax.verbs.fit_advice import limit_flags, make_room
+from commtax.verbs.fitting import Fit, holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
 
 SMALLER = ("fp8", "int4")

@@ -7,7 +7,8 @@ from commtax.judgement.engine_limits import Changes, best_changes, changes_to_tr
 from commtax.planner.columns import NO_SERVING, ServingColumns, ServingPlans, objective_value
 from commtax.question import Question
 from commtax.units import format_seconds, plural
-from commtax.verbs.fitting import Fit, holds, judge, judged_by_memory, limit_costs, room_words, with_limits
+from commtax.verbs.fit_advice import limit_costs, room_words, with_limits
+from commtax.verbs.fitting import Fit, holds, judge, judged_by_memory
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
 """The good loads of one row's plan as an answer's question has it, best first."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from commtax.planner.columns import ServingColumns, ServingPlans
-from commtax.planner.serving_search import best_first, search
+from commtax.planner.ranking import best_first
+from commtax.planner.serving_search import search
 from commtax.planner.space import Roomy, Space, figures, most_each
 from commtax.question import Question
 from commtax.spec import SERVING_AXES, Number, Plan

@@ -13,7 +13,6 @@ import numpy as np
 
 from commtax import counting
 from commtax.arrays import unique_values
-from commtax.catalog.techniques import changes_of
 from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
 from commtax.planner import columns, money, reasons
@@ -21,6 +20,7 @@ from commtax.planner.asked_techniques import refuse_unused
 from commtax.planner.choosing import effort, leading_count, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
+from commtax.planner.ranking import best_first, best_rows, family, front_of, least_gains, passed_over_plan
 from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
@@ -29,7 +29,6 @@ from commtax.spec import NO_TECHNIQUES, SERVING_AXES
 from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
-from commtax.verbs.drafts import accepted_width, with_accepted_tokens
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 from commtax.verbs.longest_request import check_lengths, starts
 
@@ -48,8 +47,6 @@ PLACES = {
 """Places to run at where no limit says, and when each is the one to choose."""
 COARSE, FINE = 2, 8
 """Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
-LEAST = 0.01
-"""Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
@@ -165,7 +162,7 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
             for mode, kind in enumerate((alike, apart))
         )
     with counting.part(0.0, 0.5):
-        shared = list(search_beside(alike, known, np.exp(-_least_gains(q))) if len(known) else map(search, counting.counted(alike)))
+        shared = list(search_beside(alike, known, np.exp(-least_gains(q))) if len(known) else map(search, counting.counted(alike)))
     with counting.part(0.5, 1.0):
         points = ServingColumns.joined([*shared, split(apart)])
     if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
@@ -250,7 +247,7 @@ class KnownBests:
 
 def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
     """Of all that is known, by each of the scores."""
-    met, families = columns.worst_limit_ratio(q, known) <= 1, columns.family(known)
+    met, families = columns.worst_limit_ratio(q, known) <= 1, family(known)
     first = known.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
@@ -397,8 +394,8 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     plans, near = best_first(q, every)
     slow = reasons.too_slow(answer, every, met) if len(every) else ()
     lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
-    passed_over = _passed_over(columns.order(q, good), good) if len(plans) else NO_SERVING
-    answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), passed_over=passed_over, rejected=lost)
+    passed_over = passed_over_plan(columns.order(q, good), good) if len(plans) else NO_SERVING
+    answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
     if not len(plans):
         return answer
     first = recommended_row(q, plans)
@@ -412,62 +409,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     for name, (value, power) in zip(PLACES, scores, strict=True):
         stands = standing(q, every.mode, every.ttft_s, bearable_ttft_s(q) if name != "most" else np.inf)
         keys = [stands, np.round(np.log(value), 11), *columns.order(q, every)[1:]]
-        first = _best_rows(keys, columns.family(every), _least_gains(q)[every.exchange.astype(int)])
+        first = best_rows(keys, family(every), least_gains(q)[every.exchange.astype(int)])
         plans, lead = every.take(first), first[: leading_count(stands[first])]
         simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
         own = recommended_row(q, plans) if name == "most" else simplest
-        yield OperatingPoint(name, PLACES[name], plans, own, _passed_over(keys, every))
-
-
-def _passed_over(keys: list[Array], every: ServingColumns) -> ServingColumns:
-    """The plan that would be the best, were it not for what stands against it; ``keys`` rank what it is taken from."""
-    first = _rank_by_keys(keys[1:])[0]
-    return every.take(np.array([first] if keys[0][first] < np.max(keys[0]) else [], dtype=int))
-
-
-def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
-    """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
-    good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
-    if len(good) or not len(every):
-        least = _least_gains(q)[good.exchange.astype(int)]
-        best = _best_rows(columns.order(q, good), columns.family(good), least) if len(good) else slice(0)
-        return good.take(best), NO_SERVING
-    near = [np.zeros(len(every)), -columns.worst_limit_ratio(q, every)]
-    return NO_SERVING, every.take(_best_rows(near, columns.family(every), np.zeros(len(every)))[:5])
-
-
-def _least_gains(q: Question) -> Array:
-    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
-    by with the acceptance that nobody measured here."""
-    each_way = list[float]()
-    for one in exchanges(q):
-        each = np.log1p(LEAST) * (len(one.techniques.split(",")) if one.techniques else 0)
-        each_way.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
-    return np.asarray(each_way)
-
-
-def _best_rows(keys: list[Array], families: Array, least: Array) -> Array:
-    """The best row of each family by ``keys``, the second of them less what techniques must add; families by the keys alone."""
-    ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
-    first = ranked[_firsts(families[ranked])]
-    return first[_rank_by_keys([key[first] for key in keys])] if np.any(least) else first
-
-
-def _rank_by_keys(keys: list[Array]) -> Array:
-    """Indices, the largest first by the first key, then by the others."""
-    return np.lexsort([-key for key in reversed(keys)])
-
-
-def _firsts(families: Array) -> Array:
-    """The first place of each family, in their order."""
-    return np.sort(np.unique(families, return_index=True)[1])
-
-
-def _front(c: ServingColumns) -> Array:
-    """Points that no other beats in both tokens/s/GPU and tokens/s/user."""
-    user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
-    ranked = np.lexsort((-gpu, -user))
-    best = np.maximum.accumulate(gpu[ranked])
-    keep = np.ones(len(ranked), dtype=bool)
-    keep[1:] = gpu[ranked][1:] > best[:-1]
-    return np.asarray(ranked[keep])
+        yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(keys, every))

@@ -11,7 +11,8 @@ import numpy as np
 from commtax import counting
 from commtax.arrays import spread, unique_values
 from commtax.cost import legality
-from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, disaggregated_means, running_requests
+from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, running_requests
+from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
 from commtax.judgement.leading import latest_first_token_s
 from commtax.judgement.margins import margin

@@ -1,7 +1,7 @@
 """The Pareto front of plans as a picture: the points, marks and names of the page's, drawn to a file."""
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from commtax.planner.columns import ServingPlans
 from commtax.report import plots
@@ -11,10 +11,27 @@ from commtax.report.tables import sized_places
 from commtax.report.view.pictures import front_points, limit_marks
 
 
+class FrontPoint(TypedDict):
+    """A point as the page has it."""
+
+    x: float
+    y: float
+    series: str
+    name: str
+    joined: bool
+    best: bool
+
+
+class LimitMark(TypedDict):
+    """A limit as the page has it."""
+
+    value: float
+    text: str
+
+
 def plot_front(a: ServingPlans, path: Path | None) -> "plots.Figure":
     """What a user gets against what a GPU gives, for each kind of plans; the recommended one, and what limits ask for."""
-    points: list[dict[str, Any]] = [dict(point) for point in front_points(a)]
-    marks: list[dict[str, Any]] = [dict(mark) for mark in limit_marks(a)]
+    points = cast("list[FrontPoint]", front_points(a))
     names = list(dict.fromkeys(point["series"] for point in points))
 
     def draw(figure: "plots.Figure") -> None:
@@ -25,9 +42,9 @@ def plot_front(a: ServingPlans, path: Path | None) -> "plots.Figure":
             own = [point for point in points if point["series"] == name]
             axes.plot([p["x"] for p in own], [p["y"] for p in own], **style(index, linestyle="", label=name))
         for point in (point for point in points if point["best"]):
-            signs: dict[str, Any] = {"color": LIGHT["accent"], "marker": RECOMMENDED, "linestyle": "", "markersize": 12}
-            axes.plot([point["x"]], [point["y"]], **signs, label=f"recommended: {point['name']}", zorder=3)
-        for mark in marks:
+            label = f"recommended: {point['name']}"
+            axes.plot([point["x"]], [point["y"]], RECOMMENDED, color=LIGHT["accent"], markersize=12, label=label, zorder=3)
+        for mark in cast("list[LimitMark]", limit_marks(a)):
             axes.axvline(mark["value"], **LIMIT, label=mark["text"])
         axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
         entitle(axes, f"{a.question.model.key} on {sized_places(a.question)}, {question_words(a)}")

@@ -3,7 +3,8 @@
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
-from commtax.planner.columns import FAMILY, USUAL, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
+from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
+from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import against_words
 from commtax.planner.serving_search import power_margin
 from commtax.question import Question

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from commtax.files import replace_when_written, table
 from commtax.spelling import escape_controls
@@ -18,11 +18,11 @@ LOOKS = table("report/looks.toml")
 LIGHT = {name: str(light) for name, (light, _) in LOOKS["colours"].items()}
 COLOURS = tuple(LIGHT[name] for name in LOOKS["series"])
 MARKERS, RECOMMENDED = str(LOOKS["marks"]["series"]), str(LOOKS["marks"]["recommended"])
-LIMIT: dict[str, Any] = {"color": LIGHT["hot"], "linestyle": (0, (5, 4)), "linewidth": 1.5}
+LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
+LIMIT: LineStyle = {"color": LIGHT["hot"], "linestyle": "--"}
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
 
 
 def style(index: int, **changed: Unpack[LineStyle]) -> LineStyle:

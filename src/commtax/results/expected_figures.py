@@ -18,6 +18,7 @@ from commtax.thresholds import thresholds
 from commtax.units import format_seconds
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.closed_loop import ClosedLoop
+from commtax.verbs.request_streams import PROMPTS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 
@@ -142,10 +143,10 @@ def load_of(result: BenchmarkRun, claim: Claim) -> BenchmarkLoad | str:
     if result.kind == "latency":
         return BenchmarkLoad(prompt, answer, batch=result.batch or claim.batch or 1)
     most = max(1, int(clients)) if clients else None
-    usual = COUNT.rounds * most if most else requests.PROMPTS
-    usual = max(requests.PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s))) if rate else usual
+    usual = COUNT.rounds * most if most else PROMPTS
+    usual = max(PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s))) if rate else usual
     if result.tool == SERVER and most:
-        asked = min(COUNT.most_simulated, max(requests.PROMPTS, COUNT.lasting * most))
+        asked = min(COUNT.most_simulated, max(PROMPTS, COUNT.lasting * most))
     count = asked or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return BenchmarkLoad(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
@@ -178,7 +179,7 @@ def predict_run(result: BenchmarkRun, load: BenchmarkLoad, claim: Claim) -> Expe
     if result.tool != SERVER or load.batch is not None or not rate or rate <= LEVEL.least_rate:
         return closed
     try:
-        at_random = predict_figures(replace(load, clients=None, rate=rate, count=requests.PROMPTS), claim)
+        at_random = predict_figures(replace(load, clients=None, rate=rate, count=PROMPTS), claim)
     except ValueError:
         return closed
     kept = at_random.of("requests_per_s", "")

@@ -14,6 +14,7 @@ from commtax.catalog.transfer import Setting, is_measured
 from commtax.catalog.transfer import sigma as transferred_sigma
 from commtax.cost import closed_form as loop
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
+from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
 from commtax.judgement.closed_loops import Crowd, left_out
@@ -281,7 +282,7 @@ def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: 
         apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
     room = loop.running_requests(replace(load, concurrency=np.inf), asked.engine, kv, most)
     net, passed, bills = _separate_workers(asked, load, wanted.concurrency, room, apart)
-    served = loop.disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
+    served = disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
     return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
@@ -395,7 +396,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         return
     each = wanted.concurrency / plan.dp / plan.replicas
     most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
-    yield from _left_out_notes(s, each)
+    yield from _left_out_notes(s, float(each))
     if s.kv_tokens < wanted.tokens + s.state_tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     elif s.running < each - 0.5:
@@ -414,7 +415,7 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         text = f"about {decoding:,.0f} of {format_mean(s.running)} requests decode at once; the others wait for their prompts"
         yield Note("prompts", text)
     running = Crowd(
-        clients=float(each),
+        clients=each,
         room=float(s.kv_tokens / (s.requests.input_len + s.requests.output_len + s.state_tokens)),
         steps=float(s.requests.output_len) + 1,
         spread=float(s.requests.spread),

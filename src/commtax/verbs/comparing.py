@@ -21,7 +21,7 @@ from commtax.napkin import breakeven_overlap
 from commtax.options import check_taken
 from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, record_from
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
@@ -310,7 +310,7 @@ def replicas_in(text: str) -> int:
     >>> replicas_in("tp8"), replicas_in("2xtp2dp2")
     (1, 4)
     """
-    plan = Plan(**parse_plan(text))
+    plan = record_from(Plan, parse_plan(text))
     return int(plan.dp * plan.replicas)
 
 

@@ -1,20 +1,20 @@
 """Settings of a launch that cost: what whole requests would gain with the engine's own in their place.
 
-Which settings are questioned is said in ``options.toml`` (``questioned``): eager mode, limits on batches and memory, other
-collectives. What a launch needs, such as its longest request, is not.
+Which settings are questioned is said in ``costly_settings.toml``: eager mode, limits on batches and memory, other collectives.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 
 from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.techniques import changes_of, default_of, field_value, is_default, techniques_on
+from commtax.files import table
 from commtax.judgement.gains import is_worth_telling, verdict_on_gain
 from commtax.options import options
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.settling import Settled
 
-FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s", "fits")
+FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SettingWorth:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class QuestionedSetting:
     """A setting that an engine would not have by itself, and what leaves it to the engine."""
 
     option: str
@@ -45,13 +45,13 @@ class Setting:
     changes: Mapping[str, object]
 
 
-def questioned(q: Question) -> Iterator[Setting]:
+def questioned(q: Question) -> Iterator[QuestionedSetting]:
     """What a question sets away from the engine's own, and may pay for; not what techniques set."""
     told = {name for _, text in techniques_on(q) for name in changes_of(text)}
-    for option in options().values():
-        value = field_value(q, option.key) if option.questioned and option.key not in told else None
+    for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
+        value = None if option.key in told else field_value(q, option.key)
         if not is_default(option.key, value):
-            yield Setting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
+            yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
 
 
 def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
@@ -65,7 +65,7 @@ def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]
             without = figures(q.but(**one.changes))
         except ValueError:  # it cannot be left out here
             continue
-        found.append(SettingWorth(one.option, one.flag, *(without[name] for name in FIGURES)))
+        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), **{name: without[name] for name in FIGURES}))
     return tuple(sorted((x for x in found if x.fits and is_worth_telling(x.gain)), key=lambda x: -x.gain))
 
 

@@ -7,24 +7,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import field
 from functools import cache, reduce
-from itertools import islice
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from commtax import catalog
 from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
-from commtax.judgement.engine_limits import Changes, best_changes, caches_are_small, changes_to_try
-from commtax.judgement.starting import LENGTH, SEQS, stopped_by
-from commtax.options import check_taken
+from commtax.judgement.starting import LENGTH, stopped_by
 from commtax.question import Question
 from commtax.records import dataclass, replace
-from commtax.spec import SIZES, Cluster, Condition, Model, Number, Profile
+from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
-from commtax.units import format_bytes, plural
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.cache_room import (
     bytes_left_for_cache,
@@ -37,8 +32,7 @@ from commtax.verbs.cache_room import (
 )
 from commtax.verbs.cache_room import cache_tokens as cache_tokens
 from commtax.verbs.drafts import stage_pool
-from commtax.verbs.keywords import FitOptions
-from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
+from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,79 +142,6 @@ class Fit(Answer):
         return 0.0 if self.fits else max(self.over_bytes, (self.needed_kv_bytes - self.kv_bytes) * beside)
 
 
-def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
-    """Does it fit, and how much room is left for KV? Without ``tp``: the smallest TP (x PP) that holds ``max_model_len`` tokens.
-    Where nothing fits, ``advise`` looks for the nearest changes that would (``advice``).
-    >>> fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp
-    4
-    """
-    if "phase" in options:
-        raise Refusal.about(phase="fit is about serving; train_fit is about training")
-    put = resolve_question(model, cluster, check_taken("fit", options))
-    tp, pp, *_ = (options.get(axis) for axis in SIZES)
-    judged = holds(put, chosen=tp is not None, stages=int(put.plan.pp) if pp else None)
-    return add_advice(judged) if advise else judged
-
-
-def add_advice(judged: Fit) -> Fit:
-    """Return what does not fit with the nearest changes that would, and what has little room with engine limits that make more."""
-    judged = replace(judged, roomier=make_room(judged))
-    return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
-
-
-def make_room(judged: Fit) -> Fit | None:
-    """Return the same plan with the engine limits that let it hold more requests of full length.
-
-    None where its caches have memory enough, or where no limit is worth it.
-    """
-    asked, engine = judged.question, judged.question.engine
-    if not caches_are_small(judged.kv_bytes / asked.cluster.chip.visible_bytes):
-        return None
-
-    def held(changes: Changes) -> float:
-        found = judge(with_limits(asked, changes))
-        most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
-        return min(found.max_concurrency, most) if found.is_safe else 0.0
-
-    changes = best_changes(held, held, changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked))
-    return judge(with_limits(asked, changes)) if changes else None
-
-
-def with_limits(asked: Settled, changes: Changes) -> Settled:
-    """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
-    usual = limits_of(replace(asked, limits=replace(asked.limits, gpu_memory_utilization=0.0)))
-    own = {"gpu_memory_utilization": 0.0} if usual == asked.limits else {}
-    changed = replace(asked, limits=replace(asked.limits, **{**own, **changes}))
-    return replace(changed, limits=limits_of(changed))
-
-
-def limit_flags(roomier: Fit, judged: Fit) -> str:
-    """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
-    now, then = judged.question.limits, roomier.question.limits
-    names = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-    return " ".join(
-        f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in names if getattr(then, name) != getattr(now, name)
-    )
-
-
-def room_words(roomier: Fit, judged: Fit) -> str:
-    """Return what the caches of a replica hold with other engine limits, and as it is."""
-    each = "data-parallel rank" if judged.question.plan.dp > 1 else "replica"
-    return f"with {limit_flags(roomier, judged)}: {roomier.kv_tokens:,} KV tokens per {each} instead of {judged.kv_tokens:,}"
-
-
-def limit_costs(roomier: Fit, judged: Fit) -> str:
-    """Return what other engine limits cost."""
-    now, then = judged.question.limits, roomier.question.limits
-    costs = [f"at most {then.max_num_seqs:,} sequences run at once"] * (then.max_num_seqs != now.max_num_seqs)
-    if then.max_num_batched_tokens != now.max_num_batched_tokens:
-        costs.append(f"prompts are cut into chunks of {then.max_num_batched_tokens:,} tokens, which delays first tokens")
-    if then.gpu_memory_utilization != now.gpu_memory_utilization:
-        left = judged.question.cluster.chip.visible_bytes * (1 - then.gpu_memory_utilization)
-        costs.append(f"{format_bytes(left)} of each GPU is left for what the engine does not count")
-    return "; ".join(costs)
-
-
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
     asked = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
@@ -233,19 +154,19 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
 def _smallest(put: Question, asked: Settled, pp: int | None) -> Fit:
     """The first candidate that fits; else the nearest of those without a pipeline (or with the one that was asked for)."""
     auto = put.plan.ep == AUTO_EP
-    may, nearest = _screen(asked, auto), None
-    for candidate in _candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p), None if auto else asked):
+    may, nearest = screen(asked, auto), None
+    for candidate in candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p), None if auto else asked):
         judged = judge(candidate)
         if judged.fits:
             return replace(judged, chosen=True)
         if candidate.plan.pp == (pp or 1) and (nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
     if nearest is None:  # no tp is legal without a pipeline, or with the rest of the plan: judging says which rule forbids tp 1
-        nearest = judge(next(_candidates(put, pp), asked))
+        nearest = judge(next(candidates(put, pp), asked))
     return replace(nearest, chosen=True)
 
 
-def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
+def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     """Whether (tp, pp) may fit, from one look a tp; false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
@@ -300,7 +221,7 @@ def check_memory(asked: Question) -> None:
             raise Refusal(f"{name}: fit judges one plan at a time, not arrays of them", name)
 
 
-def _candidates(
+def candidates(
     put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
 ) -> Iterator[Settled]:
     """Legal plans that ``may`` fit, as people try them: tp in a fast domain, then a pipeline; one may be ``known``."""
@@ -397,33 +318,6 @@ def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: floa
     return int(pool.shared_tokens(blocks) if shared else pool.tokens(blocks))
 
 
-def _advice(failed: Fit) -> list[str]:
-    """The nearest changes that would make it fit, each tried; written as options to add to the command."""
-    asked, room = failed.question, failed.question.limits
-    if failed.over_bytes:
-        left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _larger_plans(failed)
-    roomier = failed.roomier
-    changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
-    changes += _smaller_limits(failed)
-    if not asked.plan.weights_dtype and not asked.model.quant:
-        smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
-        changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
-    if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
-        changes.append("--kv-dtype fp8")
-    return changes + _larger_plans(failed)
-
-
-def _smaller_limits(failed: Fit) -> Iterator[str]:
-    """The limits that start as it is."""
-    most = largest_max_num_seqs(failed)
-    seqs = f"--max-num-seqs {most}" if most < failed.question.limits.max_num_seqs else ""
-    if failed.stopped_by == SEQS:
-        yield f"{seqs} (a block for the state of each)"
-    elif longest := longest_request(failed):
-        yield f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)"
-
-
 def largest_max_num_seqs(judged: Fit) -> int:
     """The largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
     asked = judged.question
@@ -439,33 +333,6 @@ def longest_request(failed: Fit) -> int:
     lengths = range(1, asked.limits.max_model_len + 1)
     most = bisect_left(lengths, True, key=lambda length: not judge(asked.vary(max_model_len=length)).holds_one)
     return most // size * size
-
-
-def _larger_plans(failed: Fit) -> list[str]:
-    """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
-    asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
-    now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
-    full, unit = catalog.whole_host(base), catalog.whole_unit(base)
-    screen = _screen(asked, spread)
-    wanted = asked.plain().but(
-        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
-    )
-    for place in [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
-        if place.num_gpus <= now * dp:
-            continue
-        for candidate in _candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and screen(t, p)):
-            if judge(candidate).fits:
-                size = int(candidate.plan.tp) * int(candidate.plan.pp)
-                where = "" if place.key == base.key else f" --cluster {place.key}"
-                pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
-                return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
-    return []
-
-
-def without_adapters(judged: Fit) -> Fit | None:
-    """The same without its LoRA adapters; None where it has none."""
-    asked = judged.question
-    return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
 
 
 def reported_kv_tokens(asked: Settled) -> int:

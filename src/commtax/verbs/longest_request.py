@@ -16,7 +16,8 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.fitting import Fit, add_advice, holds, judged_by_memory, largest_max_num_seqs, longest_request
+from commtax.verbs.fit_advice import add_advice
+from commtax.verbs.fitting import Fit, holds, judged_by_memory, largest_max_num_seqs, longest_request
 from commtax.verbs.settling import Settled, settle
 
 Asked = TypeVar("Asked", bound=Question)

@@ -6,7 +6,7 @@ The engine's scheduler is simulated step by step, each step as long as the cost 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from math import ceil, inf, isfinite, nan
+from math import ceil, inf, nan
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
-from commtax.sim.streams import draw_stream
-from commtax.spec.stream import Lengths, RequestStream
+from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
 from commtax.verbs.closed_loop import ClosedLoop, spread_share
 from commtax.verbs.closed_loop import serve as closed_loop
@@ -35,10 +34,10 @@ from commtax.verbs.kv_motion import carrier_of, check_sides
 from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
+from commtax.verbs.request_streams import longest_of, stream_of
 from commtax.verbs.settling import Settled, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
-PROMPTS = 1000  # requests of a run, where nobody says
 RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
 CUTS = 64  # steps that a mean prompt is cut into; where they are more, ranges and capacity are found with fewer requests
@@ -348,46 +347,6 @@ def _answered_part(cut: RequestsInTime) -> RequestsInTime:
     text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
     ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
     return replace(cut, stream=cut.stream.take(rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
-
-
-def stream_of(asked: Question) -> RequestStream:
-    """The requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
-    offered, wanted = asked.offered, asked.requests
-    if offered.trace is not None:
-        return offered.trace
-    count = int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else None if isfinite(offered.duration_s) else PROMPTS
-    closed = not offered.request_rate
-    stream = draw_stream(
-        rate=offered.request_rate or inf,
-        inputs=offered.inputs or _lengths(wanted.input_len, wanted.spread),
-        outputs=offered.outputs or _lengths(wanted.output_len, wanted.spread),
-        count=count,
-        duration_s=offered.duration_s,
-        burstiness=offered.burstiness,
-        seed=offered.seed,
-        unique_prompts=offered.unique_prompts,
-        shared_prefix=offered.shared_prefix,
-        block=block_tokens(asked),
-        in_flight=float(wanted.concurrency) if closed else offered.max_in_flight,
-    )
-    if not (closed and offered.ramp_up_s):
-        return stream
-    clients = min(len(stream), int(wanted.concurrency))
-    begin = np.minimum(np.arange(len(stream)), clients) / clients * offered.ramp_up_s
-    return replace(stream, arrival_s=begin)
-
-
-def _lengths(mean: object, spread: object) -> Lengths:
-    """Lengths that vary by a share of their mean to either side."""
-    mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
-    low = max(1.0, round(mean * (1 - spread)))
-    high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked
-    return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
-
-
-def longest_of(stream: RequestStream) -> int:
-    """Tokens of the longest request."""
-    return int(np.max(stream.input_len + stream.output_len))
 
 
 def fleet_of(asked: Question, longest: int) -> Fleet:

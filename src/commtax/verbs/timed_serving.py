@@ -17,6 +17,7 @@ from commtax.verbs.disaggregation import check_apart, check_pools, prompter
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import split
 from commtax.verbs.longest_request import check_lengths, check_starts
+from commtax.verbs.request_streams import PROMPTS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import resolve_question, settle
 
@@ -77,4 +78,4 @@ def _requests(offered: OfferedRequests, q: Question) -> float:
         return len(offered.trace)
     if np.isfinite(offered.duration_s) and np.isinf(q.requests.num_prompts):
         return np.inf
-    return float(q.requests.num_prompts) if np.isfinite(q.requests.num_prompts) else float(requests.PROMPTS)
+    return float(q.requests.num_prompts) if np.isfinite(q.requests.num_prompts) else float(PROMPTS)

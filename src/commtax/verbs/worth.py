@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar, Unpack, cast
+from typing import TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, replicas_of, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
+from commtax.verbs.requests_weighed import RequestTimes, requests_served, steps_of
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
@@ -47,22 +48,6 @@ NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): "
 """What a refusal begins with that names its argument: the table says the technique already."""
 OF_REQUESTS = ("output_len", "spread")  # options that no step has which nobody gave a batch
 NO_REQUESTS = "belongs to requests; add --batch, --concurrency or --request-rate"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """What requests come to: means, the rate that a technique is to raise, and how many run at once."""
-
-    ttft_s: float
-    tpot_s: float
-    tokens_per_s: float
-    running: float  # requests that a replica works on at once
-    rate: float  # tokens/s of a closed loop; requests that come whatever happens are answered the sooner …
-    overloaded: bool = False  # … unless more come than can be answered: then tokens/s count
-
-    def faster(self, other: RequestTimes) -> float:
-        """How many times as fast another one is."""
-        return other.tokens_per_s / self.tokens_per_s if self.overloaded else other.rate / self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +243,12 @@ class Scale:
     """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True, shown: Mapping[str, object] | None = None) -> None:
-        self.requests, loop = _served(q) if requests else (None, ())
+        self.requests: RequestTimes | None = None
+        loop: tuple[Bill, ...] = ()
+        if requests:
+            self.requests, loop = requests_served(q)
         self.question = q = _step_of(q, self.requests) if self.requests else q
-        self._steps = loop or _steps(q)
+        self._steps = loop or steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
         self.bill = self._told_step(q)
         self.fit = fit_of_step(q)
@@ -359,11 +347,12 @@ class Scale:
         """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
         told, judged = self._told_step(q), fit_of_step(q)
         step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
-        steps, times = [(told, self.bill)], {"tokens_per_s": float(told.tokens_per_s)}
+        steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
+        times = {"tokens_per_s": float(told.tokens_per_s)}
         if self.requests:
-            served, bills = _served(q)
+            served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
-            steps = list(zip(bills or _steps(q), self._steps, strict=True))
+            steps = list(zip(bills or steps_of(q), self._steps, strict=True))
             times = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": served.tokens_per_s}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
@@ -420,30 +409,6 @@ def _step_of(q: Settled, served: RequestTimes) -> Settled:
 
 def _rate_per_gpu(b: StepBill) -> float:
     return float(b.tokens_per_s / b.num_gpus)
-
-
-def _steps(q: Settled) -> tuple[Bill, ...]:
-    """The step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
-    if not q.offered.request_rate:
-        return (price(q),)
-    return price(q), price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
-
-
-def _served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
-    """A closed loop in closed form, with its steps: that of decodes first, where there are any; or requests in time."""
-    if q.offered.request_rate:
-        from commtax.verbs import requests  # not for those who ask about a step
-
-        timed = requests.serve(q)
-        ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
-        running = q.offered.request_rate * e2e / replicas_of(q)  # Little's law
-        return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded)), ()
-    from commtax.verbs.closed_loop import serve
-
-    loop = serve(q)
-    rate = float(loop.tokens_per_s)
-    own = loop.bills[1:] if q.requests.output_len == 1 else loop.bills
-    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, float(loop.running), rate), own
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:

@@ -7,7 +7,8 @@ from commtax.question import AS_IT_IS
 from commtax.report.documents import Record, Value
 from commtax.report.exact_bytes import fit_document, fit_words, held_parts, lack_sentence
 from commtax.report.view.state import State, arguments, config_text, refusal
-from commtax.verbs.fitting import Fit, add_advice, holds
+from commtax.verbs.fit_advice import add_advice
+from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import settle
 from commtax.verbs.train_fitting import TrainFit, train_holds
 

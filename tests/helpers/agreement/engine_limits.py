@@ -10,7 +10,7 @@ import commtax
 from commtax.planner import plan
 from commtax.planner.roomier import roomier_words
 from commtax.report.exact_bytes import fit_document
-from commtax.verbs.fitting import room_words
+from commtax.verbs.fit_advice import room_words
 
 Question = dict[str, Any]
 TIGHT = (

@@ -9,7 +9,8 @@ import numpy as np
 from commtax.question import Question
 from commtax.verbs.fleet_samples import sample_of
 from commtax.verbs.loads import split
-from commtax.verbs.requests import RequestsInTime, fleet_of, longest_of, run, stream_of
+from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.requests import RequestsInTime, fleet_of, run
 from commtax.verbs.settling import resolve_question, settle
 
 SEEDS = 5

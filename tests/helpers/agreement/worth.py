@@ -115,13 +115,21 @@ def pasted_settings_gain_what_simulate_says(rng: Random) -> str | None:
         return None
     if read := {name for name in fields if launch.get(name) != fields[name]}:
         return f"{words}: {read} are not read"
+    if _lacks_room(base):  # nothing is worth dropping from what does not start
+        return None
     told = {row.option: row.gain for row in weighed}
     for name in fields:
         kept = {other: value for other, value in fields.items() if other != name}
-        gain = float(commtax.simulate(**asked, **kept).tokens_per_s / base.tokens_per_s)
-        if is_worth_telling(gain) != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
+        without = commtax.simulate(**asked, **kept)
+        gain = float(without.tokens_per_s / base.tokens_per_s)
+        gains = is_worth_telling(gain) and not _lacks_room(without)
+        if gains != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
             return f"{name}: simulate says {gain:.6f}, worth {told.get(name)}: {_asked(asked | fields)}"
     return ""
+
+
+def _lacks_room(loop: commtax.ClosedLoop) -> bool:
+    return any(note.code == "too-small" for note in loop.notes)
 
 
 def settings_of(asked: Question) -> tuple[SettingWorth, ...]:

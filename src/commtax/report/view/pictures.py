@@ -8,7 +8,6 @@ import numpy as np
 
 from commtax.judgement.confidence import percent
 from commtax.planner.columns import (
-    FAMILY,
     OperatingPoint,
     Rejected,
     ServingColumns,
@@ -19,6 +18,7 @@ from commtax.planner.columns import (
 )
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.fleets import FleetPlans, obstacle
+from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import passed_over_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans
 from commtax.question import Question

@@ -1,0 +1,84 @@
+"""Serving plans in order: the best of each family first, those that others beat in every way left out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commtax.catalog.techniques import changes_of
+from commtax.planner import columns
+from commtax.planner.columns import NO_SERVING, Array, ServingColumns
+from commtax.planner.exchanges import exchanges
+from commtax.question import PARTS, Question
+from commtax.verbs.drafts import accepted_width, with_accepted_tokens
+
+LEAST = 0.01
+"""Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
+FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
+"""Columns that make a family …"""
+
+
+def family(c: ServingColumns) -> Array:
+    """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
+    key, sizes = np.zeros(len(c), dtype=np.int64), 1
+    for name in FAMILY:
+        column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
+        base = int(column.max(initial=0)) + 1
+        if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
+            key = np.unique(key, return_inverse=True)[1]
+            sizes = int(key.max(initial=0)) + 1
+        key, sizes = key * base + column, sizes * base
+    return np.asarray(np.unique(key, return_inverse=True)[1])
+
+
+def passed_over_plan(keys: list[Array], every: ServingColumns) -> ServingColumns:
+    """The plan that would be the best, were it not for what stands against it; ``keys`` rank what it is taken from."""
+    first = _rank_by_keys(keys[1:])[0]
+    return every.take(np.array([first] if keys[0][first] < np.max(keys[0]) else [], dtype=int))
+
+
+def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
+    """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
+    good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
+    if len(good) or not len(every):
+        least = least_gains(q)[good.exchange.astype(int)]
+        best = best_rows(columns.order(q, good), family(good), least) if len(good) else slice(0)
+        return good.take(best), NO_SERVING
+    near = [np.zeros(len(every)), -columns.worst_limit_ratio(q, every)]
+    return NO_SERVING, every.take(best_rows(near, family(every), np.zeros(len(every)))[:5])
+
+
+def least_gains(q: Question) -> Array:
+    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
+    by with the acceptance that nobody measured here."""
+    each_way = list[float]()
+    for one in exchanges(q):
+        each = np.log1p(LEAST) * (len(one.techniques.split(",")) if one.techniques else 0)
+        each_way.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
+    return np.asarray(each_way)
+
+
+def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
+    """The best row of each family by ``keys``, the second of them less what techniques must add; families by the keys alone."""
+    ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
+    first = ranked[_firsts(families[ranked])]
+    return first[_rank_by_keys([key[first] for key in keys])] if np.any(least) else first
+
+
+def _rank_by_keys(keys: list[Array]) -> Array:
+    """Indices, the largest first by the first key, then by the others."""
+    return np.lexsort([-key for key in reversed(keys)])
+
+
+def _firsts(families: Array) -> Array:
+    """The first place of each family, in their order."""
+    return np.sort(np.unique(families, return_index=True)[1])
+
+
+def front_of(c: ServingColumns) -> Array:
+    """Points that no other beats in both tokens/s/GPU and tokens/s/user."""
+    user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
+    ranked = np.lexsort((-gpu, -user))
+    best = np.maximum.accumulate(gpu[ranked])
+    keep = np.ones(len(ranked), dtype=bool)
+    keep[1:] = gpu[ranked][1:] > best[:-1]
+    return np.asarray(ranked[keep])
