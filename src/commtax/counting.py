@@ -36,12 +36,6 @@ def finish() -> None:
         _over()
 
 
-def reached(share: float) -> None:
-    """Tell that this share of the step at hand is done."""
-    if _told:
-        _told(_within[0] + (_within[1] - _within[0]) * share)
-
-
 @contextmanager
 def part(begin: float, end: float) -> Iterator[None]:
     """What happens here is this part of the step that it belongs to."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from commtax.counting import reached
+from commtax import counting
 from commtax.judgement.margins import margin
 from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
@@ -148,7 +148,9 @@ class Search:
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
         bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
         ahead = sum(EFFORT[kind_of(x)] for x in self.left if self._bound(x) <= bars[kind_of(x)])
-        reached(self.spent / (self.spent + ahead + self.details))
+        share = self.spent / (self.spent + ahead + self.details)
+        with counting.part(share, share):
+            pass
         if self.progress:
             self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
 

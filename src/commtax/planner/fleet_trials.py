@@ -215,9 +215,9 @@ def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
-    if sampled := is_sampled(layout, size):
-        rate *= longer
-    if (layout.apart or sampled) and _most_answered(layout, size) * (1.0 if sampled else SURE) <= rate:
+    if is_sampled(layout, size):
+        return overloaded(rate, _most_answered(layout, size), longer)
+    if layout.apart and _most_answered(layout, size) * SURE <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
         return False
