@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.judgement.margins import margin
-from commtax.planner.columns import Array, ServingColumns, TrainColumns, objective_value, paid_rate, standing_of
+from commtax.planner.columns import ServingColumns, TrainColumns, objective_value, paid_rate, standing_of
 from commtax.planner.exchanges import exchanges
 from commtax.question import Question
 from commtax.spec import Cluster, Plan
@@ -49,7 +50,7 @@ def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None =
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
-    return np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
+    return np.asarray(np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100))
 
 
 def effort(q: Question, rows: ServingColumns) -> Array:

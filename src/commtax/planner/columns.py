@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from commtax.answer import Answer
-from commtax.arrays import unique_values
+from commtax.arrays import Array, unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.judgement.confidence import Estimate
@@ -26,8 +26,6 @@ from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.longest_request import length_to_start_with
 from commtax.verbs.settling import describe_layout, replan, settle
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

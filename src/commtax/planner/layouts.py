@@ -11,10 +11,10 @@ from math import ceil, inf
 
 import numpy as np
 
-from commtax.arrays import unique_values
+from commtax.arrays import Array, unique_values
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.planner.asked_techniques import dropped, refuse_unused
-from commtax.planner.columns import Array, Rejected, ground, sizes_of
+from commtax.planner.columns import Rejected, ground, sizes_of
 from commtax.planner.exchanges import exchanges
 from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
@@ -143,7 +143,7 @@ def limit_name(name: str) -> str:
 
 def _requests_per_replica(one: Question, plans: Space) -> Array:
     """Requests that a copy (a rank of attention data parallelism) runs at once."""
-    return np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)
+    return np.asarray(np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int))
 
 
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:

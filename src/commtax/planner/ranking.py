@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from commtax.arrays import Array
 from commtax.catalog.techniques import changes_of
 from commtax.planner import columns
-from commtax.planner.columns import NO_SERVING, Array, ServingColumns
+from commtax.planner.columns import NO_SERVING, ServingColumns
 from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
 from commtax.verbs.drafts import accepted_width, with_accepted_tokens
@@ -60,8 +61,8 @@ def least_gains(q: Question) -> Array:
 def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
     """The best row of each family by ``keys``, the second of them less what techniques must add; families by the keys alone."""
     ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
-    first = ranked[_firsts(families[ranked])]
-    return first[_rank_by_keys([key[first] for key in keys])] if np.any(least) else first
+    first: Array = ranked[_firsts(families[ranked])]
+    return np.asarray(first[_rank_by_keys([key[first] for key in keys])]) if np.any(least) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:

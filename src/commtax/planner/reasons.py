@@ -6,23 +6,14 @@ from math import isinf
 
 import numpy as np
 
-from commtax.arrays import unique_values
+from commtax.arrays import Array, unique_values
 from commtax.catalog.hardware import is_catalogued
 from commtax.cost.legality import RULES, PlanToCheck
 from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
 from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, training_kinds
-from commtax.planner.columns import (
-    Array,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    TrainPlans,
-    objective_value,
-    sizes_of,
-    standing_of,
-)
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, sizes_of, standing_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
 from commtax.planner.pool_use import pool_words

@@ -12,13 +12,13 @@ from itertools import chain
 import numpy as np
 
 from commtax import counting
-from commtax.arrays import unique_values
+from commtax.arrays import Array, unique_values
 from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
 from commtax.planner import columns, money, reasons
 from commtax.planner.asked_techniques import refuse_unused
 from commtax.planner.choosing import effort, leading_count, recommended_row, simplest_served
-from commtax.planner.columns import NO_SERVING, Array, OperatingPoint, Rejected, ServingColumns, ServingPlans
+from commtax.planner.columns import NO_SERVING, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.ranking import best_first, best_rows, family, front_of, least_gains, passed_over_plan
 from commtax.planner.space import Roomy, Space, most_each, sizes, space

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from commtax import counting
+from commtax.arrays import Array
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.judgement.leading import training_leads
 from commtax.judgement.margins import margin
 from commtax.planner.choosing import simplest, training_kinds
-from commtax.planner.columns import SIZED, Array, Rejected, TrainColumns, TrainPlans
+from commtax.planner.columns import SIZED, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
 from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
