@@ -258,7 +258,7 @@ def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
         return size[0] * _saturation_rate(layout.question)
-    sample = sample_of_fleet(layout, size, saturated=is_sampled(layout, size))
+    sample = sample_of_fleet(layout, size)
     return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
 
@@ -279,10 +279,10 @@ def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fle
     return asked, replace(fleet_of(asked, longest), decoded=decoded)
 
 
-def sample_of_fleet(layout: Layout, size: Size, saturated: bool = False) -> Sample:
+def sample_of_fleet(layout: Layout, size: Size) -> Sample:
     """The copies that are simulated for a fleet."""
     workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
-    sample = sample_of(layout.question.but(**workers), saturated=saturated)
+    sample = sample_of(layout.question.but(**workers))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 
 

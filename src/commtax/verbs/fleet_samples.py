@@ -38,17 +38,16 @@ class Sample:
         return (Note("sample", f"{text}; rates and totals are of all"),)
 
 
-def sample_of(q: Question, least: float = 0.0, saturated: bool = False) -> Sample:
+def sample_of(q: Question, least: float = 0.0) -> Sample:
     """Return the sample of a question's fleet that is simulated for it, at least a share of all; the fleet where it is small."""
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
     if q.offered.router == "prefix" and not whole[1]:
         used = int(min(replicas, prefix_groups(q)))  # a prompt that comes again goes where its text is
-        chosen = sample_size((used, 0), least, "chosen")[0]
+        chosen = sample_size((used, 0), least, chosen=True)[0]
         size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
     else:
-        chosen = q.offered.router != "round-robin" and not whole[1]
-        size = sample_size(whole, least, "saturated" if saturated else "chosen" if chosen else "replicas")
+        size = sample_size(whole, least, q.offered.router != "round-robin")
         share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)
