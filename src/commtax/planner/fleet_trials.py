@@ -8,7 +8,7 @@ ones of a single stream, at the rate exactly. A run is long enough that a percen
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
-from math import ceil, exp, inf, isfinite, isinf, isnan, nan
+from math import exp, inf, isfinite, isnan, nan
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
+from commtax.planner.fleet_lengths import COUNTED, MOST, is_sampled, run_lengths, sample_of_fleet
 from commtax.planner.fleet_sizes import able_sizes, first_size, no_more
 from commtax.planner.layouts import ALONE, Layout
 from commtax.planner.money import Money, counted_tokens
@@ -26,16 +27,12 @@ from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
-from commtax.verbs.fleet_samples import Sample, sample_of
 from commtax.verbs.loads import first_requests
 from commtax.verbs.request_streams import longest_of, stream_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
 ALL = Fraction(1)
-COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
-MOST = 20_000  # requests of a run
-TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
@@ -137,23 +134,6 @@ def rate_of(q: Question) -> float:
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
-def warm_up_requests(q: Question) -> int:
-    """Requests under way at once where tokens take as long as they may (Little's law): the warm-up."""
-    limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
-    outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
-    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
-
-
-def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
-    """Requests of a run, and how many of them are warm-up."""
-    if isfinite(q.requests.num_prompts):
-        count = int(q.requests.num_prompts)
-        return count, min(warm_up_requests(q), count // 5)
-    counted = max(COUNTED, EACH * copies)
-    warmup = min(warm_up_requests(q), MOST - min(counted, MOST // 2))
-    return min(MOST, warmup + counted), warmup
-
-
 def all_requests(q: Question) -> RequestStream:
     """The longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
@@ -224,11 +204,6 @@ def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
     return overloaded(rate, capacity(layout, size))
 
 
-def is_sampled(layout: Layout, size: Size) -> bool:
-    """Whether a few copies are simulated for the fleet."""
-    return sample_of_fleet(layout, size).size != size
-
-
 def _most_answered(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
@@ -277,19 +252,6 @@ def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fle
     """A question as it is run, and its engines, which decode a share of the prompts."""
     asked = settle(q)
     return asked, replace(fleet_of(asked, longest), decoded=decoded)
-
-
-def sample_of_fleet(layout: Layout, size: Size) -> Sample:
-    """The copies that are simulated for a fleet."""
-    workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
-    sample = sample_of(layout.question.but(**workers))
-    return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
-
-
-def run_lengths(sample: Sample) -> tuple[int, int]:
-    """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
-    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else sample.size[0])
-    return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
 
 
 def run_fleet(

@@ -21,8 +21,9 @@ from commtax.options import check_taken
 from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
+from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, lengths_of_run, rate_of, sure_times, too_slow, with_confidence
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, sure_times, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
