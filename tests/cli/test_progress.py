@@ -6,6 +6,7 @@ import re
 import select
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,28 @@ def test_a_terminal_is_told_and_left_clean():
     after = text[text.rindex("searching plans") :]
     assert "\r\x1b[K" in after, "the line is gone before the answer"
     assert "Recommended" in after
+
+
+FEW = ("-c", "4xh100-sxm", "--request-rate", "60", "--input-len", "512", "--output-len", "64")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("plan", "llama-3.1-8b", *FEW, "--p95-ttft", "1s"), "simulating layouts"),
+        (("simulate", "llama-3.1-8b", *FEW, "--replicas", "4", "--num-prompts", "20000"), "simulating"),
+    ],
+)
+def test_what_is_simulated_has_a_time_left_until_its_end(words, what):
+    text, code = on_a_terminal(words)
+    told = re.findall(rf"\r{what}: ([^\r]*?)\x1b\[K", text)
+    shares = [int(share) for share in re.findall(r"\((\d+)%\), about", " ".join(told))]
+    assert code == 0
+    assert len(set(shares)) > 3
+    assert shares == sorted(shares)
+    done = [line for line in told if re.match(r"([\d,]+) of \1\b", line)]
+    assert done, "all layouts or requests are done ..."
+    assert all("100%" not in line for line in done[: len(done) // 2]), "... and what comes behind them is counted"
 
 
 def test_an_interrupt_leaves_a_clean_line_and_130():

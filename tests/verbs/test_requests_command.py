@@ -23,7 +23,8 @@ from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.loads import split
-from commtax.verbs.requests import _lengths, serve
+from commtax.verbs.request_streams import _lengths
+from commtax.verbs.requests import serve
 from commtax.verbs.settling import settle
 from commtax.verbs.sweeping import Slo, points, question_at, slo_of, sweep
 from commtax.verbs.tails import first_tokens, gaps

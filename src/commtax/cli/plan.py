@@ -312,12 +312,12 @@ def _with_rate(order: Order) -> list[Question]:
 
 def _follow() -> Callable[[int, int, Trial | None], None]:
     """Who is told how far the search is, and shows it."""
-    at = (0.0, "")
-    METER.start("simulating layouts", lambda: at, STOP)
+    at = ""
+    METER.start("simulating layouts", lambda: (METER.share, at), STOP)
 
     def told(done: int, total: int, best: Trial | None) -> None:
         nonlocal at
         so_far = f", best so far {plural(best.gpus, 'GPU')}" if best else ""
-        at = done / max(1, total), f"{done} of {total}{so_far}"
+        at = f"{done} of {total}{so_far}"
 
     return told

@@ -232,9 +232,15 @@ def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
 
 
 def _follow(ran: ServingRun) -> None:
-    """Show how far a run is."""
+    """Show how far a run is, and those of its first requests behind it that tell its ranges and its capacity."""
     whole = max(1, len(ran.book.arrival_s))
-    METER.start("simulating", lambda: (ran.answered / whole, f"{ran.answered:,} of {whole:,} requests"), STOP)
+    later = 4 * min(whole, requests.RANGED)
+
+    def done() -> tuple[float, str]:
+        behind = METER.share * later if ran.answered == whole else 0.0
+        return (ran.answered + behind) / (whole + later), f"{ran.answered:,} of {whole:,} requests"
+
+    METER.start("simulating", done, STOP)
 
 
 def _write(order: Order, o: RequestsInTime) -> None:

@@ -7,9 +7,11 @@ the same on one core and on many. A layout that cannot reach what is listed alre
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isnan
+from typing import TypeVar
 
 import numpy as np
 
+from commtax import counting
 from commtax.judgement.margins import margin
 from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
@@ -31,10 +33,14 @@ from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
 
-ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
+ONE_POOL, APART, STAGES = range(3)  # kinds of layouts, those first that are soon simulated
+ROUND = (4, 2, 4)  # layouts of each that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
+EFFORT = (1.0, 2.0, 0.5)  # that layouts of each kind take, about, for the time left …
+FOUND, DETAILS = 3.0, 16.0  # … and, in the same unit, to find all layouts, and the details of the best
 NEAREST = 5  # fleets that come nearest to the limits where none holds
+Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]
 """Told how many of how many layouts are done, and the best so far."""
 
@@ -74,6 +80,11 @@ def _simplest_place(ranking: Sequence[Trial]) -> int:
     return simplest_served(ranking[0].layout.question, effort, worth)
 
 
+def kind_of(layout: Layout) -> int:
+    """Return which kind of layout it is."""
+    return STAGES if layout.question.plan.pp > 1 else APART if layout.apart else ONE_POOL
+
+
 class Search:
     """The search on one cluster. What it has so far is an answer at any time."""
 
@@ -86,6 +97,8 @@ class Search:
         self.broken: list[Trial] = []
         self.rejected: tuple[Rejected, ...] = ()
         self.count = self.total = self.done = self.left_out = 0
+        self.left: list[Layout] = []  # those that nobody has looked at, best first
+        self.spent, self.details = 0.0, DETAILS
         self.complete = False
 
     def run(self) -> bool:
@@ -98,9 +111,10 @@ class Search:
                 raise refuse_length(f": the longest request has {longest:,} tokens, {rule}")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
-            for kind in range(3):
-                # what is quickly simulated comes first, and says what the others have to beat
-                self._rounds([x for x in layouts if (2 if x.question.plan.pp > 1 else int(x.apart)) == kind], kind > 0)
+            self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
+            self._tell(FOUND)
+            for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
+                self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
                 self._examine()
             self._detail()
@@ -109,25 +123,34 @@ class Search:
             self.held.sort(key=order)
         return self.complete
 
-    def _rounds(self, layouts: list[Layout], slow: bool) -> None:
+    def _rounds(self, layouts: list[Layout], kind: int) -> None:
         layouts.sort(key=lambda layout: (self._bound(layout, 1.0), layout.group))  # by what the objective is likely to count
-        for first in range(0, len(layouts), ROUND):
-            bar = self._bar(slow)
-            part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
-            self.left_out += len(layouts[first : first + ROUND]) - len(part)
+        for first in range(0, len(layouts), ROUND[kind]):
+            bar, these = self._bar(kind), layouts[first : first + ROUND[kind]]
+            part = [x for x in these if self._bound(x) <= bar]
+            self.left_out += len(these) - len(part)
             tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
             results = dict[int, Trial]()
             try:
                 for place, trial in self.workers.each(least_fleet, tasks):
                     results[place] = trial
-                    self._tell()
+                    self._tell(EFFORT[kind])
             finally:
                 for place in sorted(results):  # in their order, whoever was first
                     (self.held if results[place].holds else self.broken).append(results[place])
-                self.done += len(layouts[first : first + ROUND])
+                self.done += len(these)
+                self.left = [x for x in self.left if x not in these]
             self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, effort: float = 0.0) -> None:
+        """Tell how far the search is, so much effort further: what is left are the layouts that are likely to be tried."""
+        self.spent += effort
+        likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
+        bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
+        ahead = sum(EFFORT[kind_of(x)] for x in self.left if self._bound(x) <= bars[kind_of(x)])
+        share = self.spent / (self.spent + ahead + self.details)
+        with counting.part(share, share):
+            pass
         if self.progress:
             self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
 
@@ -139,16 +162,21 @@ class Search:
             return each / slack / float(self.question.requests.output_len)
         return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 
-    def _bar(self, slow: bool) -> float:
-        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best."""
+    def _bar(self, kind: int) -> float:
+        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
+
+        Two pools must do with no more than one, which is simpler, and come near the best two.
+        """
         if not self.held:
             return inf
         ranked = sorted(self.held, key=burden)
         best = burden(ranked[0])
-        one_pool = next((trial for trial in ranked if not trial.layout.apart), ranked[0])
-        near = burden(one_pool) * (1 + margin(self.question))  # a simpler one may be recommended
+        one_pool = burden(next((trial for trial in ranked if not trial.layout.apart), ranked[0]))
+        near = one_pool * (1 + margin(self.question))  # a simpler one may be recommended
         listed = burden(ranked[self.top - 1]) if len(ranked) >= self.top else inf
-        return near if slow else max(near, min(WORSE * best, listed))
+        if kind == APART and self.question.goal.objective != "tokens":
+            return min(one_pool, best * (1 + margin(self.question)))
+        return near if kind else max(near, min(WORSE * best, listed))
 
     def _most_gpus(self, bar: float) -> int:
         goal, whole = self.question.goal, self.question.cluster.num_gpus
@@ -180,7 +208,7 @@ class Search:
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         self._replace_first(max(ties, min(self.top, DETAILED)), with_details)
         self.held.sort(key=order)
-        grown = dict(self.workers.each(larger_fleets, self._leaders()))
+        grown = self._each_told(larger_fleets, self._leaders(), DETAILS / 2)
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self.held.sort(key=order)
         self._list_recommended()
@@ -199,5 +227,14 @@ class Search:
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
         """The first fleets with more known of them."""
-        first = dict(self.workers.each(known, self.held[:count]))
+        first = self._each_told(known, self.held[:count], DETAILS / 2 if known is with_details else 0.0)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
+
+    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial], effort: float) -> dict[int, Made]:
+        """What the work makes of each trial, by its place."""
+        made = dict[int, Made]()
+        for place, one in self.workers.each(work, trials):
+            made[place] = one
+            self.details -= effort / len(trials)
+            self._tell(effort / len(trials))
+        return made

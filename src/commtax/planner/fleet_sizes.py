@@ -1,7 +1,7 @@
 """Sizes that a fleet of one layout may have, and the first of them that holds."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -
     return first_pair(able, [layout.gpus(*size) for size in able], holds) if layout.apart else first_count(able, holds)
 
 
-def first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
+def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
     """The index of the first fleet of one kind that holds, the last where none does.
 
     More copies never do worse: steps that double find one that holds, and halving the first.

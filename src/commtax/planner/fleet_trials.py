@@ -8,7 +8,7 @@ ones of a single stream, at the rate exactly. A run is long enough that a percen
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
-from math import ceil, exp, inf, isfinite, isinf, isnan, nan
+from math import exp, inf, isfinite, isnan, nan
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
+from commtax.planner.fleet_lengths import COUNTED, MOST, is_sampled, run_lengths, sample_of_fleet
 from commtax.planner.fleet_sizes import able_sizes, first_size, no_more
 from commtax.planner.layouts import ALONE, Layout
 from commtax.planner.money import Money, counted_tokens
@@ -26,19 +27,16 @@ from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
-from commtax.verbs.fleet_samples import Sample, sample_of
 from commtax.verbs.loads import first_requests
 from commtax.verbs.request_streams import longest_of, stream_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
 ALL = Fraction(1)
-COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
-MOST = 20_000  # requests of a run
-TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
+TOGETHER = 0.9  # of that, at least, answer samples of two kinds: 0.94 where both are as busy, else 0.97 and more
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
@@ -84,7 +82,7 @@ class Trial:
 
     @property
     def sampled(self) -> bool:
-        return self.sample != self.size
+        return is_sampled(self.layout, self.size)
 
     @property
     def gpus(self) -> int:
@@ -136,23 +134,6 @@ def rate_of(q: Question) -> float:
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
-def warm_up_requests(q: Question) -> int:
-    """Requests under way at once where tokens take as long as they may (Little's law): the warm-up."""
-    limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
-    outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
-    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
-
-
-def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
-    """Requests of a run, and how many of them are warm-up."""
-    if isfinite(q.requests.num_prompts):
-        count = int(q.requests.num_prompts)
-        return count, min(warm_up_requests(q), count // 5)
-    counted = max(COUNTED, EACH * copies)
-    warmup = min(warm_up_requests(q), MOST - min(counted, MOST // 2))
-    return min(MOST, warmup + counted), warmup
-
-
 def all_requests(q: Question) -> RequestStream:
     """The longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
@@ -187,7 +168,8 @@ def least_fleet(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at])):
+        longer = max((known.stretch for known in tried.values()), default=1.0)
+        if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at], longer)):
             hopeless.add(able[at])
             return False
         return trial(at).holds
@@ -207,17 +189,33 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
     return None if unsure else layout.too_slow(rate_of(q) / size[0])
 
 
-def _is_overloaded(layout: Layout, size: Size) -> bool:
-    """Whether its capacity alone says that a fleet does not hold: of two kinds of workers that of each, which is soon known; that
-    of a whole fleet where there is no limit to break."""
+def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
+    """Whether its capacity alone says that a fleet does not hold: that of each kind of worker, which is soon known; that of a
+    whole fleet where there is no limit to break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
-    if layout.apart and min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True)) * SURE <= rate:
+    if is_sampled(layout, size):
+        return overloaded(rate, _most_answered(layout, size), longer)
+    if layout.apart and _most_answered(layout, size) * SURE <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
         return False
     return overloaded(rate, capacity(layout, size))
+
+
+def _most_answered(layout: Layout, size: Size) -> float:
+    """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
+    if not layout.apart:
+        return capacity(layout, size)
+    return min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True))
+
+
+def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
+    """Whether a fleet is known to answer a rate before all of it is saturated."""
+    if layout.apart and is_sampled(layout, size):
+        return TOGETHER * _most_answered(layout, size) > rate
+    return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
 
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
@@ -256,19 +254,6 @@ def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fle
     return asked, replace(fleet_of(asked, longest), decoded=decoded)
 
 
-def sample_of_fleet(layout: Layout, size: Size) -> Sample:
-    """The copies that are simulated for a fleet."""
-    workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
-    sample = sample_of(layout.question.but(**workers))
-    return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
-
-
-def run_lengths(sample: Sample) -> tuple[int, int]:
-    """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
-    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else sample.size[0])
-    return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
-
-
 def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
@@ -289,20 +274,20 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
-def _decide_fleet(layout: Layout, size: Size, rate: float) -> tuple[float, RequestsInTime]:
+def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
     """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
     whole = run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
-            outcome = run_fleet(layout, size, rate, (warmup + counted, warmup))
+            outcome = run_fleet(layout, size, rate, (warmup + counted, warmup), stretch)
             over = worst(q, outcome)
             if over > sure:
                 return over, outcome
             if over <= 1:
                 break
-    outcome = run_fleet(layout, size, rate, whole)
+    outcome = run_fleet(layout, size, rate, whole, stretch, most)
     return worst(q, outcome), outcome
 
 
@@ -318,7 +303,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
         longer = run_fleet(layout, size, rate, stretch=stretch) if q.goal.slo else None
         over = worst(q, longer) if longer else over
     most = nan
-    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate * max(1.0, stretch)):
+    if over <= 1 and not _is_surely_enough(layout, size, rate * max(1.0, stretch)):
         most = capacity(layout, size)
         over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
@@ -431,14 +416,20 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     if not able:
         return []
 
+    known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
+
     def clear(at: int) -> bool:
-        if capacity(layout, able[at]) <= q.offered.request_rate * factor:
-            return False
-        return not q.goal.slo or worst(q, run_fleet(layout, able[at], q.offered.request_rate, stretch=factor, most=RANGED)) <= 1
+        rate = q.offered.request_rate
+        few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
+        answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
+        return answered > rate * factor and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
-    return larger if trial.clear and q.plan.pp > 1 else [with_details(one) for one in larger]  # stages take longest to simulate
+    if trial.clear and (q.plan.pp > 1 or (layout.apart and trial.sampled)):  # these take longest to simulate
+        return larger
+    plain = len(larger) - 1 if trial.sampled else 0
+    return [*larger[:plain], *(with_details(one) for one in larger[plain:])]
 
 
 def with_details(trial: Trial) -> Trial:

@@ -14,14 +14,16 @@ from math import ceil, floor, inf, isnan
 from typing import ClassVar, Unpack
 
 from commtax.answer import Answer
+from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
 from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
+from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, lengths_of_run, rate_of, sure_times, too_slow, with_confidence
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, sure_times, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
@@ -150,7 +152,7 @@ def best_fleets(
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
         searches = [Search(q, workers, top, progress) for q in put]
-        for search in searches:
+        for search in counted(searches):
             if not search.run():
                 break
         return replace(_answer(searches, objective, top, workers), unpriced=missing)

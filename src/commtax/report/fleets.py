@@ -8,8 +8,9 @@ from commtax.files import table
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
+from commtax.planner.fleet_lengths import COUNTED, EACH
 from commtax.planner.fleet_search import burden, sustained_tokens_per_s
-from commtax.planner.fleet_trials import COUNTED, EACH, Trial, longest_step
+from commtax.planner.fleet_trials import Trial, longest_step
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.reasons import doubt_words

@@ -91,7 +91,7 @@ def _question_words(o: RequestsInTime) -> str:
     """When requests come and how long they are, in words."""
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
-    count = count if o.share == 1 else f"{len(o.stream):,} of about {len(o.stream) / o.share:,.0f} requests"
+    count = count if o.share == 1 else f"{len(o.stream):,} of {o.num_requests:,} requests"
     if offered.trace is not None:
         when = f"{count} of a trace, {o.offered_rate:,.3g} per second on average"
     elif o.closed:
@@ -101,7 +101,7 @@ def _question_words(o: RequestsInTime) -> str:
     else:
         kind = {1.0: "Poisson"}.get(offered.burstiness, "evenly spaced" if isinf(offered.burstiness) else "")
         when = f"{count} at {offered.request_rate:g} per second ({kind or f'burstiness {offered.burstiness:g}'})"
-    limit = "" if o.closed or isinf(o.stream.in_flight) else f", at most {o.stream.in_flight:,.0f} in flight"
+    limit = "" if o.closed or isinf(o.max_in_flight) else f", at most {o.max_in_flight:,.0f} in flight"
     several = q.plan.replicas > 1 or o.fleet.workers.count > 1
     return f"{when}{limit}; {_lengths(o)}; {f'{offered.router} over replicas, ' if several else ''}seed {offered.seed}"
 
@@ -249,7 +249,7 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
         outcome=o,
         idle_gpus=o.question.gpus_there - o.num_gpus,
         offered=_offered_record(o),
-        requests=len(o.stream),
+        requests=o.num_requests,
         utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
         times=[_times(o, metric) for metric in METRICS],
         slo=_slo(o, slo) if slo.limits else None,
@@ -295,20 +295,20 @@ def _tail(o: RequestsInTime) -> Record:
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:
-    """The keys of ``vllm bench serve --save-result``."""
+    """The keys of ``vllm bench serve --save-result``; totals are of all replicas, as rates are."""
     rate, burstiness = o.offered_rate, o.question.offered.burstiness
-    limit = o.question.requests.concurrency if o.closed else o.stream.in_flight
+    limit = o.question.requests.concurrency if o.closed else o.max_in_flight
     row = record(
         "requests-bench",
         question=o.question,
         outcome=o,
-        requests=len(o.stream),
+        requests=o.num_requests,
         request_rate="inf" if o.closed or isinf(rate) else rate,
         burstiness=burstiness if isfinite(burstiness) else "inf",
         max_concurrency=int(limit) if isfinite(limit) else None,
         failed=0,
-        total_input_tokens=int(o.stream.input_len.sum()),
-        total_output_tokens=int(o.stream.output_len.sum()),
+        total_input_tokens=round(o.stream.input_len.sum() / o.share),
+        total_output_tokens=round(o.stream.output_len.sum() / o.share),
         request_goodput=slo.goodput(o) if slo.limits else None,
         total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
     )

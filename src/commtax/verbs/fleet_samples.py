@@ -34,8 +34,8 @@ class Sample:
         """That not all replicas were simulated."""
         if self.size == self.whole:
             return ()
-        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests; rates are of all"
-        return (Note("sample", text),)
+        text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests"
+        return (Note("sample", f"{text}; rates and totals are of all"),)
 
 
 def sample_of(q: Question, least: float = 0.0) -> Sample:
@@ -47,7 +47,7 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
         chosen = sample_size((used, 0), least, chosen=True)[0]
         size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
     else:
-        size = sample_size(whole, least, q.offered.router != "round-robin" and not whole[1])
+        size = sample_size(whole, least, q.offered.router != "round-robin")
         share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)

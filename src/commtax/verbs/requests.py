@@ -14,6 +14,7 @@ from commtax.answer import Answer
 from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
+from commtax.counting import counted
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.question import OfferedRequests, Question
@@ -161,8 +162,8 @@ class RequestsInTime(Answer):
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
-        same = self if len(part) == len(self.stream) else self._again(part, 1.0)
-        return [self._again(part, 1 / factor), same, self._again(part, factor)]
+        known = len(part) == len(self.stream)
+        return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
     def ends(self) -> list["RequestsInTime"]:
@@ -196,6 +197,17 @@ class RequestsInTime(Answer):
     def duration_s(self) -> float:
         """From the first arrival to the last token."""
         return float(np.max(self.columns["done_s"]) - self.stream.arrival_s[0])
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all replicas: those that were simulated stand for the others."""
+        asked, complete = self.question.requests.num_prompts, len(self.stream) == self.simulated.requests.num_prompts
+        return int(asked) if complete else round(len(self.stream) / self.share)
+
+    @property
+    def max_in_flight(self) -> float:
+        """Requests that all replicas have at once, at most; infinite without a limit."""
+        return float(np.round(self.stream.in_flight / self.share))
 
     @property
     def requests_per_s(self) -> float:

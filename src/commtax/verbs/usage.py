@@ -47,8 +47,8 @@ def usage_of(o: RequestsInTime) -> EngineUsage:
         kv_mean=float(in_use @ seconds) / total,
         kv_peak=float(in_use.max(initial=0.0)),
         waiting_peak=int(log["waiting"].max(initial=0)),
-        preemptions=int(thrown.sum()),
-        preempted=int((thrown > 0).sum()),
+        preemptions=round(thrown.sum() / o.share),
+        preempted=round((thrown > 0).sum() / o.share),
         hit_rate=float(o.columns["cached_tokens"].sum() / sum(o.ran.book.input_len)),
     )
 

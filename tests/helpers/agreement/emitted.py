@@ -16,7 +16,7 @@ from commtax.launch.read_command import parse
 from commtax.launch.starting import start_commands
 from commtax.planner import plan
 from commtax.planner.deploying import fleet_servers, servers_of
-from commtax.planner.fleet_trials import lengths_of_run
+from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleets import plan_fleet
 from commtax.report.operating_points import answered
 from commtax.verbs.requests import RequestsInTime
