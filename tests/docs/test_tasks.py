@@ -65,11 +65,11 @@ def l40s_or_h100(answer):
 
 def gpt_oss(answer):
     """Few requests are faster over more GPUs, many in two servers, whose all-reduces are smaller and among fewer."""
-    step = {(row["plan"], row["batch"]): row["step_s"] for row in answer["rows"]}
+    step = {(row["plan"], row["sequences"]): row["step_s"] for row in answer["rows"]}
     assert step["tp8", 1] < step["2xtp4", 1]
     assert step["tp8", 256] > step["2xtp4", 256]
     assert all(64 < flip["at"] < 256 for flip in answer["break_even"] if flip["axis"] == "batch")
-    each = {row["plan"]: row["exposed_comm_s"] for row in answer["rows"] if row["batch"] == 256}
+    each = {row["plan"]: row["exposed_comm_s"] for row in answer["rows"] if row["sequences"] == 256}
     assert each["2xtp4"] < each["tp8"]
 
 
@@ -168,17 +168,17 @@ def prefixes(answer):
 def eagle(answer):
     row = technique(answer, "eagle3")
     drafts = int(row["asked"].partition("=")[2])
-    accepted = row["tokens_per_s"] * row["step_s"] / 8
+    accepted = row["step_gain"] * row["step_s"] / answer["step_s"]
     assert 1 < accepted < drafts + 1
     assert row["step_s"] > answer["step_s"], "a step with drafts is longer"
-    assert row["gain"] == pytest.approx(accepted * answer["step_s"] / row["step_s"], rel=1e-3)
+    assert 1 < row["gain"] < row["step_gain"], "drafts shorten no prompt"
 
 
 def number_formats(answer):
-    """What fp8 saves at batch 1 is the time to read the other half of the layers."""
+    """What fp8 saves at batch 1 is the time to read the other half of the layers, less that of quantising activations."""
     step = {(row["dtype"], row["batch"]): row["step_s"] for row in answer["rows"]}
     saved = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28_672) / 4 / H100_BYTES
-    assert 1 < (step["bf16", 1] - step["fp8", 1]) / saved < 1.3
+    assert 0.85 < (step["bf16", 1] - step["fp8", 1]) / saved < 1.3
     assert step["bf16", 64] > step["fp8", 64] > step["int4", 64]
 
 
@@ -194,7 +194,8 @@ def dcp(answer):
     assert not answer["fits"]
     assert answer["kv_tokens"] < wanted < row["kv_tokens"]
     assert row["fits"]
-    assert row["kv_tokens"] == pytest.approx(8 * answer["kv_tokens"], rel=0.01), "each rank keeps its own eighth"
+    ranks = int(row["asked"].partition("=")[2])
+    assert row["kv_tokens"] == pytest.approx(ranks * answer["kv_tokens"], rel=0.01), "each rank keeps its own share"
 
 
 def dbo(answer):
