@@ -108,6 +108,8 @@ def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library)
             slow, fast = links[i], links[j]
             if fast.mesh and ranks not in (2, 4, 8):
                 continue  # RCCL's rings of 3, 5, 6 and 7 leave most links of a mesh idle, as measured
+            if fast.mesh and ranks < joined_by(fast) and fast.kind != slow.kind:
+                continue  # a part of a mesh has a part of its rate, and changes protocols at other sizes: 13 % at 2.4 MB
             if alone and fast.kind != slow.kind:
                 continue  # kernels for one kind of link: on others what they fall back on is not theirs
             if rate_of(fast, ranks) > rate_of(slow, ranks) and fast.latency_s <= slow.latency_s and fast.switched >= slow.switched:

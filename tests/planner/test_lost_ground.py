@@ -59,7 +59,7 @@ def test_no_reason_speaks_for_the_loser(asked):
 
 def test_prompt_workers_that_fall_behind_are_the_reason():
     """The runner-up's decode step is the faster one: what it lacks are prompts."""
-    answer = plan("qwen3-32b", "4xh100-sxm", tpot_s=0.03, margin=0)
+    answer = plan("qwen3-32b", "4xh100-sxm", tpot_s=0.03, margin=0, workload="batch", input_len=1024, output_len=128)
     beside = next(line for line in answer.why if "the runner-up" in line)
     assert "for a first token instead of" in beside
     assert "a decode step" not in beside

@@ -12,8 +12,8 @@ def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
     found = commtax.plan("gpt-oss-120b", "1xh100-sxm", tpot_s="25ms")
     more = found.roomier
     assert (found.plans.concurrency[0], more.plans.concurrency[0]) == (8, 24)
-    assert any("--max-num-seqs 512: 63,408 KV tokens per replica instead of 10,336, 24 clients" in line for line in found.why)
-    assert commtax.fit("gpt-oss-120b", "1xh100-sxm", tp=1, max_num_seqs=512).kv_tokens == 63408
+    assert any("--max-num-seqs 512: 112,615 KV tokens per replica instead of 18,357, 24 clients" in line for line in found.why)
+    assert commtax.fit("gpt-oss-120b", "1xh100-sxm", tp=1, max_num_seqs=512).kv_tokens == 112615
 
 
 def test_limits_that_make_it_fit_come_first():
@@ -24,12 +24,12 @@ def test_limits_that_make_it_fit_come_first():
 
 
 def test_servers_have_room_for_the_peak_of_their_clients():
-    """216 clients of 3 servers are 72 each, and sqrt(72) = 8.5: three of these more are 98, which run in the graph of 104."""
-    found = commtax.plan("llama-3.3-70b", "8xh200-sxm", prefill_cluster="8xh100-sxm", dtypes=("fp8",), ttft_s=1, tpot_s=0.03)
+    """384 clients of 8 servers are 48 each, and sqrt(48) = 6.9: three of these more are 69, which run in the graph of 72."""
+    found = commtax.plan("llama-3.1-8b", "8xh100-sxm", tpot_s=0.02)
     rows = found.plans
-    i = int(np.flatnonzero((rows.replicas == 3) & (rows.tp == 1))[0])
-    assert rows.concurrency[i] == 216
-    assert servers_of(found, i).question.limits.max_num_seqs == 104
+    i = int(np.flatnonzero((rows.replicas == 8) & (rows.tp == 1) & (rows.mode == 0))[0])
+    assert rows.concurrency[i] == 384
+    assert servers_of(found, i).question.limits.max_num_seqs == 72
 
 
 def test_servers_without_a_limit_on_tokens_keep_the_engines_own():

@@ -396,7 +396,7 @@ def test_rows_with_habits_of_their_own():
     tiles = question(row(model_path="Qwen/Qwen3-235B-A22B-FP8", gemm_quant_mode="fp8_block"))
     assert tiles["model"].quant.block == (128, 128)
     static = question(row(backend="trtllm", model_path="meta-llama/Llama-3.1-70B", gemm_quant_mode="fp8"))
-    assert (static["dtype"], static["kv_dtype"]) == ("fp8", "fp8")
+    assert (static["dtype"], static["kv_dtype"], static["model"].quant.dtype) == ("", "fp8", "fp8")
 
 
 @pytest.mark.parametrize(

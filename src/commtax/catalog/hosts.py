@@ -4,7 +4,6 @@ import re
 
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import check_measured, did_you_mean, find, normal, record, stems, table
-from commtax.catalog.spelled_clusters import usual_spellings
 from commtax.records import replace
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
@@ -66,7 +65,7 @@ def parse_counts(text: str) -> Cluster:
     Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
     """
     check_measured(text, "cluster")
-    match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*|\d{4})", normal(text))  # a card may be called 4090
+    match = re.fullmatch(r"(?:([0-9]{1,15})x)?(?:([0-9]{1,15})x)?([a-z].*|[0-9]{4})", normal(text))  # a card may be called 4090
     if not match or not find("chips", match[3]):
         return _read_spelling(text, match[3] if match else "")
     first, second, name = match.groups()
@@ -83,6 +82,8 @@ def parse_counts(text: str) -> Cluster:
 
 def _read_spelling(text: str, name: str) -> Cluster:
     """The hosts that people mean who write something else than counts and a known ``name``; refused where that is in doubt."""
+    from commtax.catalog.spelled_clusters import usual_spellings  # names of the catalogue need no second reading
+
     meant = usual_spellings(text)
     if len(meant) == 1:
         place = catalogued_hosts(meant[0]) or parse_counts(meant[0])

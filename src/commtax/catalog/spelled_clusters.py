@@ -25,7 +25,8 @@ def usual_spellings(text: str) -> list[str]:
     >>> usual_spellings("dgx-h100 x8"), usual_spellings("2 h100 nodes"), usual_spellings("16 h100 on 2 nodes")
     (['8xdgx-h100', 'dgx-h100'], ['2x8xh100', '2x1xh100'], [])
     """
-    plain = " ".join(FILLERS.sub(" ", re.sub("[×*]", "x", text.lower().replace("_", "-"))).split()) if len(text) < LONGEST else ""
+    written = re.sub("[×*]", "x", text.lower().replace("_", "-"))
+    plain = " ".join(FILLERS.sub(" ", written).split()) if len(text) < LONGEST and written.isascii() else ""
     told, each = HOSTS.search(plain), EACH.search(plain)
     rest = " ".join(EACH.sub(" ", HOSTS.sub(" ", plain)).split())
     for form in COUNTED:

@@ -6,6 +6,7 @@ from commtax.catalog.loader import suggest
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import prompt_sizes
+from commtax.judgement.starting import LENGTH
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice
@@ -30,7 +31,7 @@ def _serving_fit(order: Order) -> Fit | TrainFit:
     given, q = order.given, order.question
     refuse(given, ["batch"], "belongs to --phase train; serving takes --max-num-seqs")
     if given.context is not None:  # of a server, the longest request
-        refuse(given, ["max_model_len"], "give it or --context, not both")
+        refuse(given, [LENGTH], "give it or --context, not both")
         q = q.but(max_model_len=int(given.context))
     refuse(given, ["sequence_parallel"], "changes nothing that is held while serving")
     judged = add_advice(holds(q, chosen=given.tp is not None, stages=given.pp))

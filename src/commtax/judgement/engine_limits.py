@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from commtax.files import table
+from commtax.judgement.starting import SEQS
 from commtax.question import Limits
 
+SHARE = "gpu_memory_utilization"
 Changes = Mapping[str, float]
 """Limits by the names that the options and ``Limits`` have for them."""
 
@@ -28,9 +30,9 @@ def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[s
     known = table("judgement/engine_limits.toml")
     share = float(known["safe_share"][utilization_of])
     return {
-        "max_num_seqs": tuple(n for n in known["max_num_seqs"] if n < now.max_num_seqs),
+        SEQS: tuple(n for n in known[SEQS] if n < now.max_num_seqs),
         "max_num_batched_tokens": tuple(n for n in known["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
-        "gpu_memory_utilization": (share,) * (share > now.gpu_memory_utilization),
+        SHARE: (share,) * (share > now.gpu_memory_utilization),
     }
 
 

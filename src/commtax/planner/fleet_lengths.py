@@ -6,7 +6,7 @@ from math import ceil, isfinite, isinf
 from commtax.judgement.fleet_samples import Size
 from commtax.planner.layouts import Layout
 from commtax.question import Question
-from commtax.verbs.fleet_samples import Sample, sample_of
+from commtax.verbs.fleet_samples import Sample, sample_of, workers_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -37,7 +37,7 @@ def is_sampled(layout: Layout, size: Size) -> bool:
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
     """The copies that are simulated for a fleet."""
-    workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
+    workers = workers_of(size, layout.apart)
     sample = sample_of(layout.question.but(**workers))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from commtax.catalog.programs import program_of
+from commtax.judgement.starting import LENGTH, SEQS
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import (
@@ -150,8 +151,8 @@ def _say_logged(console: Console, judged: Fit) -> None:
     """The room for KV as the engine logs it at the start, and what it is made of."""
     limits, engine = judged.question.limits, judged.question.engine
     low, high = judged.kv_tokens_range
-    facts = {name: getattr(limits, name) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
-    facts |= {"weights_gib": judged.weights_bytes / GiB, "kv_gib": judged.kv_bytes / GiB, "kv_tokens": judged.kv_tokens}
+    facts = {name: getattr(limits, name) for name in (LENGTH, SEQS, "max_num_batched_tokens")}
+    facts |= {"weights_gib": judged.weights_bytes / GiB, "kv_gib": judged.kv_bytes / GiB, "tokens": judged.kv_tokens}
     facts |= {"concurrency": judged.max_concurrency, "ranks": _ranks_words(judged)}
     facts["spread"] = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
     if engine.memory.start_lines:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Unpack
 
 from commtax import catalog
-from commtax.judgement.engine_limits import Changes, best_changes, caches_are_small, changes_to_try
+from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches_are_small, changes_to_try
 from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
 from commtax.records import replace
@@ -62,7 +62,7 @@ def make_room(judged: Fit) -> Fit | None:
 def with_limits(asked: Settled, changes: Changes) -> Settled:
     """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(asked, limits=replace(asked.limits, gpu_memory_utilization=0.0)))
-    own = {"gpu_memory_utilization": 0.0} if usual == asked.limits else {}
+    own = {SHARE: 0.0} if usual == asked.limits else {}
     changed = replace(asked, limits=replace(asked.limits, **{**own, **changes}))
     return replace(changed, limits=limits_of(changed))
 
@@ -70,7 +70,7 @@ def with_limits(asked: Settled, changes: Changes) -> Settled:
 def limit_flags(roomier: Fit, judged: Fit) -> str:
     """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
     now, then = judged.question.limits, roomier.question.limits
-    names = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+    names = (SEQS, "max_num_batched_tokens", SHARE)
     return " ".join(
         f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in names if getattr(then, name) != getattr(now, name)
     )

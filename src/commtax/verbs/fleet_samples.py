@@ -51,9 +51,14 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
         share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)
-    workers = {"decode_workers": size[0], "prefill_workers": size[1]} if whole[1] else {"replicas": size[0]}
+    workers = workers_of(size, bool(whole[1]))
     decoded = Fraction(size[0], whole[0]) / share if whole[1] else Fraction(1)
     return Sample(_thinned(q.but(**workers), share, size[1] or size[0], whole[1] or whole[0]), share, decoded, size, whole)
+
+
+def workers_of(size: Size, apart: bool) -> dict[str, int]:
+    """Return the options that say how many workers a fleet has."""
+    return {"decode_workers": size[0], "prefill_workers": size[1]} if apart else {"replicas": size[0]}
 
 
 def serving_sample(q: Question) -> Sample:

@@ -58,7 +58,7 @@ def why_it_does_not_start(q: Question) -> Note:
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
-        shortest = {} if workers.limits.max_model_len else {"max_model_len": 1}  # which nobody asked for
+        shortest = {} if workers.limits.max_model_len else {starting.LENGTH: 1}  # which nobody asked for
         judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
         more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"

@@ -357,7 +357,7 @@ class Scale:
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
         width = math.exp(math.hypot(known, self._missed(group, q, gain)))
-        room = {"kv_tokens": judged.kv_tokens, "fits": self.holds(judged), "full_gain": self._full_gain(q, judged)}
+        room = dict[str, object](kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         ends = {"gain": gain, "low": gain / width, "high": gain * width}
         return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
 

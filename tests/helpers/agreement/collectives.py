@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from pathlib import Path
@@ -34,7 +33,7 @@ def _output(rng: Random, op: str, place: Cluster, ranks: int) -> str:
     priced = {size: commtax.expect(op, place, nbytes=size, ranks=ranks) for size in sizes}
     rows = []
     for size in sizes:
-        us = float(priced[size].seconds) * 1e6 * math.exp(0.05 * rng.gauss(0, 1)) * (slow if rng.random() < 0.5 else 1.0)
+        us = float(priced[size].seconds) * 1e6 * rng.uniform(0.9, 1.1) * (slow if rng.random() < 0.5 else 1.0)
         rows.append((size, max(us, 0.002), max(us, 0.002), int(rng.random() < 0.03)))
     text = output(PROGRAMS[op], ranks, rows)
     if rng.random() < 0.3:

@@ -45,7 +45,8 @@ def _compare(rng: Random, q: Question, asked: dict[str, object]) -> str | None:
     """Return the first statistic by which a sample's runs and the whole fleet's differ beyond their scatter."""
     if sample_of(q).share == 1:
         return None
-    runs = [[_run(q.but(seed=rng.randrange(10**6)), whole, 60) for _ in range(SEEDS)] for whole in (False, True)]
+    first = rng.randrange(10**6)  # other arrivals in every run, whatever is drawn
+    runs = [[_run(q.but(seed=first + 2 * n + whole), whole, 60) for n in range(SEEDS)] for whole in (False, True)]
     for name in NAMES:
         few, all_ = (np.array([o.statistic(name) for o in some]) for some in runs)
         error = np.sqrt((few.var(ddof=1) + all_.var(ddof=1)) / SEEDS)

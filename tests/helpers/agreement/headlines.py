@@ -174,7 +174,7 @@ def compared_plans_are_told_alike(rng: Random) -> str | None:
     """Steps of plans beside each other, and which is fastest."""
     drawn, batch = {"m": rng.choice(MODELS), "c": rng.choice(CLUSTERS)}, rng.choice((1, 8, 96))
     plans = rng.sample(("tp1", "tp2", "tp4", "2xtp1", "2xtp2"), 2)
-    told = told_here("compare", drawn["m"], "-c", drawn["c"], "--plans", ",".join(plans), "--batch", batch)
+    told = told_here("compare", drawn["m"], "-c", drawn["c"], "--plans", ",".join(plans), "--batches", batch)
     if told.returncode == 2:
         return None
     rows = [row for row in json.loads(told.document)["rows"] if not row["refused"]]

@@ -11,6 +11,7 @@ function gainCell(row) {
 }
 
 const TIMES = { TTFT: "ttft_s", TPOT: "tpot_s", step: "step_s" };
+const LEAST = "step"; // the first column to go where room is short
 const COLUMNS = ["technique", "verdict", "gain", "range", ...Object.keys(TIMES), "KV tokens", "pays", "set"];
 
 function cells(row, worth, apply) {
@@ -28,12 +29,14 @@ function cells(row, worth, apply) {
   ];
 }
 
+const looks = (title) => (title === LEAST ? "number extra" : NUMBERS.has(title) ? "number" : null);
+
 export function drawWorth(host, worth, apply) {
   const idle = (row) => row.verdict === "changes nothing" && !row.pays.length;
   const here = worth.weighed.filter((row) => !row.refused && !idle(row));
   const rest = worth.weighed.filter((row) => row.refused || idle(row));
-  const head = el("tr", null, COLUMNS.map((title) => el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : null }, title)));
-  const body = here.map((row) => el("tr", null, cells(row, worth, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: NUMBERS.has(COLUMNS[i]) ? "number" : COLUMNS[i] === "set" ? "how" : null, "data-label": i ? COLUMNS[i] : null }, i ? el("div", null, cell) : cell))));
+  const head = el("tr", null, COLUMNS.map((title) => el("th", { scope: "col", class: looks(title) }, title)));
+  const body = here.map((row) => el("tr", null, cells(row, worth, apply).map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: COLUMNS[i] === "set" ? "how" : looks(COLUMNS[i]), "data-label": i ? COLUMNS[i] : null }, i ? el("div", null, cell) : cell))));
   const others = rest.map((row) => el("tr", null, el("th", { scope: "row" }, row.technique), el("td", null, row.refused || "changes nothing here")));
   paint(
     host,
