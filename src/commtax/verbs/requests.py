@@ -160,7 +160,7 @@ class RequestsInTime(Answer):
     @cached_property
     def step_ends(self) -> list["RequestsInTime"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
-        part = first_requests(self.stream, _limit_requests(RANGED, self.stream, self.fleet))
+        part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
         known = len(part) == len(self.stream)
         return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
@@ -240,7 +240,7 @@ class RequestsInTime(Answer):
     @cached_property
     def capacity(self) -> float:
         """Requests/s that the fleet answers when there are always enough."""
-        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate) / self.share
+        return capacity_of(self.stream, self.fleet, self.simulated.offered.prefix_hit_rate) / self.share
 
     @cached_property
     def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
