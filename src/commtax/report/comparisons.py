@@ -397,11 +397,11 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
     maps, plans = _maps(compared), [str(name) for name in compared.values("plan")]
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
-        best = {c: max((r.rate for r in cells[c].values()), default=0.0) for c in drawn.columns}
+        best = {c: max((r.rate for r in cells[c].values() if r.fits), default=0.0) for c in drawn.columns}
         rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(console, f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, · not legal", "dim")
+        say(console, f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal", "dim")
 
 
 def rate_name(compared: PlanTable) -> str:
@@ -410,8 +410,8 @@ def rate_name(compared: PlanTable) -> str:
 
 
 def _heat(row: PlanRow | None, best: float) -> Text:
-    if row is None or row.bill is None or best <= 0:
-        return Text("·", style="dim")
+    if row is None or row.bill is None or not row.fits:
+        return Text("–" if row and row.bill else "·", style="dim")
     share = row.rate / best
     level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
     style = ("", "dim", "", "bold", "bold green")[level]

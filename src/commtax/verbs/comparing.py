@@ -7,6 +7,7 @@ with where the order of two plans flips.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import combinations, product
@@ -27,10 +28,10 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import check_option, share_of
-from commtax.verbs.fitting import fits
+from commtax.verbs.fitting import fits, step_fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.served_plans import ServedPlan, serve_plan
-from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
+from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
 """Axes of number formats."""
@@ -389,11 +390,21 @@ class PlanOnLink:
         place = self.question.cluster
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge) if x)
 
-    def bill(self, batch: Number, **changes: object) -> StepBill:
-        """The step of a replica that has its share of ``batch`` sequences."""
+    def step(self, batch: Number, **changes: object) -> Settled:
+        """The question of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
-        return price(settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes)))
+        return settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
+
+    def bill(self, batch: Number, **changes: object) -> StepBill:
+        """Price that step."""
+        return price(self.step(batch, **changes))
+
+    def fitting(self, batch: int, axis: str, grid: np.ndarray) -> np.ndarray:
+        """Return which points of an axis fit in memory: all up to the largest that does."""
+        at = {"batch": batch}
+        most = bisect_left(range(len(grid)), True, key=lambda i: not step_fits(self.step(**at | {axis: grid[i].item()})))
+        return np.arange(len(grid)) < most
 
     def row(self, batch: int) -> PlanRow:
         q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
@@ -405,7 +416,7 @@ class PlanOnLink:
 
 
 def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
-    """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
+    """Where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
     axes = (
@@ -416,7 +427,8 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     flips = []
     for axis, changed, grid in axes:
         varied = {"batch": batch, changed: grid}
-        steps = {a.name: a.bill(**varied).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
+        # A plan that sends nothing has one step for all; where it does not fit it has none.
+        steps = {a.name: np.where(a.fitting(batch, changed, grid), a.bill(**varied).step_s, np.nan) for a in plans}
         for a, b in combinations(plans, 2):
             flip = _flip(grid, steps[a.name] - steps[b.name])
             if flip is not None:
@@ -424,13 +436,17 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
                 known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
+                both = np.isfinite(ratio)
                 names = (axis, first.name, then.name)
-                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid * scale, ratio))
+                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid[both] * scale, ratio[both]))
     return flips
 
 
 def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool] | None:
     """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
+    grid, difference = grid[np.isfinite(difference)], difference[np.isfinite(difference)]
+    if not grid.size:
+        return None
     sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
     if sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
         return None
