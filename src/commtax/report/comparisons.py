@@ -401,7 +401,11 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
         rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(console, f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal", "dim")
+        say(
+            console,
+            f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal",
+            "dim",
+        )
 
 
 def rate_name(compared: PlanTable) -> str:
