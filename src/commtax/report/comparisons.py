@@ -51,7 +51,11 @@ def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
 
 def comparison_rows(compared: Comparison) -> list[Record]:
     """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
-    apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
+    apart = (
+        ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding")
+        if compared.question.trains
+        else tuple(f"{a}_comm_s" for a in APART)
+    )
     unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
     return [
         dict(zip(compared.axes, row.at, strict=True))
@@ -82,8 +86,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     for line in comparison_words(compared):
         say(console, line, ANSWER)
     say(console, _fixed_words(compared), "dim")
-    apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
-    last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
+    apart = TAXES if compared.question.trains else tuple(f"{axis} comm" for axis in APART)
+    last, prefills = (">MFU", "binding") if compared.question.trains else (), _prefills(compared)
     rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
     costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, ">to hide", "fits")
     rows: list[tuple[str | Text, ...]] = []
@@ -92,8 +96,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         if b is None:
             rows.append((*at, *[""] * len(costs), Text(row.refused, style="red")))
             continue
-        taxes = b.taxes.values() if compared.training else [b.exposed_on(axis) for axis in APART]
-        trained = (f"{b.mfu:.1%}", b.binding) if compared.training else ()
+        taxes = b.taxes.values() if compared.question.trains else [b.exposed_on(axis) for axis in APART]
+        trained = (f"{b.mfu:.1%}", b.binding) if compared.question.trains else ()
         shown = (format_seconds(tax) if tax else "" for tax in taxes)
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         hide = f"{overlap:.0%}" if (overlap := compared.breakeven_overlap(row)) else ""

@@ -1,7 +1,6 @@
 """One question over a range of answers, and plans side by side.
 
-``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``commtax compare … --plans tp8,tp4dp2 --batches 1,32``,
-with where the order of two plans flips.
+``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``--plans tp8,tp4dp2 --batches 1,32``, with break-evens.
 """
 
 from __future__ import annotations
@@ -64,10 +63,6 @@ class Comparison(Answer):
     axes: tuple[str, ...]
     rows: tuple[ComparedBill, ...]
     question: Question  # of all cells, but for what the axes change
-
-    @property
-    def training(self) -> bool:
-        return self.question.trains
 
     @property
     def swept(self) -> set[str]:
@@ -215,7 +210,6 @@ class PlanRow:
 
     @property
     def load(self) -> int:
-        """What plans are compared at."""
         return self.sequences
 
 
@@ -397,14 +391,12 @@ class PlanOnLink:
         return settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
 
     def bill(self, batch: Number, **changes: object) -> StepBill:
-        """Price that step."""
         return price(self.step(batch, **changes))
 
-    def fitting(self, batch: int, axis: str, grid: np.ndarray) -> np.ndarray:
-        """Return which points of an axis fit in memory: all up to the largest that does."""
+    def num_fitting(self, batch: int, axis: str, grid: np.ndarray) -> int:
+        """Return how many points of an axis fit in memory: all up to the largest that does."""
         at = {"batch": batch}
-        most = bisect_left(range(len(grid)), True, key=lambda i: not step_fits(self.step(**at | {axis: grid[i].item()})))
-        return np.arange(len(grid)) < most
+        return bisect_left(range(len(grid)), True, key=lambda i: not step_fits(self.step(**at | {axis: grid[i].item()})))
 
     def row(self, batch: int) -> PlanRow:
         q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
@@ -427,16 +419,16 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     flips = []
     for axis, changed, grid in axes:
         varied = {"batch": batch, changed: grid}
-        # A plan that sends nothing has one step for all; where it does not fit it has none.
-        steps = {a.name: np.where(a.fitting(batch, changed, grid), a.bill(**varied).step_s, np.nan) for a in plans}
+        room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
+        steps = {a.name: a.bill(**varied).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
         for a, b in combinations(plans, 2):
-            flip = _flip(grid, steps[a.name] - steps[b.name])
+            both = slice(min(room[a.name], room[b.name]))
+            flip = _flip(grid[both], (steps[a.name] - steps[b.name])[both])
             if flip is not None:
                 earliest, at, ahead = flip
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
                 known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
-                both = np.isfinite(ratio)
                 names = (axis, first.name, then.name)
                 flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid[both] * scale, ratio[both]))
     return flips
@@ -444,11 +436,8 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
 
 def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool] | None:
     """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
-    grid, difference = grid[np.isfinite(difference)], difference[np.isfinite(difference)]
-    if not grid.size:
-        return None
     sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
-    if sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
+    if not sign.size or sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
         return None
     stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
