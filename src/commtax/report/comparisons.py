@@ -103,15 +103,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         hide = f"{overlap:.0%}" if (overlap := compared.breakeven_overlap(row)) else ""
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, hide, "yes" if fits(b) else "no", ""))
     names = [name.lstrip(">") for name in costs]
-    expendable = (
-        "fits",
-        "to hide",
-        *(f"{axis} comm" for axis in reversed(APART)),
-        *reversed(TAXES),
-        "compute",
-        "exposed comm",
-        "MFU",
-    )
+    by_axis = (*(f"{axis} comm" for axis in reversed(APART)), *reversed(TAXES))
+    expendable = ("fits", "to hide", *by_axis, "compute", "exposed comm", "MFU")
     show_table(console, *drop_empty_columns((*compared.axes, *costs, ""), rows), [name for name in expendable if name in names])
     hidden = "to hide: the share of a link's communication that must be hidden for it to match the fastest (bill --overlap)"
     hides = [hidden] * any(map(compared.breakeven_overlap, compared.rows))
