@@ -25,6 +25,7 @@ from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
 from commtax.verbs.requests_weighed import RequestTimes
+from commtax.verbs.settling import link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
@@ -330,6 +331,7 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
+    yield from link_notes(w.question)
     for row in (*w.on, *w.here):
         if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"

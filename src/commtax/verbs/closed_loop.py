@@ -34,7 +34,7 @@ from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
 from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
+from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
@@ -380,6 +380,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
     yield from _prompt_cluster_notes(s.question)
     yield from draft_notes(s.question)
+    yield from link_notes(s.question)
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
     if why := why_it_does_not_start(s.question):

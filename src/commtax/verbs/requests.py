@@ -35,7 +35,7 @@ from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.request_streams import longest_of, stream_of
-from commtax.verbs.settling import Settled, settle, terms_of
+from commtax.verbs.settling import Settled, link_notes, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 RANGED = 3000  # requests that a range is simulated with at most
@@ -320,7 +320,7 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     ahead = prompter(asked) if asked.requests.disaggregated else asked
     told = (*prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
-    notes = (*sample.notes, *asked.notes, *draft_notes(asked), *stream.notes, *told)
+    notes = (*sample.notes, *asked.notes, *draft_notes(asked), *link_notes(asked), *stream.notes, *told)
     answer = RequestsInTime(asked, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
         return _answered_part(answer)
