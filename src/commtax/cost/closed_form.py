@@ -314,23 +314,25 @@ def closed_loop(
     idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
     extra = extra * waited_for
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
-    ahead = np.maximum(ahead, least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
-    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
-    stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
-    tpot = steps.decode_s + stretch
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
     boundary = boundary * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
+    way, recomputed = engine.host.request_s + load.loading_s, 1 + full.recomputed
+    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
+    present = _present(load, seqs, way, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
+    others, everywhere = others * present, everywhere * present
+    ahead = np.maximum(np.minimum(ahead, others), least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
+    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
+    stretch = np.maximum(0.0, everywhere * recomputed - ahead) * extra / np.maximum(1.0, decodes)
+    tpot = steps.decode_s + stretch
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     if begin:
         steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
         before = _in_whole_steps(begin, before, steady, own, np.minimum(1.0, seqs / load.num_prompts), seqs, steps.stages)
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
     before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
-    way = engine.host.request_s + load.loading_s
     life = way + boundary + own + before + decodes * tpot
-    slot = _slot_wait(load, seqs) * life
+    slot = np.maximum(0.0, _slot_wait(load, seqs) * (life - way) - way)
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     frontend = _frontend_wait_s(load, engine, life + slot)
@@ -346,6 +348,17 @@ def closed_loop(
         ahead=ahead,
         stretch_s=stretch * each,
     )
+
+
+def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
+    """Return the share of the running requests that are in steps: those on their way through the server are in none.
+
+    A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
+    """
+    whole = way + alone + others
+    life = (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2
+    share: Number = np.minimum(1.0, load.concurrency / seqs - way / np.maximum(LEAST_S, life))
+    return share
 
 
 def _in_whole_steps(
