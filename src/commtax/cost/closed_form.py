@@ -273,9 +273,25 @@ def prompts_ahead(
     burst: Number = np.minimum(others, (others + most - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
-        steady = np.minimum(others, np.maximum(crowd, each - 1))
+        steady = np.minimum(others, queued + np.maximum(crowd, each - 1))
     share: Number = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)
+
+
+def _gathering(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
+    """Return the share of a prompt's seconds that passes while no request comes, since prompts stop decoding and so none ends."""
+    came = arrivals_per_step(load, seqs) * steps.prompt_s * steps.chunks / steps.together  # seconds of prompts in a step's
+    return np.maximum(0.0, 1 - steps.decode_s / np.maximum(LEAST_S, came)) * engine.serves.prefill_first
+
+
+def gathered_prompts(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
+    """Return the prompts that wait before one because their requests gathered.
+
+    Where prompts stop decoding, it goes on until the first who ended has come back: the requests of ``request_s / decode_s`` steps
+    end meanwhile. They come back as far apart as they ended, and each waits for the prompts of those before it.
+    """
+    gathered = np.minimum(seqs - 1, arrivals_per_step(load, seqs) * engine.host.request_s / steps.decode_s)
+    return gathered / 2 * _gathering(load, steps, seqs, engine)
 
 
 def burst_prompts(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine) -> Number:
@@ -314,12 +330,14 @@ def closed_loop(
     idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
     extra = extra * waited_for
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
-    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
+    together = steps.ranks * np.minimum(seqs, load.concurrency) - 1  # others of all ranks, which step together
+    boundary = steps.decode_s * np.minimum(1.0, np.maximum(others, together)) * (decodes > 0)
     boundary = boundary * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
     way, recomputed = engine.host.request_s + load.loading_s, 1 + full.recomputed
     everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
-    present = _present(load, seqs, way, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
+    missed = way * (1 - _gathering(load, steps, seqs, engine))  # time on its way in which others' prompts are computed
+    present = _present(load, seqs, missed, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
     others, everywhere = others * present, everywhere * present
     ahead = np.maximum(np.minimum(ahead, others), least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra

@@ -31,7 +31,7 @@ def left_out(crowd: Crowd) -> Iterator[str]:
     []
     """
     known = {name: row["value"] for name, row in table("judgement/closed_loops.toml").items()}
-    if crowd.clients > 1 and 2 * crowd.spread * crowd.steps <= known["apart"]:
+    if crowd.clients * crowd.ranks > 1 and 2 * crowd.spread * crowd.steps <= known["apart"]:
         yield "lockstep"
     if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
         yield "ranks"

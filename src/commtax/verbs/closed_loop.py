@@ -317,7 +317,8 @@ def _shared_workers(
     ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
-    queued = np.where(load.output_len > 1, seqs - decodes, 0.0)
+    queued = loop.gathered_prompts(load, steps, seqs, engine) if engine.serves.prefill_first else seqs - decodes
+    queued = np.where(load.output_len > 1, queued, 0.0)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
