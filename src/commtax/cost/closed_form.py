@@ -180,9 +180,8 @@ def _lockstep(load: ClosedLoopLoad) -> Number:
 
 
 def _arrivals_per_batch(load: ClosedLoopLoad, seqs: Number, stages: Number) -> Number:
-    """Of those that arrive in a step, who comes to the same of the batches in flight: all who ended together."""
-    step = arrivals_per_step(load, seqs)
-    return np.maximum(step / stages, np.minimum(step, (seqs - 1) * _lockstep(load)))
+    """Of those that arrive in a step, who comes to the same of the batches in flight: all where all ended together."""
+    return arrivals_per_step(load, seqs) * np.maximum(1 / stages, _lockstep(load))
 
 
 def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
