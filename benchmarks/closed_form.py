@@ -3,7 +3,8 @@
 python benchmarks/closed_form.py 200 [--seed 0] [--only vllm] [--worst 12]
 
 Both are asked for the same clients, lengths, engine and plan; the simulation runs long enough that its first requests, which no
-figure counts, do not matter. Printed: medians of the distance; geometric means and 10th to 90th percentiles of simulated over closed form, by kind.
+figure counts, do not matter. Printed: median distances, how many are far apart without a note, and by kind geometric means and 10th to
+90th percentiles of simulated over closed form.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the 
 
 from closed_loops import FIGURES, Pair, asked, far
 from commtax import catalog
+
 
 def kind(pair: Pair) -> str:
     """How the engine schedules."""

@@ -330,13 +330,14 @@ def closed_loop(
     extra = extra * waited_for
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
     together = steps.ranks * np.minimum(seqs, load.concurrency) - 1  # others of all ranks, which step together
-    boundary = steps.decode_s * np.minimum(1.0, np.maximum(others, together)) * (decodes > 0)
-    boundary = boundary * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
-    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
     way, recomputed = engine.host.request_s + load.loading_s, 1 + full.recomputed
+    boundary = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    boundary = boundary - np.minimum(way, steps.decode_s / 2 / steps.stages)  # the next step began as the last request ended …
+    boundary = boundary * np.minimum(1.0, np.maximum(others, together)) * (decodes > 0)  # … if others are in it
+    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
     everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
-    missed = way * (1 - _gathering(load, steps, seqs, engine))  # time on its way in which others' prompts are computed
-    present = _present(load, seqs, missed, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
+    beside_way = way * (1 - _gathering(load, steps, seqs, engine))  # in which others' prompts are computed
+    present = _present(load, seqs, beside_way, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
     others, everywhere = others * present, everywhere * present
     ahead = np.maximum(np.minimum(ahead, others), least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
@@ -368,22 +369,21 @@ def closed_loop(
 
 
 def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
-    """Return the share of the running requests that are in steps: those on their way through the server are in none.
+    """Return the share of the running requests that are in steps, which those on their way through the server are not.
 
     A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
     """
     whole = way + alone + others
-    life = (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2
-    share: Number = np.minimum(1.0, load.concurrency / seqs - way / np.maximum(LEAST_S, life))
-    return share
+    life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
+    return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
 
 
 def _in_whole_steps(
     begin: Beginning, before: Number, steady: Number, own: Number, share: Number, seqs: Number, stages: Number
 ) -> Number:
-    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take clearly less."""
+    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take less: of one stage clearly."""
     whole = steady + share * np.maximum(0.0, begin.wait_s(seqs, stages) - own - steady)
-    return np.where(whole < CHEAPER * before, whole, before)[()]
+    return np.where(whole < np.where(stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
 
 
 def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:

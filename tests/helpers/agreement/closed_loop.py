@@ -2,8 +2,8 @@
 
 from random import Random
 
-from closed_loops import far, paired, question
 from closed_loops import drawn as drawn_loop
+from closed_loops import far, paired, question
 from commtax.statement import Refusal
 from commtax.verbs.closed_loop import serve as closed_form
 from commtax.verbs.settling import settle
