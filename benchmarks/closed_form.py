@@ -3,8 +3,8 @@
 python benchmarks/closed_form.py 200 [--seed 0] [--only vllm] [--worst 12]
 
 Both are asked for the same clients, lengths, engine and plan; the simulation runs long enough that its first requests, which no
-figure counts, do not matter. Printed: median distances, how many are far apart without a note, and by kind geometric means and 10th to
-90th percentiles of simulated over closed form.
+figure counts, do not matter. Printed: median distances, how many are far apart without a note, and by kind geometric means and 10th
+to 90th percentiles of simulated over closed form.
 """
 
 from __future__ import annotations
