@@ -16,6 +16,7 @@ class Crowd:
     spread: float  # lengths vary by this share of their mean to either side
     ranks: float = 1.0  # of attention that step together …
     patient: bool = False  # … and hold prompts back until each has one
+    stages: float = 1.0  # of a pipeline
     prompts: float = 0.0  # share of the time per token that goes to prompts
     longest: float = 0.0  # tokens of the longest prompt, where prompts are not cut
     fed: float = float("inf")  # requests whose prompts are let in at once: the others hold nothing
@@ -37,6 +38,8 @@ def left_out(crowd: Crowd) -> Iterator[str]:
         yield "lockstep"
     if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
         yield "ranks"
+    if crowd.stages > 1 and crowd.prompts > known["prompts"]:
+        yield "stages"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
     if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:

@@ -49,6 +49,7 @@ QUEUES = (
 LEFT_OUT = {
     "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
     "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
+    "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
     "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
     "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
     "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
@@ -424,6 +425,7 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         spread=float(s.requests.spread),
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
+        stages=float(q.plan.pp),
         prompts=float(s.mixed_share),
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
