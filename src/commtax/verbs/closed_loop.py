@@ -49,7 +49,9 @@ QUEUES = (
 LEFT_OUT = {
     "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
     "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
+    "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
     "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
+    "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
     "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
 }
 ALONE = 1  # rank, or of several that wait for nobody
@@ -317,7 +319,8 @@ def _shared_workers(
     ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
-    queued = np.where(load.output_len > 1, seqs - decodes, 0.0)
+    queued = loop.gathered_prompts(load, steps, seqs, engine) if engine.serves.prefill_first else seqs - decodes
+    queued = np.where(load.output_len > 1, queued, 0.0)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
@@ -393,6 +396,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from context_notes(s.question, wanted.tokens)
     yield from prefix_notes(prompter(s.question) if s.apart else s.question)
     if s.apart:
+        yield from _left_out_notes(s, float(wanted.concurrency))
         yield from _queue_notes(s, s.apart)
         return
     each = wanted.concurrency / plan.dp / plan.replicas
@@ -412,7 +416,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
 def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
     """What happens in time that means leave out; and who waits for prompts."""
     q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
-    if 0 < decoding < 0.8 * s.running:
+    if queued := 0 < decoding < 0.8 * s.running:
         text = f"about {decoding:,.0f} of {format_mean(s.running)} requests decode at once; the others wait for their prompts"
         yield Note("prompts", text)
     running = Crowd(
@@ -422,10 +426,12 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         spread=float(s.requests.spread),
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
+        stages=float(q.plan.pp),
         prompts=float(s.mixed_share),
-        fed=decoding if 0 < decoding < 0.8 * s.running else float("inf"),
-        longest=0.0 if serves.chunked else float(s.requests.input_len * (1 + s.requests.spread)),
+        fed=decoding if queued or s.apart else float("inf"),
+        longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
+        load=float(s.crowding) if s.apart and s.apart.passed and not s.apart.passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
 

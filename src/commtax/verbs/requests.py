@@ -239,8 +239,9 @@ class RequestsInTime(Answer):
 
     @cached_property
     def capacity(self) -> float:
-        """Requests/s that the fleet answers when there are always enough."""
-        return capacity_of(self.stream, self.fleet, self.simulated.offered.prefix_hit_rate) / self.share
+        """Requests/s that the fleet answers when there are always enough: no fewer than in this run, which could be repeated."""
+        flooded = capacity_of(self.stream, self.fleet, self.simulated.offered.prefix_hit_rate) / self.share
+        return max(flooded, self.requests_per_s)
 
     @cached_property
     def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
