@@ -5,6 +5,16 @@ from collections.abc import Iterator
 from commtax.files import table
 from commtax.records import dataclass
 
+LEFT_OUT = {
+    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
+    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
+    "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
+    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
+    "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
+    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
+}
+"""What each code means to a reader."""
+
 
 @dataclass(frozen=True, slots=True)
 class Crowd:

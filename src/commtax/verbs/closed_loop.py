@@ -17,7 +17,7 @@ from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
-from commtax.judgement.closed_loops import Crowd, left_out
+from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
@@ -46,14 +46,6 @@ QUEUES = (
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
-LEFT_OUT = {
-    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
-    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
-    "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
-    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
-    "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
-    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
-}
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
