@@ -38,11 +38,36 @@ class PromptStation:
     one_s: Number  # a prompt without others in its steps
     more_s: Number = 0.0  # that each further prompt adds to a step of a rank
     most: Number = 1.0  # prompts of a rank's step
-    ranks: Number = 1  # of a worker, each with a step of its own, all as long as the longest
+    ranks: Number = 1  # of a worker, each with a step of its own …
+    together: Number = 1  # … of which so many wait for the fullest …
+    shared: Number = 0.0  # … but for this share of a prompt's seconds, which they work off together: its experts
+    spread: Number = 0.0  # lengths vary by this share of their mean to either side
 
     def step_s(self, prompts: Number) -> Number:
-        """A worker's step of so many prompts."""
-        return self.one_s + self.more_s * np.maximum(0.0, prompts / self.ranks - 1)
+        """A worker's step of so many prompts: as long as the fullest rank's, but for experts, which all ranks compute."""
+        each, (more, root) = prompts / self.ranks, self.uneven
+        longest = 1 + self.spread * (np.minimum(prompts, self.together) - 1) / (prompts + 1)  # of one prompt a rank
+        fullest = np.minimum(np.maximum(longest, each + more + root * np.sqrt(each)), np.maximum(1.0, self.most))
+        own_s = self.one_s + self.more_s * (fullest - 1)
+        mean_s = self.one_s * np.minimum(1.0, prompts / self.together) + self.more_s * np.maximum(0.0, each - 1)
+        step_s: Number = own_s + self.shared * (mean_s - own_s)
+        return step_s
+
+    @property
+    def uneven(self) -> tuple[Number, Number]:
+        """By how many mean prompts the fullest rank's exceed each one's: so many, and more with the square root of these.
+
+        A router keeps the numbers of ranks' prompts within one of each other: on average half of the other ranks have one less
+        than the fullest. Of the (ranks + 1) / 2 with as many as it the one with the longest prompts is the fullest: the largest
+        of k evenly distributed numbers is (k - 1) / (k + 1) of their range beyond the mean.
+        """
+        others = self.together - 1
+        return others / self.together / 2, self.spread * others / (self.together + 3)
+
+    @property
+    def columns(self) -> tuple[Number, ...]:
+        """What differs from one kind of workers to another."""
+        return self.one_s, self.more_s, self.most, self.ranks, self.together, self.shared, self.spread
 
     def full(self, clients: Number) -> Number:
         """Prompts of a worker's largest step, where there are so many clients in all."""
@@ -149,6 +174,7 @@ class QueueNetwork:
     decoding: DecodeStation
     spread: Number = 0.0  # lengths vary by this share of their mean to either side
     turns: Number = 1.0  # steps of a batch that pass before a request joins it
+    decided: Number = 0.0  # whether a step of prompts is, when the one before begins
     steps_per_token: Number = 1.0  # fewer where steps yield accepted drafts too
 
     def queue(self, workers: Number) -> Queue:
@@ -299,16 +325,28 @@ class Times:
         load = np.minimum(1.0, per_s / p.workers * self.full_s / full)
         met = self.gated * np.minimum(1.0, came * step / mean) * (self.chance + (1 - self.chance) * load**4)
         batch = np.clip(1 + met * came * longer, 1.0, full)
-        return batch + self.lockstep * (full - batch), met * longer / 2 + self._behind_s(per_s, load)
+        wait = np.maximum(self._behind_s(per_s, load), self._decided(came * step, load) * met * longer)
+        return batch + self.lockstep * (full - batch), met * longer / 2 + wait
+
+    def _decided(self, came: Number, load: Number) -> Number:
+        """Share of the time in which the next step was decided before a prompt came, which waits for that one too.
+
+        So it is from a step that left prompts over until one in which none comes: then whoever comes next is taken at once.
+        """
+        begins = load**self.crowd
+        return self.net.decided * begins / (begins + np.exp(-came))
 
     def _mean_batch(self, came: Number) -> Number:
         """Prompts of a step, where one alone or as many as came during the one before are computed."""
-        p, step = self.net.prompting, self.net.prompting.one_s
-        left = np.maximum(1e-9, 1 - came * p.more_s / p.ranks)
+        p, step = self.net.prompting, self.net.prompting.step_s(1.0)
+        grows, (more, root) = came * p.more_s / p.ranks, p.uneven
+        left, root = np.maximum(1e-9, 1 - grows), grows * (1 - p.shared) * root
+        begun = came * (p.one_s - p.more_s + p.more_s * (1 - p.shared) * more)
         for _ in range(GATES):
             pause = np.exp(-came * step)
-            few = came * p.one_s + pause
-            mean = np.clip(np.where(few <= p.ranks, few, (came * (p.one_s - p.more_s) + pause) / left), 1.0, self.full)
+            each = np.maximum(0.0, begun + pause) / p.ranks
+            root_s = (root + np.sqrt(root**2 + 4 * left * each)) / 2 / left
+            mean = np.clip(np.maximum(came * step + pause, p.ranks * root_s**2), 1.0, self.full)
             step = p.step_s(mean)
         return mean
 
