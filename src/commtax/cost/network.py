@@ -48,9 +48,8 @@ class PromptStation:
         each, (more, root) = prompts / self.ranks, self.uneven
         longest = 1 + self.spread * (np.minimum(prompts, self.together) - 1) / (prompts + 1)  # of one prompt a rank
         fullest = np.minimum(np.maximum(longest, each + more + root * np.sqrt(each)), np.maximum(1.0, self.most))
-        own_s = self.one_s + self.more_s * (fullest - 1)
-        mean_s = self.one_s * np.minimum(1.0, prompts / self.together) + self.more_s * np.maximum(0.0, each - 1)
-        step_s: Number = own_s + self.shared * (mean_s - own_s)
+        even, idle = np.maximum(1.0, each), self.shared * np.maximum(0.0, 1 - prompts / self.together)
+        step_s: Number = self.one_s * (1 - idle) + self.more_s * (even - 1 + (1 - self.shared) * (fullest - even))
         return step_s
 
     @property
@@ -278,7 +277,7 @@ class Times:
         self.net, p = net, net.prompting
         self.before, self.after = net.queue(p.workers), net.queue(net.decoding.workers)
         self.full = p.full(net.clients)
-        self.full_s = p.step_s(self.full)
+        self.first_s, self.full_s = p.step_s(1.0), p.step_s(self.full)
         self.ranks = net.decoding.workers * net.decoding.ranks
         self.busy = np.minimum(1.0, np.maximum(0.0, net.clients / self.ranks - 1)) * net.turns * (net.decodes > 0)
         self.gated = self.before.others * (1 - 1 / self.full)
@@ -318,8 +317,7 @@ class Times:
         """
         p, full = self.net.prompting, self.full
         came = self.before.others * per_s / p.workers
-        mean = self._mean_batch(came)
-        step, more = p.step_s(mean), p.more_s / p.ranks
+        (mean, step), more = self._mean_step(came), p.more_s / p.ranks
         noise = mean * more**2 / np.maximum(0.1, 1 - (came * more) ** 2)
         longer = np.minimum(step + noise / step, self.full_s)  # of the steps that prompts come in
         load = np.minimum(1.0, per_s / p.workers * self.full_s / full)
@@ -336,19 +334,19 @@ class Times:
         begins = load**self.crowd
         return self.net.decided * begins / (begins + np.exp(-came))
 
-    def _mean_batch(self, came: Number) -> Number:
-        """Prompts of a step, where one alone or as many as came during the one before are computed."""
-        p, step = self.net.prompting, self.net.prompting.step_s(1.0)
+    def _mean_step(self, came: Number) -> tuple[Number, Number]:
+        """Prompts and seconds of a step, where one alone or as many as came during the one before are computed."""
+        p, step = self.net.prompting, self.first_s
         grows, (more, root) = came * p.more_s / p.ranks, p.uneven
         left, root = np.maximum(1e-9, 1 - grows), grows * (1 - p.shared) * root
         begun = came * (p.one_s - p.more_s + p.more_s * (1 - p.shared) * more)
         for _ in range(GATES):
             pause = np.exp(-came * step)
             each = np.maximum(0.0, begun + pause) / p.ranks
-            root_s = (root + np.sqrt(root**2 + 4 * left * each)) / 2 / left
-            mean = np.clip(np.maximum(came * step + pause, p.ranks * root_s**2), 1.0, self.full)
+            deep = (root + np.sqrt(root**2 + 4 * left * each)) / 2 / left
+            mean = np.clip(np.maximum(came * step + pause, p.ranks * deep**2), 1.0, self.full)
             step = p.step_s(mean)
-        return mean
+        return mean, step
 
     def _behind_s(self, per_s: Number, load: Number) -> Number:
         """Waiting behind whole steps of others, which are full then; who is in one of them does not come."""
