@@ -4,14 +4,18 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commtax
 from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit import audit, formats
+from commtax.audit.claimed_run import audit_run
 from commtax.audit.logged_run import UNSAID, logged_run
 from commtax.audit.read_files import ReadFiles
+from commtax.calibrate import read_runs
 from commtax.evidence.finding import Claim
 from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup import StartupLog
@@ -366,3 +370,33 @@ def test_a_claim_takes_what_its_log_says():
 def test_kinds_by_content():
     kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
     assert set(kinds.values()) == {"log", "bench", "trace"}
+
+
+RESULT = """{"backend": "vllm", "model_id": "Qwen/Qwen3-32B", "completed": 80, "duration": 56.0, "max_concurrency": 8,
+ "total_input_tokens": 81920, "total_output_tokens": 40960, "mean_ttft_ms": 126.0, "mean_tpot_ms": 10.7}"""
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8]), seqs=st.sampled_from([16, 64, 256]), eager=st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_a_folder_is_one_deployment_for_audits_and_calibrations(tmp_path_factory, tp, seqs, eager):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "result.json").write_text(RESULT)
+    flags = f"-tp {tp} --max-num-seqs {seqs}" + (" --enforce-eager" if eager else "")
+    (folder / "serve.sh").write_text(f"#!/bin/sh\nvllm serve Qwen/Qwen3-32B {flags}\n")
+    (run,) = read_runs([folder], "8xh100-sxm")
+    audited = audit_run(folder, cluster="8xh100-sxm")
+    q = audited.claim.question
+    calibrated = tuple(run.options.get(name) for name in ("tp", "max_num_seqs"))
+    assert (q.plan.tp, q.limits.max_num_seqs, audited.claim.plan_source) == (tp, seqs, "from 'serve.sh'")
+    assert calibrated == (tp, seqs)
+    assert q.what_if.eager == bool(run.options.get("eager")) == eager
+    assert not audited.notes, "the command is no file that was left out"
+
+
+def test_commands_that_contradict_each_other_are_named(tmp_path):
+    (tmp_path / "result.json").write_text(RESULT)
+    for tp in (2, 4):
+        (tmp_path / f"tp{tp}.sh").write_text(f"vllm serve Qwen/Qwen3-32B -tp {tp}\n")
+    with pytest.raises(ValueError, match=r"tp: 'tp2.sh' says 2, and 'tp4.sh' says 4; name with --from"):
+        audit_run(tmp_path, cluster="8xh100-sxm")
+    assert audit_run(tmp_path, cluster="8xh100-sxm", tp=4).claim.tp == 4

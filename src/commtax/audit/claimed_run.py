@@ -9,10 +9,10 @@ from typing import Unpack
 
 from commtax import catalog
 from commtax.audit import audit_read
-from commtax.audit.logged_run import logged_run
+from commtax.audit.logged_run import by_launch, launched_options, logged_run
 from commtax.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.evidence.finding import Audit, Claim
-from commtax.options import check_taken
+from commtax.options import check_taken, taken_by
 from commtax.records import record_from
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -62,5 +62,8 @@ def _claim(read: ReadFiles, model: str | Model, cluster: str | Cluster, toleranc
     plain = {name: value for name, value in said.items() if name not in WORKLOAD}
     trained = CompareOptions(phase="train") if phase == "train" else CompareOptions()  # which has engines of its own
     resolved = catalog.cluster(place) if isinstance(place, str) else place
-    q = resolve_question(model or model_of(read), resolved, {**plain, **trained}).but(phase=phase)
-    return logged_run(read).over(record_from(Claim, {**work, "question": q, "tolerance": tolerance}), set(plain))
+    launched = launched_options(read, model if isinstance(model, str) else "", plain)
+    launched = {name: value for name, value in launched.items() if name in taken_by("audit_run()")}
+    q = resolve_question(model or model_of(read), resolved, {**launched, **plain, **trained}).but(phase=phase)
+    claim = record_from(Claim, {**work, "question": q, "tolerance": tolerance})
+    return by_launch(read, logged_run(read).over(claim, {*plain, *launched}), launched)

@@ -9,6 +9,7 @@ from math import prod
 
 from commtax import catalog
 from commtax.audit.read_files import ReadFiles
+from commtax.calibrate.said_deployments import SaidDeployment, joined
 from commtax.evidence.finding import Claim
 from commtax.logs.startup import StartupLog
 from commtax.logs.startup_facts import logged_options
@@ -49,6 +50,23 @@ class LoggedRun:
             q = replace(q, engine=catalog.engine(str(engine)))
         source = f"from {self.file}" if "tp" in taken else UNSAID if not said & {*LAYOUT} and q.cluster.num_gpus > 1 else ""
         return replace(claim, question=q.but(**taken), plan_source=source)
+
+
+def launched_options(read: ReadFiles, model: str, said: Mapping[str, object]) -> dict[str, object]:
+    """What the commands beside a run say of its deployment, beside what somebody ``said``; who said one size said them all."""
+    sizes = {axis: said[axis] for axis in LAYOUT if axis in said}
+    held = {*said, *(SIZES if sizes else ())}
+    of_it = [launch for launch in read.launches if all(launch.options.get(axis, n) == n for axis, n in sizes.items())]
+    try:
+        options = joined((SaidDeployment("--model", model), *of_it)).options
+    except Refusal as refusal:
+        raise Refusal(f"{refusal}; name with --from what ran", refusal.argument) from None
+    return {name: value for name, value in options.items() if name not in held}
+
+
+def by_launch(read: ReadFiles, claim: Claim, options: Mapping[str, object]) -> Claim:
+    """The claim, with who said its plan where a command beside the run did."""
+    return replace(claim, plan_source=f"from {read.launches[0].source}") if "tp" in options else claim
 
 
 def logged_run(read: ReadFiles) -> LoggedRun:

@@ -7,7 +7,7 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.logged_run import logged_run
+from commtax.audit.logged_run import by_launch, launched_options, logged_run
 from commtax.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.cli.claim_options import ALONE, LOOKED_AT, SECONDS_TOLERANCE, claim_of, paste_launch, said_options
 from commtax.cli.options import GivenOptions, Verb, add_verb_options
@@ -88,8 +88,10 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
 
 def _claim(read: ReadFiles, output: Output, given: GivenOptions, pasted: bool) -> Claim:
     """What is said to have run; what neither an option nor a launch command says, as the files do."""
+    launched = {} if pasted else launched_options(read, str(given.model or ""), {name: given.get(name) for name in said_options()})
+    given.update({name: value for name, value in launched.items() if name in given})
     claim = claim_of(output, given, lambda: model_of(read), place_of(read))
-    return claim if pasted else logged_run(read).over(claim, said_options())
+    return claim if pasted else by_launch(read, logged_run(read).over(claim, said_options() | {*launched}), launched)
 
 
 def _read(files: tuple[Path, ...], given: GivenOptions) -> ReadFiles:

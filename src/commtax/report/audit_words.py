@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage
+from commtax.evidence.identity import known_as
 from commtax.evidence.missing_evidence import missing_sentence
 from commtax.files import table
 from commtax.logs.startup_facts import AXES
@@ -188,8 +189,9 @@ def job_sentence(sections: Sequence[Section]) -> str:
     for section in sections:
         kinds[section.kind] += int(section.facts.get(RESULTS, "1"))
     read = ", ".join(plural(count, WORDS["kinds"].get(kind, kind)) for kind, count in kinds.items()) or "no file"
-    figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
-    first = "the first: " if any(RESULTS in s.facts for s in sections) else ""
+    told = [s for s in sections if s.kind != "bench"] + [s for s in sections if s.kind == "bench"][:1]
+    figures = [figure for s in told for figure in _figures(s)][:MOST_FIGURES]
+    first = "the first: " if kinds["bench"] > 1 else ""
     return f"{read}, {first}{', '.join(figures)}" if figures else read
 
 
@@ -248,9 +250,10 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     if fact := _headline_fact(audited):
         return fact
     if not jobs:
-        asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
+        named = all(s.kind in PLACED or known_as(s.facts.get("model", "")) for s in audited.sections)
+        asked = "--cluster" if named else "--model and --cluster"
         unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
-        return f"not judged: give {asked}" if unjudged else f"{sound}; {asked} says whether it should be faster"
+        return f"not judged: give {asked}" if unjudged else f"{sound}; with {asked} it is compared with a prediction"
     return "no culprit found" if any(map(has_no_device, jobs)) else "no culprit found, and nothing is off"
 
 

@@ -58,7 +58,7 @@ MOST_ASKED = 8
 ENGINES = ("sglang", "trtllm", "vllm")
 """Tools whose benchmarks are of their own engine."""
 ANY_MODEL = re.compile(rf"^{ANY} on (\S+), TP 1: the run")
-GIVE = re.compile(r": give --\w+$")
+GIVE = re.compile(r": give --[\w -]+$")
 """What a command line is asked for, and a page asks for in words of its own."""
 TEXT = 256 * 1024
 """Bytes up to which a text may be a launch command or YAML."""
