@@ -7,7 +7,10 @@ from random import Random
 
 import commtax
 from commtax.judgement.gains import is_worth_telling, verdict_on_gain
-from commtax.launch.launch_options import read_pasted
+from commtax.catalog.models import bundled_model
+from commtax.launch.launch_options import implied_options, options_of, read_pasted
+from commtax.launch.writing import launch_command
+from commtax.options import taken_by
 from commtax.planner.technique_reasons import untried_techniques
 from commtax.verbs.costly_settings import SettingWorth, costly_settings
 from commtax.verbs.explained_step import ExplainedStep
@@ -57,6 +60,44 @@ def techniques_gain_what_simulate_says(rng: Random) -> str | None:
         if row.verdict != verdict_on_gain(gain, row.low, row.high, row.fits) and abs(gain - 1) > CLOSE:
             return f"{row.asked} {row.verdict}, but simulate says {gain:.6f} in {row.low:.4f} to {row.high:.4f}: {_asked(loop)}"
     return ""
+
+
+WORTH_LOAD = (("concurrency", "concurrency"), ("context", "input_len"), ("output_len", "output_len"))
+
+
+def printed_flags_are_read_back(rng: Random) -> str | None:
+    """The flags that worth prints, behind the launch command, are read as that technique, and no verb refuses what worth weighed."""
+    asked = _deployment(rng)
+    loop = asked | {"concurrency": _number(rng, 1, 256), "input_len": _number(rng, 64, 4096), "output_len": 128}
+    try:
+        weighed = commtax.worth(**asked, **{own: loop[name] for own, name in WORTH_LOAD})
+    except ValueError:
+        return None
+    able = [row for row in weighed.rows if not row.refused]
+    if not able:
+        return None
+    row, command = rng.choice(able), launch_command(weighed.question, asked["engine"])
+    words = row.flag.split(" ", 1) if "=" in row.flag.split(" ", 1)[0] else ["", row.flag]
+    text = f"{words[0]} {command} {words[-1] if words[0] != words[-1] else ''}"
+    try:
+        if asked["engine"] == "trtllm" or "\n" in command or not _is_close(_read_back(command, loop), commtax.simulate(**loop)):
+            return None  # of several lines, or of a plan that no command says
+        return "" if _is_close(_read_back(text, loop), commtax.simulate(**loop, technique=row.asked)) else f"read otherwise: {text}"
+    except ValueError as error:
+        return f"{row.asked}: {error}: {text}"
+
+
+def _read_back(text: str, loop: Question) -> commtax.ClosedLoop:
+    """What simulate says of a command; fit and bill take the same."""
+    launch = read_pasted(text)
+    read = options_of(launch, several=True) | implied_options(launch, bundled_model(loop["model"]), [])
+    for verb in (commtax.fit, commtax.bill):
+        verb(loop["model"], loop["cluster"], **{n: v for n, v in read.items() if n in taken_by(f"{verb.__name__}()")})
+    return commtax.simulate(**loop | {n: v for n, v in read.items() if n in taken_by("simulate()")})
+
+
+def _is_close(one: commtax.ClosedLoop, other: commtax.ClosedLoop) -> bool:
+    return math.isclose(float(one.tokens_per_s), float(other.tokens_per_s), rel_tol=CLOSE)
 
 
 def a_batch_is_judged_as_its_clients(rng: Random) -> str | None:
@@ -168,6 +209,7 @@ LAWS: dict[str, tuple[Law, int]] = {
     law.__name__: (law, share)
     for law, share in (
         (techniques_gain_what_simulate_says, 1),
+        (printed_flags_are_read_back, 1),
         (a_batch_is_judged_as_its_clients, 1),
         (a_bill_hints_at_what_requests_gain, 2),
         (pasted_settings_gain_what_simulate_says, 2),
