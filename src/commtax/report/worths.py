@@ -167,7 +167,14 @@ def _verdict(w: Worth) -> str:
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
     told = _sentences(titled, {_doubt([row]) for row in w.on})
     return " ".join(
-        [*dropped_words(w.settings), *map(_set_words, w.on), *([] if kinds[gains.SET] else [none]), *told, *_lost_when_full(w)]
+        [
+            *dropped_words(w.settings),
+            *_limit_words(w.limits),
+            *map(_set_words, w.on),
+            *([] if kinds[gains.SET] else [none]),
+            *told,
+            *_lost_when_full(w),
+        ]
     )
 
 
@@ -175,6 +182,14 @@ def dropped_words(settings: Sequence[SettingWorth]) -> list[str]:
     """One sentence on settings that cost: what requests gain with the engine's own in their place; none where none does."""
     told = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)})" for x in settings]
     return [f"Set here, and it costs; dropping {', '.join(told)}."] if told else []
+
+
+def _limit_words(limits: SettingWorth | None) -> list[str]:
+    """One sentence on engine limits that make room where memory binds."""
+    if limits is None:
+        return []
+    gain = f"{_percent(limits.gain)}, {_percent(limits.low)} to {_percent(limits.high)}"
+    return [f"Memory binds: set {limits.flag} first ({gain}; {limits.cost}); the gains below are without it."]
 
 
 ADVICE = {
