@@ -27,7 +27,8 @@ def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
         return tuple(run_notes(a) if len(a.near) else ()), ()
     splits = a.splits()
     _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
-    best = f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit"
+    listed = f"--top N --json lists the first N of all {len(a.plans):,} that fit"
+    best = f"the best microbatch, recomputation and schedule of each split; {listed}"
     return (best, *run_notes(a)), ()
 
 

@@ -6,8 +6,8 @@ import math
 from random import Random
 
 import commtax
-from commtax.judgement.gains import is_worth_telling, verdict_on_gain
 from commtax.catalog.models import bundled_model
+from commtax.judgement.gains import is_worth_telling, verdict_on_gain
 from commtax.launch.launch_options import implied_options, options_of, read_pasted
 from commtax.launch.writing import launch_command
 from commtax.options import taken_by
@@ -66,7 +66,7 @@ WORTH_LOAD = (("concurrency", "concurrency"), ("context", "input_len"), ("output
 
 
 def printed_flags_are_read_back(rng: Random) -> str | None:
-    """The flags that worth prints, behind the launch command, are read as that technique, and no verb refuses what worth weighed."""
+    """The flags that worth prints, behind the launch command, are read as that technique by every verb."""
     asked = _deployment(rng)
     loop = asked | {"concurrency": _number(rng, 1, 256), "input_len": _number(rng, 64, 4096), "output_len": 128}
     try:
