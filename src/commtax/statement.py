@@ -41,6 +41,7 @@ ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", 
 
 
 STRANGE = "not-understood"
+MEANS = "means"  # of requests that were also simulated in time
 """The code of what is said of pasted words that mean nothing to us: answers begin with it."""
 
 

@@ -24,11 +24,12 @@ from commtax.results import bench
 from commtax.results.bench_audit import audit_bench, floor_s
 from commtax.traces.profilers import kineto
 from commtax.traces.trace_audit import audit_traces
+from commtax.units import format_seconds
 from commtax.verbs import billing
 from commtax.verbs.settling import resolve_question
 from each import each
 from made_traces import decode_graphs
-from paths import FIXTURES, SHARED
+from paths import FIXTURES, ROOT, SHARED
 from start_logs import LOGS, name, of_log
 from tables import tables
 
@@ -400,3 +401,16 @@ def test_commands_that_contradict_each_other_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"tp: 'tp2.sh' says 2, and 'tp4.sh' says 4; name with --from"):
         audit_run(tmp_path, cluster="8xh100-sxm")
     assert audit_run(tmp_path, cluster="8xh100-sxm", tp=4).claim.tp == 4
+
+
+@pytest.mark.parametrize("clients", [8, 32, 128])
+def test_the_command_that_an_audit_names_tells_its_mean_and_range(clients):
+    result = ROOT / "examples" / "three-runs" / f"serve-{clients}.json"
+    section = audit_run(result, cluster="4xh100-sxm", tp=4).sections[0]
+    first = next(f for f in section.findings if f.code == "ttft_mean")
+    load = json.loads(result.read_text())
+    lengths = [str(load[f"total_{way}_tokens"] // load["num_prompts"]) for way in ("input", "output")]
+    asked = ("--input-len", lengths[0], "--output-len", lengths[1], "--num-prompts", str(load["num_prompts"]), "--spread", "0")
+    told = run_here("simulate", "qwen3-32b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", str(clients), *asked).stdout
+    low, mean, high = (format_seconds(s) for s in (first.low, first.predicted, first.high))
+    assert told.startswith(f"Mean TTFT {mean} ({low} to {high})")

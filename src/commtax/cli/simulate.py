@@ -20,7 +20,7 @@ from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals
 from commtax.sim.serving.running import ServingRun
-from commtax.statement import Note, Refusal
+from commtax.statement import MEANS, Note, Refusal
 from commtax.units import format_seconds, parse_seconds, plural
 from commtax.verbs import requests
 from commtax.verbs.checking import number, positive
@@ -132,12 +132,13 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
 
 
 def _means(q: Question) -> list[Note]:
-    """The closed form's means of a benchmark of clients: those that audits compare with, calibrated on published runs."""
+    """The closed form's means of a benchmark of clients: what audits compare with a result, calibrated on published runs."""
     if q.offered.request_rate or q.offered.trace is not None or q.offered.inputs or q.offered.outputs or q.requests.disaggregated:
         return []
     loop = serve(settle(q))
     told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
-    return [Note("means", f"audit compares such a benchmark with the closed form's means: {', '.join(told)}")]
+    basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
+    return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, one order of requests in time, for tails and queues")]
 
 
 def _ends(loop: ClosedLoop, name: str) -> str:
