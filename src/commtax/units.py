@@ -219,6 +219,15 @@ def format_money(usd: Number) -> str:
     return f"${value:,.0f}" if value >= THOUSAND else f"${value:,.2f}" if value >= 1 or not value else f"${value:.3g}"
 
 
+def format_figure(value: Number) -> str:
+    """A figure in three digits, or all whole ones.
+
+    >>> format_figure(0.4267), format_figure(1.7), format_figure(999.96), format_figure(12345.6)
+    ('0.427', '1.7', '1,000', '12,346')
+    """
+    return f"{value:,.0f}" if abs(float(value)) >= 100 else f"{value:.3g}"
+
+
 def format_mean(value: Number) -> str:
     """A mean of counts: one digit behind the point where it is not whole.
 

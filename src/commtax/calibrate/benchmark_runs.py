@@ -20,6 +20,7 @@ from commtax.results.expected_figures import come_at_once
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.thresholds import thresholds
+from commtax.units import format_figure
 from commtax.verbs.closed_loop import simulate
 from commtax.verbs.keywords import BillOptions, SimulateOptions
 
@@ -141,7 +142,8 @@ def _reason_unloaded(one: LabelledResult) -> str:
     if not rate and result.tool in PRINT_LIMITS:
         return "neither a limit of concurrency nor a request rate is said; where there was one, --concurrency says it"
     if rate and _falls_behind(one):
-        return f"overloaded: {result.requests_per_s:.3g} of {rate:.3g} requests/s answered, and its queue grows with every request"
+        answered, sent = (format_figure(each or 0.0) for each in (result.requests_per_s, rate))
+        return f"overloaded: {answered} of {sent} requests/s answered, and its queue grows with every request"
     if rate and not _in_flight(one):
         return "does not say how many requests were in flight: neither requests/s nor their latency"
     return "" if _timed(one, "tpot") else "no mean time a token"

@@ -77,7 +77,9 @@ def parse_counts(text: str) -> Cluster:
         hosts, gpus, remark = _split_into_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
-    return replace(usual_hosts(kind, hosts, gpus), remark=remark, typed=text.strip() if remark and not second else "")
+    known = catalogued_hosts(f"{hosts}x{gpus}x{kind.key}") if remark and not second else None
+    place = known or usual_hosts(kind, hosts, gpus)
+    return replace(place, remark=remark, typed=text.strip() if remark and not second else "")
 
 
 def _read_spelling(text: str, name: str) -> Cluster:

@@ -14,7 +14,7 @@ from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax.units import format_seconds, parse_fraction
+from commtax.units import format_figure, format_seconds, parse_fraction
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.settling import describe_gpus
 
@@ -220,7 +220,7 @@ def told(figure: ComparedFigure, value: float | None) -> str:
         return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
     if figure.unit == "share":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if figure.unit == "count" or value >= 100 else f"{value:,.3g}"
+    return f"{value:,.0f}" if figure.unit == "count" else format_figure(value)
 
 
 def told_change(change: AnswerChange) -> str:

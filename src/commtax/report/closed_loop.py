@@ -23,7 +23,7 @@ from commtax.report.tables import (
     show_table,
 )
 from commtax.spec import SERVING_AXES
-from commtax.units import format_mean, format_seconds, plural
+from commtax.units import format_figure, format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
@@ -126,7 +126,7 @@ def saved_words(times: Mapping[str, tuple[float, float]], rate: str, rates: tupl
     'Cached prefixes: +20% requests/s (10 without), TTFT -50% (60 ms without)'
     """
     told = [f"{name} {own / plain - 1:+.0%} ({format_seconds(plain)} without)" for name, (own, plain) in times.items() if plain > 0]
-    without = f"{rates[1]:,.0f}" if rates[1] >= 100 else f"{rates[1]:,.3g}"
+    without = format_figure(rates[1])
     more = f"{rates[0] / rates[1] - 1:+.0%} {rate} ({without} without)"
     return f"Cached prefixes: {', '.join([more, *told])}"
 

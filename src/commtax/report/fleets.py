@@ -21,7 +21,7 @@ from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
-from commtax.units import format_seconds, plural
+from commtax.units import format_figure, format_seconds, plural
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
@@ -124,13 +124,13 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     tokens = COUNTS[best.layout.question.goal.cost_of]
     asked = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
     limited = "the highest rate within the limits" if best.layout.question.goal.slo else "its capacity"
-    full = f", ${million(m.full_usd_per_million_tokens)} at {best.full_rate:.3g} requests/s, {limited}"
+    full = f", ${million(m.full_usd_per_million_tokens)} at {format_figure(best.full_rate)} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
     yield f"{cost}: {asked}{full if m.full_usd_per_million_tokens else ''}"
     other = min(a.plans, key=_full_load_usd)
     if _full_load_usd(other) * (1 + margin(a.question)) < _full_load_usd(best):  # less than that is not known
         place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
-        rate = f"{other.full_rate:.3g} requests/s"
+        rate = f"{format_figure(other.full_rate)} requests/s"
         yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full_load_usd(other))} per million at {rate}"
 
 
@@ -150,7 +150,7 @@ def _range(trial: Trial, name: str) -> str:
 
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
     several, costs = len(a.questions) > 1, [t.money for t in rows]
-    limits = dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
+    limits = dict.fromkeys((*(name for name, _ in a.question.goal.slo), *SHOWN))
     columns = {
         "": places(range(len(rows)), a.recommended if rows is a.plans else None),
         "plan": [fleet_words(t) for t in rows],

@@ -79,7 +79,8 @@ def _order_words(marks: Sequence[str], aim: str) -> list[str]:
     marked = any(MARK in mark for mark in marks)
     order = [("best" if marked else "nearest") + " first" + (f" for {aim}" if aim else "")] if len(marks) > 1 else []
     elsewhere = [f"{OTHER_MARK} on another cluster"] * any(OTHER_MARK in mark for mark in marks)
-    return order + [", ".join([f"{MARK} is recommended{' for that' if aim else ''}", *elsewhere])] * marked
+    why = " for that" if aim else "" if MARK in next(iter(marks), MARK) else ", for the reason given above"
+    return order + [", ".join([f"{MARK} is recommended{why}", *elsewhere])] * marked
 
 
 def _use_words(gpus: int, there: int, some_fewer: bool) -> str:

@@ -14,7 +14,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
 from commtax.statement import Note
-from commtax.units import format_seconds, plural
+from commtax.units import format_figure, format_seconds, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
@@ -59,7 +59,7 @@ def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
         grow = "the queue keeps growing, and the times below are means over a run of this length"
-        load = f"{o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive"
+        load = f"{format_figure(o.capacity)} requests/s is the capacity, and {format_figure(o.offered_rate)} arrive"
         say(console, f"Overloaded: {load}; {grow}.", "bold red")
     if not slo.kept(o):
         good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
@@ -93,7 +93,7 @@ def _question_words(o: RequestsInTime) -> str:
     offered, count = q.offered, plural(len(o.stream), "request")
     count = count if o.share == 1 else f"{len(o.stream):,} of {o.num_requests:,} requests"
     if offered.trace is not None:
-        when = f"{count} of a trace, {o.offered_rate:,.3g} per second on average"
+        when = f"{count} of a trace, {format_figure(o.offered_rate)} per second on average"
     elif o.closed:
         when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last one is answered"
     elif isinf(offered.request_rate):
@@ -132,9 +132,9 @@ def rate_words(per_s: float) -> str:
 
 def _load(o: RequestsInTime) -> str:
     """How much of what it could do is asked of it."""
-    capacity = f"its capacity of {o.capacity:,.3g} requests/s"
+    capacity = f"its capacity of {format_figure(o.capacity)} requests/s"
     if o.closed or isinf(o.offered_rate):
-        return f"{o.requests_per_s:,.3g} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
+        return f"{format_figure(o.requests_per_s)} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
     return f"{rate_words(o.offered_rate)} is {o.offered_rate / o.capacity:.0%} of {capacity}"
 
 

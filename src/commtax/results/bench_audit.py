@@ -18,7 +18,7 @@ from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import SERVER, BenchmarkLoad, ExpectedFigures, lengths_of, load_of, load_words, predict_run
 from commtax.statement import Note
 from commtax.thresholds import thresholds
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.fitting import holds
 
 COUNT, LEVEL = thresholds(__name__)
@@ -94,7 +94,7 @@ def _overload_words(predicted: ExpectedFigures) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
     over = rate and kept and falls_behind(rate, kept.value)
-    return f": overloaded, {kept.value:.3g} of them answered per second" if kept and over else ""
+    return f": overloaded, {format_figure(kept.value)} of them answered per second" if kept and over else ""
 
 
 def _too_large(load: BenchmarkLoad | str, claim: Claim) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from commtax.question import Question
 from commtax.results.bench_record import ASKED, BenchmarkRun
 from commtax.results.expected_figures import ExpectedFigures, Figure
 from commtax.thresholds import levels
-from commtax.units import format_seconds
+from commtax.units import format_figure, format_seconds
 
 LEVEL = levels(__name__)
 P99 = 2.326  # deviations from the middle of a normal distribution to its p99
@@ -258,7 +258,7 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
         return ()
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > LEVEL.grows else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
-    said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}{piled}"
+    said = f"overloaded: answered {format_figure(answered)} of {format_figure(asked)} requests/s{most}{later}{piled}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
     return (Cause("overload", said, change=change),)
 

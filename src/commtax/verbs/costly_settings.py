@@ -69,7 +69,8 @@ def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]
             without = figures(q.but(**one.changes))
         except ValueError:  # it cannot be left out here
             continue
-        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), **{name: without[name] for name in FIGURES}))
+        told = {name: without[name] for name in FIGURES}
+        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost="", **told))
     return tuple(sorted((x for x in found if x.fits and is_worth_telling(x.gain)), key=lambda x: -x.gain))
 
 

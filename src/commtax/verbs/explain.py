@@ -122,16 +122,16 @@ def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """The largest avoidable cost (recomputation, where less of it fits and saves more than any tax takes), and what the step is."""
     step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
-    tax = float(b.taxes[axis]) if axis in b.taxes else 0.0
-    recomputed = [c for c in what_ifs if c.code.startswith(RECOMPUTE) and c.fits and -c.delta_s > max(tax, LARGE_TAX * step)]
+    taxed = float(b.taxes[axis]) if axis in b.taxes else 0.0
+    recomputed = [c for c in what_ifs if c.code.startswith(RECOMPUTE) and c.fits and -c.delta_s > max(taxed, LARGE_TAX * step)]
     if recomputed:
         less = min(recomputed, key=lambda c: c.step_s)
         saves = f"with {less.what}, which fits, the step takes {format_seconds(less.step_s)} ({less.delta_s / step:.1%})"
-        beside = f"; the largest tax is that of {axis}, {tax / step:.1%}" if tax else ""
+        beside = f"; the largest tax is that of {axis}, {taxed / step:.1%}" if taxed else ""
         return f"{whole}: the largest avoidable cost is recomputation: {saves}{beside}."
     if axis == "compute":
         return f"{whole}: compute-bound ({float(b.compute_s) / step:.0%} of the step); communication is small or hidden."
-    share = float(b.taxes[axis]) / step
+    share = taxed / step
     if axis == "pp":
         split = f"{int(b.question.plan.microbatches)} microbatches on {int(b.question.plan.pp)} stages"
         bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"

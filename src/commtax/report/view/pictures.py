@@ -50,7 +50,7 @@ from commtax.report.view.plan_table import (
     unusual_sizes,
 )
 from commtax.spec import SERVING_AXES, SIZES
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 
 TOP = 20
@@ -221,7 +221,7 @@ def fleet_front(f: FleetPlans) -> Record:
 def _fleet_point(trial: Trial, best: bool, several: bool) -> Record:
     plan = gpu_words(trial)
     series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
-    text = f"{plural(trial.gpus, 'GPU')} can answer {trial.capacity:.3g} requests/s"
+    text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(trial.capacity)} requests/s"
     return {
         "name": plan,
         "x": trial.capacity,
