@@ -18,7 +18,7 @@ from commtax.redaction import redact
 from commtax.report.drawing import COMMAND, Console, Pipe, Telling
 from commtax.spec import Cluster
 from commtax.spelling import escape_controls
-from commtax.statement import MEANS, STRANGE, Note
+from commtax.statement import STRANGE, Note
 
 EMITTED = {
     "launch": "launch",
@@ -30,9 +30,6 @@ EMITTED = {
 """Titles of the commands that stand below an answer, to be copied."""
 Parts = TypeVarTuple("Parts")
 Shown = TypeVar("Shown")
-
-LEADING = {STRANGE: "bold red", MEANS: ""}
-"""Remarks that stand before the answer, and how they look."""
 
 
 @dataclass
@@ -68,9 +65,9 @@ class Output:
             from commtax.report.tables import notes, say
 
             console = terminal()
-            leading = [remark for remark in self.remarks if isinstance(remark, Note) and remark.code in LEADING]
+            leading = [remark for remark in self.remarks if isinstance(remark, Note) and remark.code == STRANGE]
             for remark in leading:
-                say(console, f"{remark}.", LEADING[remark.code])
+                say(console, f"{remark}.", "bold red")
             show(console, *parts)
             for line in self._commands():
                 click.echo(line)

@@ -227,9 +227,9 @@ def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
     from commtax.report.requests import outcome_document, show_outcome
 
     o = requests.serve(settle(check_single_load(q)), _follow)
-    order.output.remarks += [] if order.output.as_json else _means(q)
     _write(order, o)
-    order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
+    told = replace(o, notes=(*([] if order.output.as_json else _means(q)), *o.notes))
+    order.output.answer(outcome_document, show_outcome, told, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 
 def _follow(ran: ServingRun) -> None:

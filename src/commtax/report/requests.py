@@ -13,7 +13,7 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
-from commtax.statement import Note
+from commtax.statement import MEANS, Note
 from commtax.units import format_figure, format_seconds, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
@@ -36,6 +36,8 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """Saturation and missed limits first, then the times, then why."""
     _verdicts(console, o, slo)
     say(console, _load(o), ANSWER)
+    for means in (note for note in o.notes if note.code == MEANS):
+        say(console, f"{means}.")
     say(console, _throughput(o))
     if saved := _saved(o):
         say(console, saved)
@@ -233,7 +235,7 @@ def _engine(o: RequestsInTime, used: EngineUsage) -> str:
 
 def remarks(o: RequestsInTime) -> list[str]:
     """Notes but those that stand first; idle GPUs are counted over both kinds of workers, where there are two."""
-    said = ("interrupted", OWN_LIMITS, *(["idle-gpus"] if o.fleet.prompts else []))
+    said = ("interrupted", OWN_LIMITS, MEANS, *(["idle-gpus"] if o.fleet.prompts else []))
     return list(dict.fromkeys(note for note in o.notes if note.code not in said))
 
 

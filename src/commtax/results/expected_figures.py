@@ -241,7 +241,7 @@ def load_words(predicted: ExpectedFigures) -> str:
     waits = f"of TTFT {format_seconds(first.value)}, {format_seconds(first.value - steady)} is waiting in that first burst"
     usual = next((f", or {format_seconds(s)} with lengths ±{by:.0%}" for by, s in predicted.steady_s.items() if s < steady), "")
     shown = f"the steady state that simulate shows has {format_seconds(steady)}{usual}"
-    same = f"with --num-prompts {load.count} --spread {load.spread or 0:g} it tells this mean first"
+    same = f"with --num-prompts {load.count} --spread {load.spread or 0:g} it tells this mean, too"
     return f"{load}: {waits} (a mean over all requests); {shown}; {same}"
 
 
