@@ -99,21 +99,17 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
-        return _number(value)
+        short = shorten(value)
+        text = f"{short:.{DIGITS}g}"
+        if isinstance(short, int) and (abs(short) < LONG or float(text) != short):
+            return str(short)
+        return re.sub(r"e\+?(-?)0*", r"e\1", text)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{_key(key)} = {_value(held)}" for key, held in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     return _text(str(value))
-
-
-def _number(value: float) -> str:
-    short = shorten(value)
-    text = f"{short:.{DIGITS}g}"
-    if isinstance(short, int) and (abs(short) < LONG or float(text) != short):
-        return str(short)
-    return re.sub(r"e\+?(-?)0*", r"e\1", text)
 
 
 def _text(text: str) -> str:

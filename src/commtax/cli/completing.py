@@ -51,7 +51,11 @@ def offered(words: list[str]) -> Offers:
     *before, typed = words
     verb, rest = _verb_of(before)
     if not verb:
-        return _starting(_verbs(before), typed)
+        pages = table(os.path.join("cli", "helps.toml"))["command"]
+        inside = f"{before[0]} " if before else ""
+        names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
+        others = {"--help": "All commands.", "--version": "The version."} if not before else {}
+        return _starting({name[len(inside) :]: pages[name]["asks"] for name in names} | others, typed)
     known = _flags_of(verb)
     flag, equals, value = typed.partition("=")
     if equals and flag in known:
@@ -84,15 +88,6 @@ def _verb_of(before: list[str]) -> tuple[str, list[str]]:
         return "", []
     deep = 2 if before[0] in GROUPS else 1
     return (" ".join(before[:deep]), before[deep:]) if len(before) >= deep else ("", [])
-
-
-def _verbs(before: list[str]) -> Offers:
-    """Commands, or those of a command that has several."""
-    pages = table(os.path.join("cli", "helps.toml"))["command"]
-    inside = f"{before[0]} " if before else ""
-    names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
-    others = {"--help": "All commands.", "--version": "The version."} if not before else {}
-    return {name[len(inside) :]: pages[name]["asks"] for name in names} | others
 
 
 def _flags_of(verb: str) -> Mapping[str, Option]:

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from typing import NoReturn
 
 import click
 
@@ -67,15 +66,11 @@ def diff_command(
     sides = [_side(side, text, typed, price) for side, text in (("before", before), ("after", after))]
     found = compare_answers(sides[0], sides[1], rules)
     if markdown:
-        _print_markdown(found)
+        from commtax.report.markdown import difference_markdown
+
+        click.echo(difference_markdown(found), nl=False)
+        raise SystemExit(1 if found.broken else 0)
     Output(as_json).answer(difference_document, _show, found, code=1 if found.broken else 0)
-
-
-def _print_markdown(found: AnswerDifference) -> NoReturn:
-    from commtax.report.markdown import difference_markdown
-
-    click.echo(difference_markdown(found), nl=False)
-    raise SystemExit(1 if found.broken else 0)
 
 
 def _show(console: Console, found: AnswerDifference) -> None:
@@ -117,20 +112,15 @@ def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ..
         if text_of(saved.get("schema")).startswith("commtax."):
             _refuse_options(typed, f"{text} is an answer already")
             return [saved], ()
-    words = _command_words(content)
+    lines = [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    command = "\n".join(lines).replace("\\\n", " ")
+    words = shlex.split(command, comments=True)[1:] if command.lstrip().startswith("commtax ") else []
     if words:
         _refuse_options(typed, "a commtax command line says it itself")
         if words[0] not in COMPARED:
             raise Refusal(f"commtax {words[0]}: answers of {', '.join(COMPARED)} are compared")
         return [_answer(words)], ()
     return _launched(text, typed)
-
-
-def _command_words(text: str) -> list[str]:
-    """The words behind ``commtax`` where a text is such a command line, below comments and over several lines; else none."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    command = "\n".join(lines).replace("\\\n", " ")
-    return shlex.split(command, comments=True)[1:] if command.lstrip().startswith("commtax ") else []
 
 
 def _refuse_options(typed: Typed, why: str) -> None:

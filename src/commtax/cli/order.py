@@ -181,17 +181,12 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
     if about in (VerbSubject.STEP, VerbSubject.SERVER):
         options.batch = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
     if about is VerbSubject.LOOP:
-        return _requests_question(model, place, options, given)
+        options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
+        if options.concurrency is not None and (given.request_rate is not None or given.trace is not None):
+            options.max_concurrency, options.concurrency = options.concurrency, None
+        plain, offered = split(options)
+        return resolve_question(model, place, plain).but(offered=offered)
     return resolve_question(model, place, options)
-
-
-def _requests_question(model: Model, place: Cluster, options: GivenOptions, given: GivenOptions) -> Question:
-    """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
-    options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
-    if options.concurrency is not None and (given.request_rate is not None or given.trace is not None):
-        options.max_concurrency, options.concurrency = options.concurrency, None
-    plain, offered = split(options)
-    return resolve_question(model, place, plain).but(offered=offered)
 
 
 def profile_of(given: GivenOptions) -> Profile | None:

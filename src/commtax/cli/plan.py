@@ -61,7 +61,11 @@ def plan_command(order: Order) -> None:
     if given.phase not in ("serve", "train"):
         raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
     if given.emit:
-        _check_emit(order)
+        from commtax.launch.forms import emitted_words
+
+        able = emitted_words(order.question.trains)
+        if order.given.emit not in able:
+            raise Refusal.of(f"one of {', '.join(able)} here", able, emit=order.given.emit)
     if given.request_rate is not None:
         _fleets(order)
     refuse(given, options_beside("plan", "rate"), "belongs to --request-rate")
@@ -70,15 +74,6 @@ def plan_command(order: Order) -> None:
     if order.others:
         _serve_on_several(order)
     _serve(order)
-
-
-def _check_emit(order: Order) -> None:
-    """Refuse an engine or a place that cannot start what is searched for, before the search."""
-    from commtax.launch.forms import emitted_words
-
-    able = emitted_words(order.question.trains)
-    if order.given.emit not in able:
-        raise Refusal.of(f"one of {', '.join(able)} here", able, emit=order.given.emit)
 
 
 def _serve(order: Order) -> NoReturn:

@@ -46,7 +46,10 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
     span_s, every_s = (_seconds(given, name) for name in ("window", "every"))
     page = MetricsPage(str(given.metrics), given.header or ())
     if given.grafana:
-        _write_dashboard(given.grafana, output)
+        from importlib.resources import files as shipped
+
+        write_text(given.grafana, (shipped("commtax") / "report" / "grafana_dashboard.json").read_text(encoding="utf-8"), "grafana")
+        output.remarks.append(Note("grafana", f"{given.grafana}: import it in Grafana (Dashboards, New, Import)"))
     if given.export_prometheus and every_s is None:
         every_s = USUAL_EVERY_S
     first = page.fetch()
@@ -56,24 +59,19 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
         _follow(watch, first, every_s, output, str(given.export_prometheus or ""))
     if span_s is not None:
         watch.remember(first)
-        _wait(span_s)
+        end, told = time.monotonic() + span_s, sys.stderr.isatty()
+        while (left := end - time.monotonic()) > 0:
+            if told:
+                tell(f"the second look comes in {left:.0f} s")
+            time.sleep(min(left, 1.0) if told else left)
+        if told:
+            tell()
     seen = watch.look(first if span_s is None else None)
     output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=_exit_code(seen, claimed))
 
 
 def _seconds(given: GivenOptions, name: str) -> float | None:
     return None if given[name] is None else float(number(given[name], name, SHORTEST_S, LONGEST_S, " s"))
-
-
-def _wait(seconds: float) -> None:
-    """With the time left on a terminal."""
-    end, told = time.monotonic() + seconds, sys.stderr.isatty()
-    while (left := end - time.monotonic()) > 0:
-        if told:
-            tell(f"the second look comes in {left:.0f} s")
-        time.sleep(min(left, 1.0) if told else left)
-    if told:
-        tell()
 
 
 def _exit_code(seen: ServerAudit, claimed: bool) -> int:
@@ -89,13 +87,6 @@ def _model_named(page: Exposition) -> Model:
     except ValueError:
         said = f"the server calls it '{page.model[:80]}'" if page.model else "the server does not name it"
         raise Refusal(f"model: name what runs with --model; {said}, which is no model of the catalogue", "model") from None
-
-
-def _write_dashboard(path: str, output: Output) -> None:
-    from importlib.resources import files as shipped
-
-    write_text(path, (shipped("commtax") / "report" / "grafana_dashboard.json").read_text(encoding="utf-8"), "grafana")
-    output.remarks.append(Note("grafana", f"{path}: import it in Grafana (Dashboards, New, Import)"))
 
 
 class ServerWatch:

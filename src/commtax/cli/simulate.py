@@ -196,7 +196,12 @@ def _in_time(order: Order, q: Question) -> NoReturn:
         _sweep(order, q, slo, *swept)
     if not q.offered.request_rate and q.offered.trace is None and np.isinf(q.requests.num_prompts):
         raise Refusal.about(num_prompts="a closed loop in time has an end; say how many requests, such as 1000")
-    _one(order, q, slo)
+    from commtax.report.requests import outcome_document, show_outcome
+
+    o = requests.serve(settle(check_single_load(q)), _follow)
+    order.output.remarks += [] if order.output.as_json else _means(q)
+    _write(order, o)
+    order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 
 def _slo(given: GivenOptions) -> Slo:
@@ -220,15 +225,6 @@ def _swept(given: GivenOptions, q: Question) -> tuple[str, tuple[float, ...]] | 
     if np.ndim(q.requests.concurrency):
         return points(f"concurrency={','.join(map(str, np.asarray(q.requests.concurrency).tolist()))}")
     return None
-
-
-def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
-    from commtax.report.requests import outcome_document, show_outcome
-
-    o = requests.serve(settle(check_single_load(q)), _follow)
-    order.output.remarks += [] if order.output.as_json else _means(q)
-    _write(order, o)
-    order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 
 def _follow(ran: ServingRun) -> None:

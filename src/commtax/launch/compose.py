@@ -27,7 +27,15 @@ def write(deployment: DeployedPlan) -> str:
         if lines := pool.command().settings:
             files[f"{pool.role or 'llm'}.yaml"] = {"content": "\n".join(lines) + "\n"}
     if deployment.apart:
-        services["router"] = _router(deployment, names, files)
+        prompts, decodes = ([(name, PORT) for name in names[role]] for role in ("prefill", "decode"))
+        command = deployment.router(prompts, decodes)
+        image, script = router_script(deployment, command)
+        ready = {name: {"condition": "service_healthy"} for role in names for name in names[role]}
+        service: Service = {"image": image, "entrypoint": list(SCRIPT), "command": [script], "ports": [f"{PORT}:{PORT}"]}
+        if command.settings:
+            files["disagg.yaml"] = {"content": "\n".join(command.settings) + "\n"}
+            service["configs"] = [{"source": "disagg.yaml", "target": "/settings/disagg.yaml"}]
+        services["router"] = service | {"depends_on": ready}
     tree: Service = {"name": deployment.name, "services": services, "volumes": {"models": {}}}
     return "\n".join([*deployment.remarks(), yaml_text([{**tree, **({"configs": files} if files else {})}])])
 
@@ -54,16 +62,3 @@ def _server(deployment: DeployedPlan, pool: Pool, name: str, gpus: list[int], po
     else:
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return service | {"healthcheck": check}
-
-
-def _router(deployment: DeployedPlan, names: dict[str, list[str]], files: dict[str, Tree]) -> Service:
-    """What clients talk to."""
-    prompts, decodes = ([(name, PORT) for name in names[role]] for role in ("prefill", "decode"))
-    command = deployment.router(prompts, decodes)
-    image, script = router_script(deployment, command)
-    ready = {name: {"condition": "service_healthy"} for role in names for name in names[role]}
-    service: Service = {"image": image, "entrypoint": list(SCRIPT), "command": [script], "ports": [f"{PORT}:{PORT}"]}
-    if command.settings:
-        files["disagg.yaml"] = {"content": "\n".join(command.settings) + "\n"}
-        service["configs"] = [{"source": "disagg.yaml", "target": "/settings/disagg.yaml"}]
-    return service | {"depends_on": ready}

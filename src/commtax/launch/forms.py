@@ -28,7 +28,11 @@ def emitted_engine(question: Question, word: str) -> str:
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
     """What starts a plan in one of the forms, by what it is for: ``copies`` of it, and servers for ``prompts`` of their own."""
     if question.trains:
-        return {"launch": _training(question, form)}
+        from commtax.launch.slurm import write_training
+
+        if form not in TRAINING:
+            raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
+        return {"launch": write_training(question, program_of(question.engine))}
     plan = question.plan
     used = int(plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
@@ -43,11 +47,3 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
     if form != "llm-d":
         return {"launch": write(deployment)}
     return {"launch": write(deployment), "router": own.scheduler(deployment), "install": own.install(deployment)}
-
-
-def _training(question: Question, form: str) -> str:
-    from commtax.launch.slurm import write_training
-
-    if form not in TRAINING:
-        raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
-    return write_training(question, program_of(question.engine))

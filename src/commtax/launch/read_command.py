@@ -107,25 +107,20 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
     for call in calls:
         launch = _command(call, known, served)
         if launch and not _is_bench(launch):
-            return _place_on_hosts(launch, served)
+            nnodes = launch.place.nnodes or served.hosts
+            count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
+            chip = find_device_chip(re.sub("[-_]", " ", served.chip)) if served.chip else ""
+            here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None, chip=chip)
+            launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
+            if served.guessed:
+                guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
+                launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
+            used, asked = launch.num_gpus // count, served.gpus * nnodes
+            if not served.gpus or used == asked:
+                return launch
+            differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
+            return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
     return None
-
-
-def _place_on_hosts(launch: Launch, served: DescribedServer) -> Launch:
-    """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
-    nnodes = launch.place.nnodes or served.hosts
-    count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
-    chip = find_device_chip(re.sub("[-_]", " ", served.chip)) if served.chip else ""
-    here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None, chip=chip)
-    launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
-    if served.guessed:
-        guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
-        launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
-    used, asked = launch.num_gpus // count, served.gpus * nnodes
-    if not served.gpus or used == asked:
-        return launch
-    differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
-    return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
 
 
 def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
@@ -179,7 +174,12 @@ def _read(
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
-    _take_surroundings(reading, engine, told, loose)
+    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
+    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
+        reading.values["model"] = told["model"]
+    own = flags_of(engine)
+    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
+    reading.take(flags, own)
     for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
         if file in reading.values:
             _read_file(str(reading.values.pop(file)), named, written, engine, reading)
@@ -203,16 +203,6 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     flags = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
     known = {flag: value for flag, value in flags.items() if flag in own.flags or flag in own.asked}
     return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
-
-
-def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
-    """What stands around a container holds where its own words say nothing, and names a model that they only have a place of."""
-    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
-    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
-        reading.values["model"] = told["model"]
-    own = flags_of(engine)
-    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
-    reading.take(flags, own)
 
 
 def _take_library(reading: FlagReading, engine: str, env: Mapping[str, str]) -> list[str]:

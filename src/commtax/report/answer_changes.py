@@ -241,10 +241,16 @@ def summary(d: AnswerDifference) -> list[str]:
     lines = ["; ".join(_briefs(d, number)) for number in (1, 2)]
     kind = ", ".join(_kinds(d))
     broken = f" Not allowed: {'; '.join(d.broken)}." if d.broken else ""
+    room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
+    cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
+    cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
+    missing = d.after.value(["shortfall_bytes"])
+    lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
+    words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
     return [
         f"{plan}{f': {kind}' if kind else ''}.{broken}",
         *(f"{line[0].upper()}{line[1:]}." for line in lines[:1] if line),
-        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), _memory(d)]),
+        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), f"{words}{cache or lacking}."]),
     ]
 
 
@@ -264,17 +270,6 @@ def _kinds(d: AnswerDifference) -> Iterator[str]:
         losses = [c.loss for c in d.changes if c.figure.rule == rule and not c.is_same and c.relative is not None]
         if losses:
             yield more if min(losses) > 0 else less if max(losses) < 0 else mixed
-
-
-def _memory(d: AnswerDifference) -> str:
-    """Whether it fits, and how that was before."""
-    room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
-    cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
-    cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
-    missing = d.after.value(["shortfall_bytes"])
-    lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
-    words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
-    return f"{words}{cache or lacking}."
 
 
 def difference_rows(d: AnswerDifference) -> list[list[str]]:

@@ -62,7 +62,10 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     if q.trains:
         _trained_totals(console, step, num_tokens)
     else:
-        _served_totals(console, b, step.memory.fits)
+        kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
+        sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
+        whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
+        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
     say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
@@ -173,13 +176,6 @@ def _line_cells(x: Line, step_s: float) -> tuple[str | Text, ...]:
 def how_sent(x: Line) -> str:
     """The operation; of a collective also its algorithm, link and group."""
     return f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
-
-
-def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
-    kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
 
 
 def _rates(b: StepBill) -> str:

@@ -23,12 +23,6 @@ def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]])
         show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
 
 
-def _chip_row(c: Chip) -> tuple[str, ...]:
-    peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
-    price = f"{c.usd_per_gpu_hour:,.2f}" if c.usd_per_gpu_hour else ""
-    return c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra, price
-
-
 def _model_row(m: Model) -> tuple[str, ...]:
     a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
     shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
@@ -38,7 +32,9 @@ def _model_row(m: Model) -> tuple[str, ...]:
 def _row(x: Thing | Model) -> tuple[str, ...]:
     """A line of its kind's table."""
     if isinstance(x, Chip):
-        return _chip_row(x)
+        peaks = (format_si(x.flops_per_s[d], "FLOP/s") if d in x.flops_per_s else "-" for d in ("bf16", "fp8"))
+        price = f"{x.usd_per_gpu_hour:,.2f}" if x.usd_per_gpu_hour else ""
+        return x.key, x.name, format_si(x.memory_bytes, "B"), format_rate(x.memory_Bps), *peaks, x.intra, price
     if isinstance(x, Link):
         return x.key, x.name, x.kind, format_rate(x.bandwidth_Bps), format_seconds(x.latency_s)
     if isinstance(x, Cluster):

@@ -71,7 +71,10 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         say(console, note)
-    parts = {"TTFT": (_first_token_parts(s), float(s.ttft_s))}
+    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
+    found["handed_s"] = min(found["moved_s"], _handover_s(s))
+    found["moved_s"] -= found["handed_s"]
+    parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
         parts["TPOT"] = _token_parts(s), float(s.tpot_s)
     say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
@@ -81,14 +84,6 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     said, details = _remarks(s, _mixture(s), *_handover_source(s))
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
     notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
-
-
-def _first_token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
-    """What a first token waits for; what an engine takes to hand a request over is no part of its cache's way."""
-    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
-    found["handed_s"] = min(found["moved_s"], _handover_s(s))
-    found["moved_s"] -= found["handed_s"]
-    return [(text, found[name]) for name, text in PARTS.items()]
 
 
 def _handover_s(s: ClosedLoop) -> float:

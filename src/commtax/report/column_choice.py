@@ -89,7 +89,12 @@ def _spread(needs: Sequence[Needs], at: int, width: int) -> tuple[int, ...]:
         more, i = min(gains)
         widths[i], left = widths[i] + more, left - more
         heights[folding.index(i)] = needs[i].lines(widths[i])
-    return _named(needs, widths, left)
+    widths = list(widths)
+    for i, need in enumerate(needs):
+        more = min(left, need.whole - widths[i])
+        if not need.cells and more == need.whole - widths[i]:
+            widths[i], left = widths[i] + more, left - more
+    return tuple(widths)
 
 
 def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[int]], i: int) -> int:
@@ -103,13 +108,3 @@ def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[
         shorter = sum(map(max, need.lines(width + middle), others)) < height
         low, high = (low, middle) if shorter else (middle + 1, high)
     return high if high < most else 0
-
-
-def _named(needs: Sequence[Needs], widths: Sequence[int], left: int) -> tuple[int, ...]:
-    """What then is left unfolds names above figures, from the first on."""
-    widths = list(widths)
-    for i, need in enumerate(needs):
-        more = min(left, need.whole - widths[i])
-        if not need.cells and more == need.whole - widths[i]:
-            widths[i], left = widths[i] + more, left - more
-    return tuple(widths)

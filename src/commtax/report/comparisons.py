@@ -265,16 +265,11 @@ def fastest_words(compared: PlanTable) -> str:
     return _winners(compared, compared.rows, most, "at global batch {}")
 
 
-def served_words(compared: PlanTable) -> str:
-    """The same of whole requests, by their clients."""
-    q = compared.served[0].question.requests
-    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
-    return _winners(compared, compared.served, most, "at concurrency {}")
-
-
 def _show_served(console: Console, compared: PlanTable) -> None:
     """Whole requests: who serves most, and a line for each plan and load."""
-    say(console, served_words(compared), ANSWER)
+    q = compared.served[0].question.requests
+    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
+    say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.served:
         head = (row.plan, row.link, f"{row.clients:,}", str(row.gpus))

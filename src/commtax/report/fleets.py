@@ -39,18 +39,14 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
             say(console, f"  {line}")
     else:
         say(console, _nothing_words(a), "bold red")
-    _say_asked(console, a)
-    if a.plans or a.near:
-        _show_ranking(console, a, a.plans or a.near)
-    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
-    notes(console, *_notes(a))
-
-
-def _say_asked(console: Console, a: FleetPlans) -> None:
     q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
     if a.plans and not q.goal.slo:
         say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
+    if a.plans or a.near:
+        _show_ranking(console, a, a.plans or a.near)
+    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
+    notes(console, *_notes(a))
 
 
 def _question_words(a: FleetPlans) -> str:

@@ -72,18 +72,13 @@ def fold(text: str, width: int, indent: int = 0) -> list[str]:
         else:
             line += piece
         while width_of(line) > width:
-            first, line = _broken(line, width)
+            most = next(i for i in range(len(line) + 1) if width_of(line[: i + 1]) > width)
+            parted = [i for i in range(most, most // 2, -1) if line[i - 1] in _AFTER or line[i - 1] == _GLUE]
+            at = max(1, parted[0] if parted else most)
+            first, line = line[:at].rstrip(_GLUE), line[at:]
             lines.append(first)
             line = " " * indent + line
     return [one.replace(_GLUE, " ") for one in (*lines, line)]
-
-
-def _broken(line: str, width: int) -> tuple[str, str]:
-    """A line whose last word is too long, cut where the next sign would be beyond the width: best after a sign that parts it."""
-    most = next(i for i in range(len(line) + 1) if width_of(line[: i + 1]) > width)
-    parted = [i for i in range(most, most // 2, -1) if line[i - 1] in _AFTER or line[i - 1] == _GLUE]
-    at = max(1, parted[0] if parted else most)
-    return line[:at].rstrip(_GLUE), line[at:]
 
 
 def _joined(text: str) -> str:

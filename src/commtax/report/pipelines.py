@@ -40,21 +40,16 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
         remarks.append(f"straggler: rank {rank} takes {factor:g} times as long{waits}")
     derived = telling(console).details
     if derived:
-        _show_bubble(console, ran)
+        closed, ideal = ran.idle_closed_form_s, float(np.mean(ran.timeline.busy_s()))
+        idle = {"counted": ran.idle_counted_s, **({} if closed is None else {"closed form": closed})}
+        rows = [(how, f"{s:g}", f"{s / (s + ideal):.2%}", f"{s / ideal:.2%}") for how, s in idle.items()]
+        show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
+        if closed is None:
+            notes(console, ["no closed form for these times: counted only"])
     notes(console, remarks, () if derived else [BY_ALGEBRA])
 
 
 BY_ALGEBRA = "the bubble by its closed form"
-
-
-def _show_bubble(console: Console, ran: PipelineRun) -> None:
-    """Counted, and by its closed form where it has one."""
-    closed, ideal = ran.idle_closed_form_s, float(np.mean(ran.timeline.busy_s()))
-    idle = {"counted": ran.idle_counted_s, **({} if closed is None else {"closed form": closed})}
-    rows = [(how, f"{s:g}", f"{s / (s + ideal):.2%}", f"{s / ideal:.2%}") for how, s in idle.items()]
-    show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
-    if closed is None:
-        notes(console, ["no closed form for these times: counted only"])
 
 
 def _grid(console: Console, t: Timeline) -> None:

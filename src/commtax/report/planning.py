@@ -57,7 +57,9 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
     for line in () if a.trains else best_of_types(a):
         say(console, f"  {line}")
     show_own_plan(console, a, pasted)
-    _say_asked(console, a)
+    q = a.question
+    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
     if open_ended:
         console.print()
         _say_recommended(console, a)
@@ -73,12 +75,6 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
     for reason in why:
         say(console, f"  {reason}")
-
-
-def _say_asked(console: Console, a: Plans) -> None:
-    q = a.question
-    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
 
 
 def recommended_words(a: Plans) -> str:

@@ -28,7 +28,20 @@ def show_profile(console: Console, own: Profile) -> None:
     where += [(f"link {which}", link) for which, link in own.links.items()]
     if told := [(name, text) for name, text in where if text]:
         show_table(console, ("measured on", ""), told)
-    _show_runs(console, own)
+    moves = dict(moves_of(own))
+    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
+    for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
+        name, held = deployment_words(deployment), list(runs)
+        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
+            name = ""
+        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
+            cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
+            show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
+            name = ""
+        if taught := moves.get(deployment):
+            moved = [(constant, *move_words(change)) for constant, change in taught.items()]
+            show_table(console, MOVE_COLUMNS, moved, title=name)
     paths = [_path_row(name, path) for name, some in own.libraries.items() for path in some]
     if paths:
         show_table(console, *drop_empty_columns(PATH_COLUMNS, paths), ("collectives", "ranks", "80% range", "launch", "per hop"))
@@ -56,24 +69,6 @@ def _path_row(library: str, path: Path) -> tuple[str, ...]:
         format_rate(path.bandwidth_Bps),
         f"±{path.spread:.0%}" if path.spread else "",
     )
-
-
-def _show_runs(console: Console, own: Profile) -> None:
-    """A table of runs for each deployment: what was measured beside what the catalogue alone predicts."""
-    moves = dict(moves_of(own))
-    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
-    for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
-        name, held = deployment_words(deployment), list(runs)
-        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
-            name = ""
-        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
-            cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
-            show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
-            name = ""
-        if taught := moves.get(deployment):
-            moved = [(constant, *move_words(change)) for constant, change in taught.items()]
-            show_table(console, MOVE_COLUMNS, moved, title=name)
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")

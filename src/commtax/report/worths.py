@@ -321,7 +321,7 @@ def _remarks(w: Worth) -> Iterator[str]:
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
     for row in (*w.on, *w.here):
-        if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
+        if (gpus := int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
         yield from (f"{row.name}: {note}" for note in row.notes)
 
@@ -345,8 +345,3 @@ def _rows(rows: Iterable[TechniqueWorth]) -> list[Record]:
 
 def worth_row(row: TechniqueWorth) -> Record:
     return record("worth-row", row=row, technique=row.technique, pays=row.pays)
-
-
-def _gpus(row: TechniqueWorth, w: Worth) -> int:
-    """GPUs of a server with the technique."""
-    return int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)

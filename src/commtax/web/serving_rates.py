@@ -23,23 +23,18 @@ def traffic_answer(state: State) -> Record:
     q = state.question
     if q.trains:
         raise RefusedError("ph: requests come to a model that is served", "ph", malformed=False)
-    asked = _asked(state)
-    one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
-    rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
-    swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
-    slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
-    return traffic_view(swept, state["rps"], slo) | {"command": _command(state, asked, rates)}
-
-
-def _asked(state: State) -> dict[str, object]:
-    """Options of the plan and the engine that are said, and the requests' lengths."""
     known = taken_by("serve()")
     said = {name: value for name, value in state.options.items() if name in known and value not in ("", None, False)}
     said.pop("cp", None)  # which the page has for training alone
     if state["pw"]:  # servers for prompts, and others that decode
         said |= ServeOptions(disaggregated=True, decode_workers=state["rep"], replicas=1)
         said |= ServeOptions(prefill_workers=state["pw"], prefill_tp=state["ptp"], prefill_dp=state["pdp"])
-    return {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
+    asked = {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
+    one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
+    rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
+    swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
+    slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
+    return traffic_view(swept, state["rps"], slo) | {"command": _command(state, asked, rates)}
 
 
 def _command(state: State, asked: Mapping[str, object], rates: tuple[float, ...]) -> str:

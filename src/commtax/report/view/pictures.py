@@ -244,7 +244,10 @@ def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
 def front_points(a: ServingPlans, series: str = "", chosen: bool = True) -> list[Record]:
     """The front as points, the recommended plan among them."""
     rows, best = _with_winner(a)
-    shown = _thin_front(rows, best)
+    along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
+    some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
+    kept = {*some.tolist(), *([best] if best >= 0 else [])}
+    shown = [i for i in along.tolist() if i in kept]
     return [{**_point(a, rows, i, chosen and i == best, series), "joined": i < len(a.front)} for i in shown]
 
 
@@ -258,14 +261,6 @@ def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
     if not same.any():
         return ServingColumns.joined([rows, plans.take(np.array([own]))]), len(rows)
     return rows, int(np.flatnonzero(same)[0])
-
-
-def _thin_front(rows: ServingColumns, best: int) -> list[int]:
-    """Points from end to end of a long front, evenly in their order, and the winner's."""
-    along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
-    some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
-    kept = {*some.tolist(), *([best] if best >= 0 else [])}
-    return [i for i in along.tolist() if i in kept]
 
 
 def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool, series: str) -> Record:

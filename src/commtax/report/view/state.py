@@ -27,7 +27,7 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
-from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model, Technique
+from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
@@ -202,18 +202,15 @@ def state_of(q: Question) -> State:
         "a2a": q.what_if.ep_backend,
         "imb": float(q.what_if.imbalance),
         "lib": q.what_if.library.partition("@")[0],
-        "tq": ",".join(text for one, text in techniques_on(q) if not _has_own_keys(one)),
+        "tq": ",".join(
+            text for one, text in techniques_on(q) if not all(name.strip("?") in SHORT for name in (*one.sets, *one.takes))
+        ),
     }
     if not q.trains:
         return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
     kinds: dict[str, Value] = {"z": str(plan.zero), "rc": plan.recompute, "sch": plan.schedule, "v": max(2, int(plan.chunks))}
     axes = ",".join(q.what_if.beside(q.engine)) or "none"
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
-
-
-def _has_own_keys(one: Technique) -> bool:
-    """Whether other keys say a technique: a number format of the cache, a library, a way to reach experts."""
-    return all(name.strip("?") in SHORT for name in (*one.sets, *one.takes))
 
 
 USUAL = {key.option: options()[key.option].default for key in KEYS if key.option in options()}

@@ -29,19 +29,6 @@ def rates_of(capacity: float, asked: float) -> tuple[float, ...]:
 def traffic_view(s: RequestSweep, asked: float, slo: Slo) -> Record:
     """What ``commtax simulate --sweep --json`` prints, pictures of it, and one run in detail: at the rate asked for or the knee."""
     at = s.values.index(asked) if asked in s.values else (0 if s.knee is None else s.knee)
-    return {
-        **sweep_document(s, slo),
-        "fleet": fleet_words(s.outcomes[0]),
-        "sentence": _sentence(s, slo),
-        "rates": list(s.values),
-        "overloaded": [o.overloaded for o in s.outcomes],
-        "curves": [_curve(s, name, told) for name, told in CURVES.items()],
-        "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
-    }
-
-
-def _sentence(s: RequestSweep, slo: Slo) -> str:
-    """How much it can answer, where the knee is, and up to where limits hold."""
     told = [f"{fleet_words(s.outcomes[0])} can answer up to {rate_words(s.capacity)}."]
     if s.knee is not None:
         told.append(f"Throughput and latency are best balanced at {rate_words(s.values[s.knee])}, the knee.")
@@ -50,7 +37,15 @@ def _sentence(s: RequestSweep, slo: Slo) -> str:
         kept = f"{NEEDED:.0%} of the requests keep to the limits"
         held = f"{kept} up to {rate_words(s.values[most])}." if most is not None else f"At no rate do {kept}."
         told.append(held)
-    return " ".join(told)
+    return {
+        **sweep_document(s, slo),
+        "fleet": fleet_words(s.outcomes[0]),
+        "sentence": " ".join(told),
+        "rates": list(s.values),
+        "overloaded": [o.overloaded for o in s.outcomes],
+        "curves": [_curve(s, name, told) for name, told in CURVES.items()],
+        "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
+    }
 
 
 def _curve(s: RequestSweep, statistic: str, told: Mapping[str, str]) -> Record:
