@@ -142,7 +142,6 @@ def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> s
 
 
 def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int = JSON_MEMORY_BYTES) -> Json:
-    """A file's JSON."""
     return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory)
 
 

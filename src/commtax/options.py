@@ -80,7 +80,6 @@ def _tables() -> Entry:
 
 @cache
 def options() -> Mapping[str, Option]:
-    """All options that several verbs may have, by name, in the order of help."""
     sets = _tables()["sets"]
     made = {}
     for name, entry in _tables()["option"].items():
@@ -99,7 +98,6 @@ def taken_by(verb: str) -> Mapping[str, Option]:
 
 
 def asked_of_all() -> Iterable[str]:
-    """Options that any question may be asked with."""
     return {name: None for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)}
 
 

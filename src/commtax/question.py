@@ -253,7 +253,6 @@ class Question:
 
     @property
     def work(self) -> Workload:
-        """The serving step of the sequences in flight."""
         return self.seen(workload(self.phase, self.in_flight, self.context, self.speculative), self.context)
 
     def seen(self, work: Workload, prompt: Number) -> Workload:
@@ -265,7 +264,6 @@ class Question:
 
     @property
     def step(self) -> TrainStep:
-        """The training step."""
         return TrainStep(self.micro_batch, self.context)
 
     @property

@@ -92,7 +92,6 @@ class Timeline:
 
 
 def pairs(spans: Column) -> list[tuple[float, float]]:
-    """Rows of two as tuples."""
     return list(zip(spans[:, 0].tolist(), spans[:, 1].tolist(), strict=True))
 
 

@@ -137,7 +137,6 @@ class SaidOfFiles(TypedDict):
 
 
 def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
-    """As the command line says it."""
     name, size = str(given.model or model), int(given.tp or 0)
     batch, context = int(given.batch or 0), int(given.input_len or 0)
     launch, engine = str(given.pasted or ""), str(given.engine or "")
@@ -145,7 +144,6 @@ def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
 
 
 def refuse_advice(given: GivenOptions) -> None:
-    """Options of advice where a profile is written."""
     known = [name for name in ADVISED if name in taken_by("calibrate")]
     refuse(given, known, "belongs to --next, --for or --check")
     for name in known:

@@ -67,7 +67,6 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> 
 
 
 def _takes_markdown(given: GivenOptions) -> bool:
-    """Whether Markdown is asked for, which one run's files have."""
     asked = bool(given.pop("markdown"))
     if asked and (given.diff or given.metrics):
         raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
@@ -75,7 +74,6 @@ def _takes_markdown(given: GivenOptions) -> bool:
 
 
 def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoReturn:
-    """The answer, and the exit code of its verdict."""
     unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
     code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
     if markdown:
@@ -93,7 +91,6 @@ def _claim(read: ReadFiles, output: Output, given: GivenOptions, pasted: bool) -
 
 
 def _read(files: tuple[Path, ...], given: GivenOptions) -> ReadFiles:
-    """What the files say, read on all cores and with a bar on a terminal."""
     with watch_reading(files) as watch:
         return read_all(files, given.nsys, watch=watch, processes=0)
 
@@ -106,7 +103,6 @@ def _check_one_job(read: ReadFiles, option: str) -> ReadFiles:
 
 
 def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: bool) -> NoReturn:
-    """The second of two runs against the first."""
     if len(files) != 2:
         raise Refusal.about(diff=f"two runs are compared, each a file or a folder; {plural(len(files), 'path')} given")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
@@ -122,7 +118,6 @@ def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: 
 
 
 def _share(read: ReadFiles, files: tuple[Path, ...], output: Output, out: Path) -> None:
-    """Traces without names, and where they are."""
     refuse_overwriting(out, files, "anonymise")
     _check_one_job(read, "anonymise")
     written = write_anonymous([trace for _, trace in read.traces], out)

@@ -58,7 +58,6 @@ def _own_length(order: Order, q: Question) -> list[Note]:
 
 
 def _show_exact(order: Order) -> None:
-    """What is sent, without seconds."""
     from commtax.report.exact_bytes import show_traffic, traffic_document
 
     given, q = order.given, order.question

@@ -31,7 +31,6 @@ def paste_launch(output: Output, given: GivenOptions) -> bool:
 
 
 def said_options() -> set[str]:
-    """The options that somebody gave."""
     context = click.get_current_context()
     unsaid = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
     return {name for name in context.params if context.get_parameter_source(name) not in unsaid}

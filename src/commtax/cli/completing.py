@@ -210,7 +210,6 @@ KINDS: Mapping[str, Callable[[str], Offers]] = {
 
 
 def main() -> None:
-    """Answer the shell that asks."""
     words = sys.argv[1:]
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     sys.stdout.write(answer(os.environ[ASKED], words or [""]))

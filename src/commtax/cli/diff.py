@@ -74,7 +74,6 @@ def diff_command(
 
 
 def _show(console: Console, found: AnswerDifference) -> None:
-    """The sentences, then the table."""
     first, *others = summary(found)
     say(console, first, "bold red" if found.broken else "bold")
     for other in others:

@@ -41,7 +41,6 @@ def expect_command(
 
 
 def _measured_seconds(text: str, expectation: Expectation) -> float:
-    """A bus bandwidth or a time."""
     if not text.endswith("s"):
         raise Refusal.of("write a bus bandwidth (166GB/s), a time (25us), or a file's name", measured=text)
     is_rate = text.endswith("/s")

@@ -30,8 +30,6 @@ class HelpExample(TypedDict, total=False):
 
 
 class HelpPage(TypedDict, total=False):
-    """What help says of a command above its options."""
-
     asks: str
     works: str
     says: list[str]
@@ -70,15 +68,12 @@ class OverviewPage(TypedDict):
 
 
 class HelpTexts(TypedDict):
-    """The table of help texts."""
-
     start: StartPage
     overview: OverviewPage
     command: dict[str, HelpPage]
 
 
 def helps() -> HelpTexts:
-    """The table of help texts."""
     return cast(HelpTexts, shipped_table(os.path.join("cli", "helps.toml")))
 
 

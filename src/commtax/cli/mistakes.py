@@ -72,7 +72,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _value_of(flag: str, arguments: list[str]) -> str:
-    """What was typed behind an option."""
     for position, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name == flag:

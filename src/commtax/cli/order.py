@@ -165,7 +165,6 @@ def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
 
 
 def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
-    """The question of the options that make one."""
     options = GivenOptions({name: given[name] for name in asked_of_all() if name in given})
     options.profile, options.sequence_parallel = own, given.sequence_parallel or None
     options.phase = "decode" if about.whole and given.phase != "train" else given.phase or "decode"

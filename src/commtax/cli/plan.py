@@ -286,7 +286,6 @@ def _fleets(order: Order) -> NoReturn:
 
 
 def _with_rate(order: Order) -> list[Question]:
-    """The question on each of its clusters."""
     from commtax.planner.fleets import limits_of
 
     given, (lengths, dtypes) = order.given, _lengths_and_types(order)

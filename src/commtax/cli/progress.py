@@ -54,7 +54,6 @@ class Meter:
         self._done: Done | None = None
 
     def start(self, what: str, done: Done | None = None, ends: str = "") -> None:
-        """Something new begins."""
         self.what, self.ends, self.began, self.share, self._done = what, ends, time.monotonic(), 0.0, done
 
     def is_at(self, share: float) -> None:
@@ -77,7 +76,6 @@ METER = Meter()
 
 
 def is_watched() -> bool:
-    """Whether anybody looks."""
     wish = os.environ.get("COMMTAX_PROGRESS", "")
     return wish == "always" or (wish != "never" and sys.stderr.isatty())
 

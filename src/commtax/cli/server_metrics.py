@@ -90,8 +90,6 @@ def _model_named(page: Exposition) -> Model:
 
 
 class ServerWatch:
-    """Looks at one server, and what was seen."""
-
     def __init__(self, page: MetricsPage, claim: Claim | None, window_s: float) -> None:
         self.page, self.claim = page, claim
         self.looks, self.failures, self.last_s = 0, 0, 0.0

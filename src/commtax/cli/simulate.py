@@ -181,7 +181,6 @@ FILES = ("plot", "timeline", "save")
 
 
 def _in_time(order: Order, q: Question) -> NoReturn:
-    """One run, or several beside each other."""
     given = order.given
     slo = _slo(given)
     for name in FILES:
@@ -240,7 +239,6 @@ def _follow(ran: ServingRun) -> None:
 
 
 def _write(order: Order, o: RequestsInTime) -> None:
-    """The files that were asked for."""
     given = order.given
     if given.save:
         arrivals.write(o.as_sent, given.save, o.results, "save")

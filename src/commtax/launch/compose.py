@@ -9,7 +9,6 @@ Service = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    """A compose.yaml for one host."""
     check_hosts(deployment, "compose", 1, "Compose starts containers on one; kubernetes and slurm do more")
     used, here = sum(pool.servers * pool.job.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
     if used > here:

@@ -43,12 +43,10 @@ class Pool:
 
     @property
     def hosts(self) -> int:
-        """Hosts of one server."""
         return self.job.all_hosts
 
     @property
     def gpus_per_host(self) -> int:
-        """GPUs of one server on each of its hosts."""
         return self.job.gpus if self.hosts == 1 else self.job.question.cluster.gpus_per_host
 
     @property
@@ -90,7 +88,6 @@ class DeployedPlan:
 
     @property
     def version(self) -> str:
-        """The engine's version, in full."""
         own = self.question.engine.version
         return str(FACTS["release"].get(self.program.key, {}).get(own, own))
 
@@ -125,7 +122,6 @@ class DeployedPlan:
 
     @property
     def start_remark(self) -> str:
-        """Why a start may take so long."""
         rate = FACTS["first_load_Bps"]
         return f"up to {self.start_s // 60} min: {self.stored_bytes / 1e9:,.0f} GB at {rate / 1e6:g} MB/s, then the warm-up"
 
@@ -212,7 +208,6 @@ def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
 
 
 def check_hosts(deployment: DeployedPlan, form: str, most: int, instead: str) -> None:
-    """Refuse servers that a form cannot start."""
     wide = next((pool for pool in deployment.pools if pool.hosts > most), None)
     if wide:
         rule = f"a server of this plan spans {wide.hosts} hosts, and {instead}"

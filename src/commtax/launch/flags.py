@@ -82,7 +82,6 @@ TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 
 @lru_cache(maxsize=64)
 def flags_of(engine: str) -> FlagTable:
-    """The flags of an engine."""
     own = flag_table(engine)
     same, libraries = own.get("same", {}), own.get("libraries", {})
     names = {**COMMON["names"], **own.get("names", {})}

@@ -42,7 +42,6 @@ class LaunchJob:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one server."""
         return int(self.plan.num_gpus) // int(self.plan.dp) * self.dp
 
     @property
@@ -132,11 +131,9 @@ class Command:
     told_by: str = "--config"  # the flag of its file of settings
 
     def line(self, file: str) -> str:
-        """The command itself."""
         return " ".join([*self.variables, *self.args, *([f"{self.told_by} {file}.yaml"] if self.settings else [])])
 
     def written(self, file: str) -> list[str]:
-        """The lines that write its settings."""
         return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
 
 

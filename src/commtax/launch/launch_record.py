@@ -25,8 +25,6 @@ BENCHMARKS = ("throughput", "latency")
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers beside each other."""
-
     count: int = 1  # equal ones
     role: str = ""  # "prefill" or "decode" where a server does one of them
     prefill_tp: int | None = None  # of the servers for prompts beside those that decode

@@ -95,7 +95,6 @@ def _plugins() -> str:
 
 
 def install(deployment: DeployedPlan) -> str:
-    """What installs both charts, from files with the values above."""
     name = deployment.name
     lines = [f"helm repo add {OWN['chart'].partition('/')[0]} {OWN['repository']}"]
     lines += [f"helm install {name}-router {OWN['router_chart']} --version {OWN['router_version']} -f router.yaml"]

@@ -272,7 +272,6 @@ def _engine(node: JsonObject) -> str:
 
 
 def _image(node: JsonObject) -> str:
-    """An image with its tag."""
     own = node.get("image", node)
     if isinstance(own, dict):
         name, tag = own.get("repository", own.get("name", "")), own.get("tag", "")

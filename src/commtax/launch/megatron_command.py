@@ -136,7 +136,6 @@ def write(job: LaunchJob) -> Command:
 
 
 def _format_flags(dtype: str) -> list[str]:
-    """The number format of the products, where it is not bf16."""
     if dtype == "mxfp8":
         return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")
     return FLAGS.spell(fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")

@@ -146,7 +146,6 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
 
 @lru_cache(maxsize=1)
 def _starts() -> list[tuple[str, str, str, int]]:
-    """How programs are called."""
     starts = [(one.key, *start) for one in programs() for start in one.starts]
     return [*starts, *(("torchrun", *start) for start in COMMON["torchrun"]["starts"])]
 
@@ -282,7 +281,6 @@ def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
 
 
 def _is_bench(launch: Launch) -> bool:
-    """Whether a command sends requests."""
     return launch.client or bool(launch.options.concurrency or launch.options.request_rate)
 
 
@@ -298,7 +296,6 @@ def _count_equal_servers(launches: list[Launch]) -> Launch:
 
 
 def _common_part(launch: Launch) -> Launch:
-    """What replicas have in common."""
     one, here = replace(launch.servers, count=1), launch.place
     return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_options_without_load(launch), servers=one)
 

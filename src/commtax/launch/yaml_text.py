@@ -47,7 +47,6 @@ def _lines(tree: Tree, indent: str) -> Iterator[str]:
 
 
 def _entry(head: str, value: Tree, indent: str) -> Iterator[str]:
-    """A key or a dash with what belongs to it."""
     value, note = (value.value, f"  # {value.why}") if isinstance(value, Explained) else (value, "")
     if isinstance(value, str) and "\n" in value:
         yield f"{head} |{note}"
@@ -64,7 +63,6 @@ def _entry(head: str, value: Tree, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Tree) -> str:
-    """A value on its line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping | list | tuple):

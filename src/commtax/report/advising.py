@@ -68,7 +68,6 @@ def _minutes(seconds: float) -> str:
 
 
 def advice_document(advice: Advice) -> Record:
-    """``calibrate --next --json``."""
     loads = [dict(zip(LOAD, load, strict=True)) for load in advice.loads]
     q = advice.question
     return record("calibrate-next", advice=advice, question=q, engine=engine_name(q), loads=loads, runs=list(advice.runs))
@@ -96,7 +95,6 @@ def settling_words(run: SettlingRun) -> str:
 
 
 def settlement_document(found: Settlement) -> Record:
-    """``calibrate --for --json``."""
     rivals = [{"plan": name, "probability": share} for name, share in found.rivals]
     return record("calibrate-for", found=found, rivals=rivals, runs=list(found.runs))
 
@@ -143,5 +141,4 @@ def _latency_row(one: CheckedLatency) -> tuple[str, ...]:
 
 
 def drift_document(found: DriftCheck, own: Profile) -> Record:
-    """``calibrate --check --json``."""
     return record("calibrate-check", found=found, own=own, parts=list(found.parts), latencies=list(found.latencies))

@@ -168,7 +168,6 @@ def rules_of(text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def figures() -> tuple[ComparedFigure, ...]:
-    """All figures that are compared, in the order of the table."""
     rows = table("report/answer_changes.toml")["figure"]
     listed = ({key: tuple(v) if isinstance(v, list) else v for key, v in row.items()} for row in rows)
     return tuple(record_from(ComparedFigure, row) for row in listed)
@@ -211,7 +210,6 @@ def look_up(document: Json, path: str) -> Json:
 
 
 def told(figure: ComparedFigure, value: float | None) -> str:
-    """A value as people read it."""
     if value is None:
         return "-"
     if figure.unit == "time":
@@ -310,7 +308,6 @@ def _told_fact(value: Json) -> str:
 
 
 def _broken(after: AnswerSide, changes: Iterable[AnswerChange], rules: Mapping[str, float]) -> Iterator[str]:
-    """Rules that are broken, in words."""
     if UNFIT in rules and not after.fits:
         yield "it does not fit"
     for rule, share in rules.items():
@@ -347,7 +344,6 @@ def notes_of(side: AnswerSide) -> list[str]:
 
 
 def difference_document(d: AnswerDifference) -> JsonObject:
-    """``diff --json``."""
     rows: list[Json] = [
         {"key": c.figure.key, "before": c.before, "after": c.after, "relative": c.relative, "low": c.low, "high": c.high}
         for c in d.changes

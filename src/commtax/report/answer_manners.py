@@ -64,7 +64,6 @@ def manner_of(answer: object) -> Manner[object]:
 def _bars(
     rows: Callable[[T], Iterable[BarRow]], unit: str, title: Callable[[T], str], colours: Callable[[T], list[str]] = lambda _: []
 ) -> Callable[[T, Path | None], Figure]:
-    """A plot of bars."""
 
     def plot(answer: T, path: Path | None) -> Figure:
         from commtax.report.answer_plots import plot_bars
@@ -75,8 +74,6 @@ def _bars(
 
 
 class AskedAnswer(Protocol):
-    """An answer to one question."""
-
     @property
     def question(self) -> Question: ...
 

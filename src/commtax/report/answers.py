@@ -115,7 +115,6 @@ def _flat(row: Mapping[str, object]) -> Record:
 
 
 def to_figure(answer: object, path: str = "") -> "Figure":
-    """A picture of an answer, written to a file where one is named."""
     from commtax.report.plots import check_plot
 
     place = Path(path) if path else None

@@ -142,7 +142,6 @@ def cost_words(cause: Cause) -> str:
 
 
 def change_lines(cause: Cause) -> list[str]:
-    """What to change, and what that gains."""
     return [*([f"try: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
 
@@ -194,7 +193,6 @@ def job_sentence(sections: Sequence[Section]) -> str:
 
 
 def _figures(section: Section) -> Iterator[str]:
-    """The figures that stand for a result, in the order of ``words.toml``."""
     told = {f.code: f for f in reversed(section.findings) if f.measured is not None}
     for code, name in WORDS["headed"].items():
         if found := told.get(code):
@@ -260,7 +258,6 @@ def _headline_fact(audited: Audit) -> str:
 
 
 def says_anything(section: Section) -> bool:
-    """Whether a section says anything beyond notes."""
     rows = (section.steps, section.collectives, section.kernels)
     return any((section.findings, section.usage, section.causes, *rows, section.facts))
 
@@ -276,7 +273,6 @@ def _counts(audited: Audit) -> str:
 
 
 def title(section: Section) -> str:
-    """Its kind and files, and whether some of them end too early."""
     files = list(dict.fromkeys(section.files))
     more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     partial = " (partial)" if any(n.code == "partial" for n in section.notes) else ""
@@ -296,7 +292,6 @@ def told_facts(section: Section) -> list[str]:
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """A figure with its unit."""
     if value is None or not math.isfinite(value):
         return "-"
     if unit in _FORMATS:
@@ -305,14 +300,12 @@ def value_text(value: float | None, unit: str) -> str:
 
 
 def share_text(value: float | None, sign: str = "") -> str:
-    """A relative figure."""
     if value is None or not math.isfinite(value):
         return ""
     return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
 
 
 def audit_document(audited: Audit) -> Record:
-    """``audit --json``."""
     made = record(
         "audit",
         audited=audited,

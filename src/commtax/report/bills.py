@@ -282,7 +282,6 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
-    """``bill --json``, of either phase."""
     b, q = step.bill, step.bill.question
     things: Record = {
         "step": step,
@@ -385,7 +384,6 @@ PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
 def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> Record:
-    """``expect --json``."""
     keys = ("measured_s", "verdict", "pass")
     verdict = "" if measured_s is None else e.verdict(measured_s)
     judged = (measured_s, verdict, PASSED[verdict]) if verdict else (LEFT_OUT,) * len(keys)

@@ -66,7 +66,6 @@ def _value(c: ConstantChange, value: float | None) -> str:
 
 
 def calibration_document(calibration: Calibration, path: str) -> Record:
-    """``calibrate --json``."""
     wish = facts(calibration.wish, "what", "spread") if calibration.wish else None
     odd = [[{"row": row, "factor": x} for row, x in p.outliers] for p in calibration.parts]
     parts = [record("calibrate-part", part=p, outliers=rows) for p, rows in zip(calibration.parts, odd, strict=True)]

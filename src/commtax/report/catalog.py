@@ -18,7 +18,6 @@ Thing = Chip | Link | Cluster | Engine
 
 
 def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]]) -> None:
-    """A table for each kind."""
     for at, (kind, things) in enumerate(every.items()):
         show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
 
@@ -30,7 +29,6 @@ def _model_row(m: Model) -> tuple[str, ...]:
 
 
 def _row(x: Thing | Model) -> tuple[str, ...]:
-    """A line of its kind's table."""
     if isinstance(x, Chip):
         peaks = (format_si(x.flops_per_s[d], "FLOP/s") if d in x.flops_per_s else "-" for d in ("bf16", "fp8"))
         price = f"{x.usd_per_gpu_hour:,.2f}" if x.usd_per_gpu_hour else ""
@@ -83,7 +81,6 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
 
 
 def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
-    """``catalog models NAME --json``."""
     moe = model.experts
     tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
     return record(

@@ -220,7 +220,6 @@ def _gpus(s: ClosedLoop) -> str:
 
 
 def _mixture(s: ClosedLoop) -> str:
-    """What the engine's steps are, in words."""
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
@@ -234,14 +233,12 @@ def _mixture(s: ClosedLoop) -> str:
 
 
 def host_times(s: ClosedLoop) -> str:
-    """What host times rest on, in words."""
     engine = s.question.engine
     own = engine.host.host_label
     return f"host times of {engine.key} are {f'{own.kind} ({own.detail})' if own else basis_words(s)}"
 
 
 def basis_words(s: ClosedLoop) -> str:
-    """What ranges rest on, in words."""
     engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
         return "calibrated on published runs; 80% of new runs should fall within the ranges"

@@ -131,7 +131,6 @@ def comparison_words(compared: Comparison) -> list[str]:
 
 
 def comparison_document(compared: Comparison) -> Record:
-    """``compare --over --json``."""
     return {"schema": "commtax.compare/1", "axes": list(compared.axes), "rows": comparison_rows(compared)}
 
 
@@ -201,7 +200,6 @@ def _record(row: PlanRow) -> Record:
 
 
 def plans_document(compared: PlanTable) -> Record:
-    """``compare --plans --json``."""
     flips = list[Record]()
     for f in compared.break_evens:
         below, above = f.sure(ratio_error(compared.question))
@@ -376,7 +374,6 @@ class HeatMap:
 
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
-    """Each map worth drawing."""
     links, loads = list(compared.links), compared.values("sequences")
     maps = []
     if len(loads) > 1:

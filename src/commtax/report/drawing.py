@@ -46,7 +46,6 @@ COMMAND = Telling(False, "a wider terminal or --json shows all", "--details")
 
 
 def telling(console: Console) -> Telling:
-    """As a console wants it, if it has a wish of its own."""
     wish = getattr(console, "telling", None)
     return wish if isinstance(wish, Telling) else Telling()
 

@@ -67,7 +67,6 @@ def _trained_step(sent: Traffic) -> str:
 
 
 def traffic_document(sent: Traffic) -> Record:
-    """``bill --exact --json``."""
     return document("exact", sent.question, sent=sent, items=[record("exact-line", line=line) for line in sent.lines])
 
 
@@ -89,7 +88,6 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
 
 
 def fit_words(judged: Fit | TrainFit) -> str:
-    """The verdict in a line."""
     asked = judged.question
     fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
     model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else fails}"
@@ -110,7 +108,6 @@ def adapter_words(judged: Fit) -> str:
 
 
 def lack_sentence(judged: Fit | TrainFit) -> str:
-    """What is missing."""
     lack = f"each GPU is {format_bytes(judged.shortfall_bytes)} short" if judged.trains else lack_words(judged)
     return lack[0].upper() + lack[1:]
 
@@ -212,7 +209,6 @@ def _limits(judged: Fit) -> str:
 
 
 def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
-    """What a rank holds; nothing is left to remark."""
     q, plan = judged.question, judged.question.plan
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
@@ -224,7 +220,6 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
 
 
 def _trained_parts(judged: TrainFit) -> Iterator[tuple[str, float, str]]:
-    """What a rank of the first stage holds to train."""
     q = judged.question
     remarks = {
         "parameters": "bf16",

@@ -208,7 +208,6 @@ def _notes(a: FleetPlans) -> Remarks:
 
 
 def fleets_document(a: FleetPlans) -> Record:
-    """``plan --request-rate --json``."""
     q, (counted, warmup) = a.question, a.requests_per_run
     sentences = [fleet_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in fleet_reasons(a))] if a.plans else []
     return document(

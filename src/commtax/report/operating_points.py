@@ -40,7 +40,6 @@ def point_name(a: ServingPlans, point: OperatingPoint) -> str:
 
 
 def start_sentence(a: ServingPlans) -> str:
-    """Where to start from."""
     rows, own = answered(a)
     plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
     return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."

@@ -94,7 +94,6 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
 
 
 def pipeline_document(ran: PipelineRun) -> Record:
-    """``pipeline --json``."""
     times = ran.times
     return record(
         "pipeline",

@@ -110,7 +110,6 @@ def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *
 
 
 def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
-    """GPUs of some plans."""
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 

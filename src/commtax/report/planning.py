@@ -69,7 +69,6 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
 
 
 def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
-    """The recommended plan, and why."""
     head, *why = a.why
     clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
@@ -103,7 +102,6 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
 
 
 def spread_notes(q: Question) -> list[str]:
-    """What was said of plans that spread experts over ranks."""
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
     said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)

@@ -118,7 +118,6 @@ def _value(name: str, value: float | None) -> str:
 
 
 def profile_document(own: Profile) -> Record:
-    """``profile show --json``."""
     runs = [_run_record(run) for run in runs_of(own.lessons)]
     moved = [
         record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
@@ -188,7 +187,6 @@ def _change(change: float | None) -> str:
 
 
 def difference_document(found: ProfileDifference) -> Record:
-    """``profile diff --json``."""
     words = [record("profile-word", name=name, before=before or None, after=after or None) for name, before, after in found.words]
     constants = [record("profile-change", of=x, change=x.change) for x in found.constants]
     latencies = [record("profile-run-change", of=x, change=x.change) for x in found.latencies]
@@ -218,6 +216,5 @@ def _verdicts(found: ProfileCoverage) -> Iterator[str]:
 
 
 def coverage_document(found: ProfileCoverage) -> Record:
-    """``profile check --json``."""
     topics = [record("profile-topic", topic=topic) for topic in found.topics]
     return record("profile-check", of=found, parts=parts_of(found.profile), topics=topics, tells=bool(found.used))

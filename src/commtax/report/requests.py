@@ -84,7 +84,6 @@ def fleet_words(o: RequestsInTime) -> str:
 
 
 def _question_words(o: RequestsInTime) -> str:
-    """When requests come and how long they are, in words."""
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
     count = count if o.share == 1 else f"{len(o.stream):,} of {o.num_requests:,} requests"
@@ -127,7 +126,6 @@ def rate_words(per_s: float) -> str:
 
 
 def _load(o: RequestsInTime) -> str:
-    """How much of what it could do is asked of it."""
     capacity = f"its capacity of {o.capacity:,.3g} requests/s"
     if o.closed or isinf(o.offered_rate):
         return f"{o.requests_per_s:,.3g} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
@@ -155,7 +153,6 @@ def time_words(seconds: float) -> str:
 
 
 def _saved(o: RequestsInTime) -> str:
-    """What prefixes in the cache save, where there are some."""
     if o.without_prefixes is None:
         return ""
     own, plain = o.without_prefixes
@@ -164,7 +161,6 @@ def _saved(o: RequestsInTime) -> str:
 
 
 def tail_words(o: RequestsInTime) -> list[str]:
-    """Why the tails are what they are, one sentence each."""
     return [text for text in (first_words(first_tokens(o)), gap_words(gaps(o))) if text]
 
 
@@ -187,7 +183,6 @@ def _cause(name: str, longer: float) -> str:
 
 
 def gap_words(tail: Gaps) -> str:
-    """Of times between tokens."""
     if not isfinite(tail.p99_s):
         return ""
     p99, median = f"p99 ITL {format_seconds(tail.p99_s)}", f"its median of {format_seconds(tail.median_s)}"
@@ -233,7 +228,6 @@ def _own_length(o: RequestsInTime) -> list[Note]:
 
 
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
-    """``simulate --json`` of requests in time."""
     q, offered = o.question, o.question.offered
     first, between = first_tokens(o), gaps(o)
     ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}

@@ -41,7 +41,6 @@ def fastest_first(answers: Sequence[TrainPlans]) -> list[TrainPlans]:
 
 
 def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
-    """``plan --phase train --engine A,B --json``."""
     able = fastest_first(answers)
     return {
         "schema": "commtax.plan-engines/1",

@@ -61,12 +61,10 @@ def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tup
 def show_columns(
     console: Console, columns: Mapping[str, Iterable[str | Text]], expendable: Sequence[str] = (), title: str = ""
 ) -> None:
-    """A table given by its columns."""
     show_table(console, list(columns), zip(*columns.values(), strict=True), expendable, title)
 
 
 def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
-    """What did not make it, and why."""
     rows = list(rejected)
     more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
     if rows:
@@ -121,7 +119,6 @@ def say_held(console: Console, count: int) -> None:
 
 
 def cluster_words(asked: Question) -> str:
-    """The cluster and its links, in words."""
     if len(asked.places) > 1:
         ahead, own = (cluster_words(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
         slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
@@ -208,7 +205,6 @@ def range_80(low_s: Number, high_s: Number) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Flat records under a line of their names."""
     import csv  # not for those who read tables
     import io
 

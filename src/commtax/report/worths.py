@@ -82,7 +82,6 @@ def _cure(w: Worth) -> str:
 
 
 def _now(w: Worth) -> str:
-    """What there is without the techniques."""
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
     now = f"now, with {on}" if on else "without the techniques below"
     if not w.of_step:
@@ -333,7 +332,6 @@ def _details(w: Worth) -> Iterator[str]:
 
 
 def worth_document(w: Worth) -> Record:
-    """``worth --json``."""
     return document(
         "worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=_rows(w.rows), own=_rows(w.on)
     )

@@ -100,7 +100,6 @@ class Plan:
 
     @property
     def num_gpus(self) -> Number:
-        """GPUs of one server or training job."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property

@@ -66,7 +66,6 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
 
 
 def _response(shape: str, text: str) -> Schema:
-    """A response in the schema: what it means, and the shape of its body."""
     return {"description": text, "content": {"application/json": {"schema": schema_of(f"#{shape}")}}}
 
 
@@ -155,7 +154,6 @@ async def _missing(_: Request, error: Exception) -> Response:
 
 
 def schema_of(kind: str) -> Schema:
-    """The JSON schema of a type as ``shapes.toml`` spells it."""
     if " | " in kind:
         return {"anyOf": [schema_of(one) for one in kind.split(" | ")]}
     inner = kind[1:-1]

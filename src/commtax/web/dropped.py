@@ -79,7 +79,6 @@ def dropped_answer(asked: bytes) -> Record:
 
 
 def _files(names: str, sizes: str, body: bytes) -> list[tuple[str, bytes]]:
-    """The files that were sent behind each other, by name."""
     ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
     named = names.split("/") if sizes else [Path(names).name or "dropped file"]
     if len(named) != len(ends) - 1 or ends[-1] != len(body):

@@ -14,7 +14,6 @@ from commtax.verbs.train_fitting import TrainFit, train_holds
 
 
 def fit_answer(state: State) -> Record:
-    """What ``commtax fit --json`` prints for this state."""
     return fit_document(_judge(state))
 
 

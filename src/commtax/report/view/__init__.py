@@ -140,7 +140,6 @@ def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
 
 
 def _powers_of_two(low: int, high: int, now: int) -> list[int]:
-    """Powers of two in a range, and the present value."""
     return sorted({2**i for i in range(21) if low <= 2**i <= high} | {now})
 
 
@@ -164,7 +163,6 @@ def assumption(b: StepBill) -> Line | None:
 
 
 def _launch(b: StepBill) -> Record:
-    """The launch line, its engine, and why there is none."""
     q, line, why = b.question, "", ""
     engine = program_of(q.engine).emitted_as
     try:

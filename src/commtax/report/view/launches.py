@@ -15,19 +15,16 @@ EMIT = re.compile(r"^emit[^:]*: ")
 
 
 def served_launch(a: ServingPlans, i: int) -> Record:
-    """Of a plan of a closed loop."""
     servers = servers_of(a, i)
     return _launch(servers.question, servers.copies, servers.prompts)
 
 
 def fleet_launch(trial: Trial) -> Record:
-    """Of a fleet for a rate."""
     servers = fleet_servers(trial)
     return _launch(servers.question, servers.copies, servers.prompts)
 
 
 def trained_launch(a: TrainPlans, i: int) -> Record:
-    """Of a training job."""
     return _launch(a.step_of(a.plans, i).question)
 
 

@@ -109,7 +109,6 @@ def _point_card(a: ServingPlans, point: OperatingPoint) -> Record:
 
 
 def limit_marks(a: ServingPlans) -> list[Record]:
-    """Limits as lines across the front."""
     tpot = a.question.goal.tpot_s
     return [{"axis": "x", "value": 1 / tpot, "text": f"TPOT {format_seconds(tpot)}"}] if isfinite(tpot) else []
 
@@ -337,7 +336,6 @@ def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Re
 
 
 def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:
-    """The keys that are a training plan."""
     kind, micro = a.kinds[int(rows.kind[i])].plan, int(rows.micro_batch[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro

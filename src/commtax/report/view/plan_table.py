@@ -30,12 +30,10 @@ def page_words(text: str) -> str:
 
 
 def rows_of(told: Record, key: str = "plans") -> list[Record]:
-    """The rows of a document, which are records too."""
     return cast("list[Record]", told[key])
 
 
 def roles(place: int, recommended: int) -> list[str]:
-    """What a plan of a ranking is called."""
     return ["recommended"] * (place == recommended) + ["best"] * (place == 0)
 
 
@@ -83,7 +81,6 @@ def _row(figures: Record, place: int, named: Sequence[str], note: str, setup: st
 def served_rows(
     plans: Sequence[tuple[ServingPlans, int]], told: Sequence[Record], named: Sequence[Sequence[str]], patches: Sequence[Patch]
 ) -> list[Record]:
-    """Plans of a closed loop, on one cluster or several."""
     made = list[Record]()
     for place, ((a, i), figures) in enumerate(zip(plans, told, strict=True)):
         one = a.plans.take(slice(i, i + 1))
@@ -96,7 +93,6 @@ def served_rows(
 
 
 def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int) -> list[Record]:
-    """The smallest fleets for a rate."""
     made = list[Record]()
     for place, (trial, figures) in enumerate(zip(trials, told, strict=True)):
         layout = trial.layout
@@ -122,7 +118,6 @@ def unusual_sizes(sizes: Mapping[str, int]) -> dict[str, Value]:
 
 
 def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], patches: Sequence[Patch]) -> list[Record]:
-    """Plans of training."""
     levels, made = choosing.training_kinds(a.plans, a.question) % len(choosing.TRAINED), list[Record]()
     capacity = float(a.question.cluster.chip.visible_bytes)
     for (place, i), figures in zip(enumerate(shown), told, strict=True):

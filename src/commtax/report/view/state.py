@@ -99,7 +99,6 @@ NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
 
 
 def _printable(text: str) -> str:
-    """A short, printable piece of what was given."""
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
 
@@ -251,7 +250,6 @@ def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> Stat
 
 
 def short_keys(sizes: Mapping[str, Value]) -> dict[str, Value]:
-    """What a button sets, under short keys."""
     return {SHORT[name]: str(value) if name == "zero" else value for name, value in sizes.items()}
 
 
@@ -285,7 +283,6 @@ def _cluster(name: str, intra: str, inter: str, key: str = "c") -> Cluster:
 
 
 def parse_pasted_config(text: str) -> Mapping[str, object]:
-    """The config.json that somebody pasted, as an object."""
     try:
         config = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
