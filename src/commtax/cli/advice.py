@@ -20,7 +20,6 @@ from commtax.cli.output import Output
 from commtax.cli.pasting import fill_from_command
 from commtax.options import taken_by
 from commtax.planner import best_serving
-from commtax.planner.columns import ServingPlans
 from commtax.planner.deciding import settle_decision
 from commtax.planner.money import with_prices
 from commtax.report import advising
@@ -75,15 +74,7 @@ def _next(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRetur
 
 
 def _decide(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
-    searched = _searched(str(given.decision), files, output, given)
-    if not len(searched.plans):
-        raise Refusal("for: no plan keeps the limits, whatever is measured (commtax plan says what would have to change)", "for")
-    found = settle_decision(searched, int(given.next_runs or USUAL_RUNS))
-    output.answer(advising.settlement_document, advising.show_settlement, found)
-
-
-def _searched(text: str, files: Sequence[Path], output: Output, given: GivenOptions) -> ServingPlans:
-    """The plans of a pasted ``commtax plan`` command, with what files and a profile tell."""
+    text = str(given.decision)
     from commtax.cli.plan import goal_of, plan_command
 
     words = shlex.split(text)
@@ -100,7 +91,11 @@ def _searched(text: str, files: Sequence[Path], output: Output, given: GivenOpti
         goal = with_prices([goal_of(order)], order.given.price)[0]
     output.remarks += order.output.remarks
     own = profile_of(given) or goal.profile
-    return best_serving(goal.but(profile=_taught(files, given, goal.cluster, own, goal.model.key)))
+    searched = best_serving(goal.but(profile=_taught(files, given, goal.cluster, own, goal.model.key)))
+    if not len(searched.plans):
+        raise Refusal("for: no plan keeps the limits, whatever is measured (commtax plan says what would have to change)", "for")
+    found = settle_decision(searched, int(given.next_runs or USUAL_RUNS))
+    output.answer(advising.settlement_document, advising.show_settlement, found)
 
 
 def _check(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:

@@ -34,7 +34,9 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content."""
     output, given = Output(as_json), GivenOptions(options)
-    markdown = _takes_markdown(given)
+    markdown = bool(given.pop("markdown"))
+    if markdown and (given.diff or given.metrics):
+        raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
     if not files and not given.metrics:
         raise Refusal("file: name what a run left behind, or a running server with --metrics URL")
     pasted = paste_launch(output, given)
@@ -64,13 +66,6 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> 
 
         write_page(given.html, audit_page, findings, "audit")
     _tell(output, findings, claimed, markdown)
-
-
-def _takes_markdown(given: GivenOptions) -> bool:
-    asked = bool(given.pop("markdown"))
-    if asked and (given.diff or given.metrics):
-        raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
-    return asked
 
 
 def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoReturn:

@@ -119,16 +119,6 @@ def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ..
         if words[0] not in COMPARED:
             raise Refusal(f"commtax {words[0]}: answers of {', '.join(COMPARED)} are compared")
         return [_answer(words)], ()
-    return _launched(text, typed)
-
-
-def _refuse_options(typed: Typed, why: str) -> None:
-    for option, _ in typed:
-        raise Refusal(f"{option.name}: {why}; leave it out", option.name or "")
-
-
-def _launched(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...]]:
-    """A launch that serves is simulated under the load, and judged for memory; one that trains is billed."""
     from commtax.launch.launch_options import read_pasted
     from commtax.launch.unpriced import unread_remarks
 
@@ -140,6 +130,11 @@ def _launched(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...
         raise Refusal("load: say how many requests there are, such as --concurrency 32 or --request-rate 4")
     served = ["simulate", "--from", text, *_spelled(typed, "simulate", strict=True)]
     return [_answer(served), _answer(["fit", "--from", text, *_spelled(typed, "fit")])], unread
+
+
+def _refuse_options(typed: Typed, why: str) -> None:
+    for option, _ in typed:
+        raise Refusal(f"{option.name}: {why}; leave it out", option.name or "")
 
 
 def _spelled(typed: Typed, verb: str, strict: bool = False) -> list[str]:

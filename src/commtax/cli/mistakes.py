@@ -32,7 +32,9 @@ def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
     if error.message.startswith("No such command"):
         return _of_command(verb)
     if error.message.endswith("requires an argument."):
-        return _of_value(error.message, verb)
+        flag = error.message.split("'")[1]
+        key = next((n for n, option in taken_by(verb).items() if flag in (*option.flags, f"--{n.replace('_', '-')}")), "")
+        return f"{flag}: write what it is, such as {flag} {USUAL}" if key == "cluster" else ""
     return ""
 
 
@@ -117,12 +119,6 @@ def _of_command(name: str) -> str:
         return f"'{name}' is a cluster; ask what runs on it: commtax fit llama-3.1-70b --cluster {name}"
     near = get_close_matches(name, [known for known in helps()["command"] if " " not in known], 1)
     return f"'{name}' is no command; {f'did you mean {near[0]}? ' if near else ''}commtax --help lists all"
-
-
-def _of_value(message: str, verb: str) -> str:
-    flag = message.split("'")[1]
-    key = next((n for n, option in taken_by(verb).items() if flag in (*option.flags, f"--{n.replace('_', '-')}")), "")
-    return f"{flag}: write what it is, such as {flag} {USUAL}" if key == "cluster" else ""
 
 
 def _is_cluster(text: str) -> bool:

@@ -198,16 +198,14 @@ def _flag(option: Option) -> Callable[[Command], Command]:
     kind = KINDS.get(option.kind)
     metavar = option.metavar if kind else option.kind
     if option.kind == JOINED:
-        given = GivenOptions(multiple=True, default=(), callback=_joined(option.default))
+        given = GivenOptions(
+            multiple=True, default=(), callback=lambda _context, _param, values: ",".join(dict.fromkeys(values)) or option.default
+        )
     elif option.required:
         given = GivenOptions(required=True)
     else:
         given = GivenOptions(default=option.default, multiple=option.multiple)
     return click.option(*_spellings(option), option.name, type=kind, metavar=metavar, help=option.help, **given)
-
-
-def _joined(default: object) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], object]:
-    return lambda _context, _param, values: ",".join(dict.fromkeys(values)) or default
 
 
 def _keep_details(context: click.Context, _param: click.Parameter, value: bool) -> None:

@@ -108,7 +108,13 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     else:
         trained = [name for name, option in taken.items() if option.group == "Training"]
         refuse(given, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
-    known, engines = _called_as_pasted(catalog.model(name, family), launch, model), _engine_names(given, about)
+    engines = list(dict.fromkeys(str(given.engine or "").split(",")))
+    if len(engines) > 1 and "" in engines:
+        raise Refusal.of("a name is missing between the commas", engine=given.engine)
+    if len(engines) > 1 and not (about is VerbSubject.SEARCH and given.phase == "train"):
+        rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {engines[0]}"
+        raise Refusal.of(rule, (engines[0],), engine=given.engine)
+    known = _called_as_pasted(catalog.model(name, family), launch, model)
     asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
     given.engine = engines[0]
     return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
@@ -122,17 +128,6 @@ def _called_as_pasted(known: Model, launch: Launch | None, named: str) -> Model:
     if not called or "$" in called:
         return known
     return replace(known, aliases=tuple(dict.fromkeys((called, *known.aliases))))
-
-
-def _engine_names(given: GivenOptions, about: VerbSubject) -> list[str]:
-    """The engine; several by commas where training plans are searched."""
-    names = list(dict.fromkeys(str(given.engine or "").split(",")))
-    if len(names) > 1 and "" in names:
-        raise Refusal.of("a name is missing between the commas", engine=given.engine)
-    if len(names) > 1 and not (about is VerbSubject.SEARCH and given.phase == "train"):
-        rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {names[0]}"
-        raise Refusal.of(rule, (names[0],), engine=given.engine)
-    return names
 
 
 def options_beside(verb: str, what: str) -> list[str]:

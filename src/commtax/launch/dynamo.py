@@ -12,7 +12,12 @@ Component = dict[str, Tree]
 
 def write(deployment: DeployedPlan) -> str:
     """The graph: a frontend, and a component for each pool."""
-    own = [_frontend(deployment), *(_worker(deployment, pool) for pool in deployment.pools)]
+    words = ["python3", "-m", "dynamo.frontend"]
+    container = {"name": "main", "image": _image(deployment), "command": words, "args": [f"--http-port={PORT}"]}
+    own = [
+        {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}},
+        *(_worker(deployment, pool) for pool in deployment.pools),
+    ]
     graph = {
         "apiVersion": FACTS["dynamo"]["api"],
         "kind": "DynamoGraphDeployment",
@@ -24,13 +29,6 @@ def write(deployment: DeployedPlan) -> str:
 
 def _image(deployment: DeployedPlan) -> str:
     return str(FACTS["dynamo"][deployment.program.key])
-
-
-def _frontend(deployment: DeployedPlan) -> Component:
-    """What clients talk to, which also chooses among workers."""
-    words = ["python3", "-m", "dynamo.frontend"]
-    container = {"name": "main", "image": _image(deployment), "command": words, "args": [f"--http-port={PORT}"]}
-    return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}}
 
 
 def _worker(deployment: DeployedPlan, pool: Pool) -> Component:

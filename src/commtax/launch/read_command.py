@@ -169,7 +169,10 @@ def _read(
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
     told = server_settings(engine, served.told, env) if served else {}
-    understood = reading.say_variables(flags_of(engine), env) + _take_library(reading, engine, env)
+    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
+    for name, words in known.items():
+        reading.values.library = words[env[name].upper()] or reading.values.library
+    understood = reading.say_variables(flags_of(engine), env) + list(known)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
@@ -202,14 +205,6 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     flags = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
     known = {flag: value for flag, value in flags.items() if flag in own.flags or flag in own.asked}
     return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
-
-
-def _take_library(reading: FlagReading, engine: str, env: Mapping[str, str]) -> list[str]:
-    """Keep whose collectives the environment asks for, by the engine's table; returns the variables that say so."""
-    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
-    for name, words in known.items():
-        reading.values.library = words[env[name].upper()] or reading.values.library
-    return list(known)
 
 
 def _srun(before: list[str]) -> int:

@@ -145,11 +145,7 @@ def _fit() -> Manner[Fit | TrainFit]:
         exact_bytes.show_fit,
         exact_bytes.fit_document,
         rows,
-        _bars(
-            lambda f: [(name, size) for name, size, _ in exact_bytes.held_parts(f)],
-            "bytes",
-            lambda f: f"{_asked(f)}: held per rank",
-        ),
+        _bars(held, "bytes", lambda f: f"{_asked(f)}: held per rank"),
     )
 
 

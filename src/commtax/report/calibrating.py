@@ -23,10 +23,7 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     ]
     if changes:
         show_table(
-            console,
-            ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range"),
-            changes,
-            ("of", "catalogue", "80% range"),
+            console, ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range"), changes, ("of", "catalogue", "80% range")
         )
     learnt = (
         ["before: errors with the catalogue's constants; after: errors of each run when the other runs predict it"]

@@ -22,12 +22,6 @@ def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]])
         show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
 
 
-def _model_row(m: Model) -> tuple[str, ...]:
-    a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
-    shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
-    return m.key, f"{num_params(m):,.0f}", active, *shape, m.quant.named if m.quant else m.dtype, f"{m.max_len:,.0f}"
-
-
 def _row(x: Thing | Model) -> tuple[str, ...]:
     if isinstance(x, Chip):
         peaks = (format_si(x.flops_per_s[d], "FLOP/s") if d in x.flops_per_s else "-" for d in ("bf16", "fp8"))
@@ -37,7 +31,11 @@ def _row(x: Thing | Model) -> tuple[str, ...]:
         return x.key, x.name, x.kind, format_rate(x.bandwidth_Bps), format_seconds(x.latency_s)
     if isinstance(x, Cluster):
         return x.key, x.name, str(x.num_gpus), x.chip.key, x.intra.key, f"{x.nics_per_host} x {x.inter.key}"
-    return _model_row(x) if isinstance(x, Model) else (x.key, x.name, x.version, ", ".join(x.phases))
+    if isinstance(x, Model):
+        a, active = x.attention, f"{num_active_params(x) / 1e9:.3g} B"
+        shape = str(x.num_layers), str(x.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
+        return x.key, f"{num_params(x):,.0f}", active, *shape, x.quant.named if x.quant else x.dtype, f"{x.max_len:,.0f}"
+    return x.key, x.name, x.version, ", ".join(x.phases)
 
 
 COLUMNS = {

@@ -159,30 +159,26 @@ def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
             sizes, base = [int(x) for x in xs], float(points[0][1].step_s) * 1e3
             bottom.plot(sizes, [base * sizes[0] / x for x in sizes], color="grey", linestyle=":", label="ideal")
         top.set_title(no_formula(_fixed_words(compared)), loc="left", fontsize=11)
-        _label_axes(top, bottom, x_axis, compared)
+        from matplotlib import ticker
+
+        top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
+        top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
+        plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
+        bottom.yaxis.set_major_formatter(plain)
+        bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+        bottom.yaxis.set_minor_formatter(plain)
+        if x_axis != "link":
+            bottom.set_xscale("log", base=2)
+            bottom.set_xticks(compared.values(x_axis))
+            bottom.xaxis.set_major_formatter(plain)
+            bottom.xaxis.set_minor_locator(ticker.NullLocator())
+        for axes in (top, bottom):
+            axes.grid(True, which="major", alpha=0.3)
         if series or x_axis == "tp":
             bottom.legend(title=LABELS.get(series, ""), fontsize=9)
 
     return picture(path, draw, (8, 8))
-
-
-def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
-    from matplotlib import ticker
-
-    top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
-    top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
-    plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
-    bottom.yaxis.set_major_formatter(plain)
-    bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
-    bottom.yaxis.set_minor_formatter(plain)
-    if x_axis != "link":
-        bottom.set_xscale("log", base=2)
-        bottom.set_xticks(compared.values(x_axis))
-        bottom.xaxis.set_major_formatter(plain)
-        bottom.xaxis.set_minor_locator(ticker.NullLocator())
-    for axes in (top, bottom):
-        axes.grid(True, which="major", alpha=0.3)
 
 
 PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")

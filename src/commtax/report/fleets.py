@@ -66,13 +66,6 @@ def fleet_sentence(a: FleetPlans) -> str:
 
 def fleet_reasons(a: FleetPlans) -> Iterator[str]:
     """Why it is recommended: what it delivers, whether another is better, and what it costs."""
-    yield from _figures(a)
-    yield from _beaten_by(a)
-    yield from _dollars(a)
-
-
-def _figures(a: FleetPlans) -> Iterator[str]:
-    """What the fleet delivers, how sure its limits are, and how far it is from overload."""
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
@@ -88,6 +81,8 @@ def _figures(a: FleetPlans) -> Iterator[str]:
     if best.sigma and best.growth >= 0 and not best.clear:
         edge = "its limits" if q.goal.slo else "overload"
         yield f"warning: close to {edge}: {_edge_words(best)}, and no larger fleet on this cluster is safer"
+    yield from _beaten_by(a)
+    yield from _dollars(a)
 
 
 def _edge_words(trial: Trial) -> str:

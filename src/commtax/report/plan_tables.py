@@ -14,20 +14,7 @@ from commtax.units import format_seconds, plural
 
 MARK, OTHER_MARK = "◆", "◇"
 """Of the recommended plan, in tables and in the picture of the front."""
-EXPENDABLE = (
-    "KV free",
-    "comm",
-    "/user",
-    "microbatch",
-    "bubble",
-    "memory",
-    "/GPU",
-    "80% range",
-    "range",
-    "kind",
-    "$/M",
-    "likely",
-)
+EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
 """Columns of plans that a narrow screen can do without, the least important first."""
 NEAREST = 5
 """Plans that are shown where none is good."""

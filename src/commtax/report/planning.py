@@ -23,16 +23,7 @@ from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
 from commtax.report.operating_points import answered, show_points
 from commtax.report.pasted_plans import show_own_plan
-from commtax.report.plan_tables import (
-    EXPENDABLE,
-    NEAREST,
-    facts_at,
-    gpus_of,
-    places,
-    rows_to_show,
-    served_columns,
-    show_ranked,
-)
+from commtax.report.plan_tables import EXPENDABLE, NEAREST, facts_at, gpus_of, places, rows_to_show, served_columns, show_ranked
 from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, sized_places
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES

@@ -55,21 +55,17 @@ def plot_sweep(s: RequestSweep, path: Path | None) -> "plots.Figure":
         panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
         for axes, (title, names) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             for index, name in enumerate(names):
-                _line(axes, s, name, index)
+                metric, which = name.split("_")
+                values = [o.statistic(name) for o in s.outcomes]
+                ends = np.array([o.range_of(name) for o in s.outcomes])
+                label = f"{metric.upper()} {which}"
+                axes.plot(s.values, values, **style(index, label=label), markersize=4)
+                axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
+                if s.knee is not None:
+                    axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
             _frame(axes, s, title)
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
-    metric, which = name.split("_")
-    values = [o.statistic(name) for o in s.outcomes]
-    ends = np.array([o.range_of(name) for o in s.outcomes])
-    label = f"{metric.upper()} {which}"
-    axes.plot(s.values, values, **style(index, label=label), markersize=4)
-    axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
-    if s.knee is not None:
-        axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
 
 
 def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:

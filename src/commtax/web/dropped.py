@@ -35,14 +35,7 @@ from commtax.spec import SIZES
 from commtax.statement import Refusal
 
 NAME = Key("file", "file", "dropped file", "The name of the file; of several, with a slash between them.", length=8192)
-BODIES = Key(
-    "sizes",
-    "sizes",
-    "",
-    "Bytes of each of several files.",
-    length=4096,
-    pattern="[0-9]{1,9}(,[0-9]{1,9})*",
-)
+BODIES = Key("sizes", "sizes", "", "Bytes of each of several files.", length=4096, pattern="[0-9]{1,9}(,[0-9]{1,9})*")
 CLAIM = Key(
     "claim",
     "claim",

@@ -28,11 +28,7 @@ def memory_answer(state: State) -> Record:
             if name in words:
                 at = words.index(name)
                 del words[at : at + 2]
-        words += [
-            "--max-model-len",
-            str(state.longest),
-            *(["-tp", "1"] if state["tp"] == 1 else []),
-        ]  # else the smallest is found
+        words += ["--max-model-len", str(state.longest), *(["-tp", "1"] if state["tp"] == 1 else [])]  # else the smallest is found
     line = shlex.join(["commtax", "fit", *words])
     return {
         **fit_document(judged),

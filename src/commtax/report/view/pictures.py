@@ -7,15 +7,7 @@ from math import isfinite
 import numpy as np
 
 from commtax.judgement.confidence import percent
-from commtax.planner.columns import (
-    OperatingPoint,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    TrainColumns,
-    TrainPlans,
-    describe_kind,
-)
+from commtax.planner.columns import OperatingPoint, Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.fleets import FleetPlans, obstacle
 from commtax.planner.ranking import FAMILY

@@ -57,13 +57,29 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     overloaded = " More requests come than can be answered: queues grow as long as the run lasts." if o.overloaded else ""
     where = " (the knee)" if knee else ""
     text = f"At {rate_words(rate)}{where}, {o.tokens_per_s:,.0f} output tokens/s.{overloaded}"
+    shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
+    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
+    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
+    own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
+    until = float(shown.end_s[own].max()) if len(own) else 0.0
     return {
         "rate": rate,
         "sentence": text,
         "words": [page_words(line) for line in tail_words(o)],
         "times": [_percentiles(o, metric, name) for metric, name in TIMES.items()],
         "histogram": histogram(*o.gaps),
-        "timeline": _timeline(o),
+        "timeline": {
+            "engine": first,
+            "lanes": [shown.lanes[i] for i in lanes],
+            "kinds": list(shown.kinds),
+            "until_s": until,
+            "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
+            "counters": [
+                {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
+                for c in shown.counters
+                if c.name.startswith(f"{first}:")
+            ],
+        },
     }
 
 
@@ -87,27 +103,6 @@ def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
     shares = np.histogram(times, bins=edges, weights=counts / total)[0]
     marks = [{"name": name, "value": weighted_quantile(times, counts, share)} for name, share in (("p50", 0.5), ("p99", 0.99))]
     return {"edges_s": edges.tolist(), "shares": shares.tolist(), "beyond": max(0.0, 1 - float(shares.sum())), "marks": marks}
-
-
-def _timeline(o: RequestsInTime) -> Record:
-    """The steps of the first engine from its first request on, and its queue and cache beside them."""
-    shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
-    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
-    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
-    own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
-    until = float(shown.end_s[own].max()) if len(own) else 0.0
-    return {
-        "engine": first,
-        "lanes": [shown.lanes[i] for i in lanes],
-        "kinds": list(shown.kinds),
-        "until_s": until,
-        "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
-        "counters": [
-            {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
-            for c in shown.counters
-            if c.name.startswith(f"{first}:")
-        ],
-    }
 
 
 def _slice(lane: int, lanes: Sequence[int], start_s: float, end_s: float, kind: int, name: str) -> list[object]:
