@@ -88,15 +88,12 @@ class FileStream:
         self._file.seek(0)
         try:
             for piece in _unpack_gzip(self._file, size) if packed else iter(lambda: _read_available(self._file, size), b""):
-                self._tell()
+                if self._watch and (further := self.done - self._told) > 0:
+                    self._told += further
+                    self._watch(further)
                 yield piece
         except (zlib.error, EOFError) as error:
             raise Refusal(f"{self.what} '{self.path}': the gzip file is damaged or cut off ({error})") from None
-
-    def _tell(self) -> None:
-        if self._watch and (further := self.done - self._told) > 0:
-            self._told += further
-            self._watch(further)
 
     def judge(self, size: int, most: int) -> None:
         """Refuse more bytes than are read of such a file."""
@@ -156,12 +153,8 @@ def decode_text(raw: bytes) -> str:
     return raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
 
 
-def parse_json(
-    text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH, exact: bool = False
-) -> Json:
+def parse_json(text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH) -> Json:
     """JSON within limits. The objects' memory is judged before they are made.
-
-    ``exact``: fractions stay text, with all of their digits, and strings may hold any sign.
 
     >>> parse_json('{"tp": 8}', "x")
     {'tp': 8}
@@ -174,7 +167,7 @@ def parse_json(
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
         whole = decode_text(text) if isinstance(text, bytes) else text
-        parsed: Json = json.loads(whole, parse_float=str if exact else None, strict=not exact)
+        parsed: Json = json.loads(whole)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:

@@ -5,7 +5,7 @@ is a command (``bill``) or a function (``bill()``).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -95,10 +95,6 @@ def taken_by(verb: str) -> Mapping[str, Option]:
     for name, entry in _tables()["verb"].get(verb, {}).items():
         taken[name] = (Option(name) if "kind" in entry and name not in taken else options()[name]).but(entry)
     return taken
-
-
-def asked_of_all() -> Iterable[str]:
-    return {name: None for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)}
 
 
 def refused_by(command: str) -> Mapping[str, str]:

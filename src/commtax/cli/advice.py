@@ -39,11 +39,6 @@ PROFILED = ("batch",)
 USUAL_RUNS = 3
 
 
-def is_advice(given: GivenOptions) -> bool:
-    """Whether advice or a check is asked for, and not a profile."""
-    return bool(given.next_runs or given.decision or given.check)
-
-
 def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
     """What the options ask for, and nothing beside it."""
     written = [name for name in WRITES if not (given.check and name in PROFILED)]

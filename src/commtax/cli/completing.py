@@ -22,8 +22,6 @@ Offers = dict[str, str]
 
 
 class CatalogueFacts(TypedDict, total=False):
-    """What is read of the catalogue's files."""
-
     name: str
     aliases: list[str]
     gpus_per_host: list[int]

@@ -23,8 +23,6 @@ Records = list[tuple[str, str]]
 
 
 class HelpExample(TypedDict, total=False):
-    """A command that runs, and what it is for."""
-
     what: str
     run: str
 
@@ -38,30 +36,22 @@ class HelpPage(TypedDict, total=False):
 
 
 class StartQuestion(TypedDict):
-    """What people ask, and the command that answers it."""
-
     ask: str
     run: str
 
 
 class StartPage(TypedDict):
-    """What ``commtax`` alone prints."""
-
     says: str
     ends: str
     questions: list[StartQuestion]
 
 
 class OverviewSection(TypedDict):
-    """Commands of one kind."""
-
     title: str
     commands: list[str]
 
 
 class OverviewPage(TypedDict):
-    """What ``commtax --help`` prints."""
-
     says: str
     ends: list[str]
     sections: list[OverviewSection]

@@ -15,7 +15,7 @@ from commtax.catalog.profile import load_profile, measured_chip
 from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
 from commtax.cli.pasting import apply_topology, fill_from_command
-from commtax.options import asked_of_all, taken_by
+from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
 from commtax.spec import Cluster, Model, Profile
@@ -160,7 +160,8 @@ def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
 
 
 def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
-    options = GivenOptions({name: given[name] for name in asked_of_all() if name in given})
+    askable = [name for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)]
+    options = GivenOptions({name: given[name] for name in askable if name in given})
     options.profile, options.sequence_parallel = own, given.sequence_parallel or None
     options.phase = "decode" if about.whole and given.phase != "train" else given.phase or "decode"
     if about is VerbSubject.SEARCH:  # which may try several types

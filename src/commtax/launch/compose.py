@@ -1,6 +1,6 @@
 """Docker Compose: one service for each server, on the GPUs of one host, and a router where several are one to clients."""
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, check_hosts, listening, words_of
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, listening, words_of
 from commtax.launch.kubernetes import SCRIPT, router_script
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
@@ -9,7 +9,9 @@ Service = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    check_hosts(deployment, "compose", 1, "Compose starts containers on one; kubernetes and slurm do more")
+    if wide := next((pool for pool in deployment.pools if pool.hosts > 1), None):
+        rule = f"a server of this plan spans {wide.hosts} hosts, and Compose starts containers on one"
+        raise Refusal(f"emit 'compose': {rule}; kubernetes and slurm do more", "emit")
     used, here = sum(pool.servers * pool.job.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
     if used > here:
         raise Refusal(f"emit 'compose': {used} GPUs are more than the {here} of one host; kubernetes and slurm do more", "emit")

@@ -18,7 +18,6 @@ from commtax.launch.yaml_text import Explained
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Chip, Program
-from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.longest_request import startable
 
@@ -205,13 +204,6 @@ def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
         own += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
     secret = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
     return [*own, {"name": "HF_HOME", "value": FACTS["cache"]}, {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}]
-
-
-def check_hosts(deployment: DeployedPlan, form: str, most: int, instead: str) -> None:
-    wide = next((pool for pool in deployment.pools if pool.hosts > most), None)
-    if wide:
-        rule = f"a server of this plan spans {wide.hosts} hosts, and {instead}"
-        raise Refusal(f"emit '{form}': {rule}", "emit")
 
 
 def model_name(deployment: DeployedPlan) -> str:

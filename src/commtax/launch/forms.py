@@ -20,11 +20,6 @@ def emitted_words(trains: bool) -> tuple[str, ...]:
     return (*(one.emitted_as for one in programs() if one.trains == trains), *able)
 
 
-def emitted_engine(question: Question, word: str) -> str:
-    """The engine whose command is written: the one that ``--emit`` names, or the question's own."""
-    return program_of(question.engine).emitted_as if word in FORMS else word
-
-
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
     """What starts a plan in one of the forms, by what it is for: ``copies`` of it, and servers for ``prompts`` of their own."""
     if question.trains:

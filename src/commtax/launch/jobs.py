@@ -84,17 +84,14 @@ class LaunchJob:
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
-        left = [f"#{self._nameless(name)} put the name of yours for {name}" for name in asked.unsaid]
+        named = ((name, place_value(self.question, name.lower())) for name in asked.unsaid)
+        known = ((name, f" no Hugging Face name of {own} is known:" if own else "") for name, own in named)
+        left = [f"#{why} put the name of yours for {name}" for name, why in known]
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         gone = [(one.key, since) for one in self.techniques if (since := one.dropped.get(self.engine, ""))]
         left += [f"# {program(self.engine).title} {since} and later have no {key}: run an earlier one" for key, since in gone]
         remark = "\n".join([*filter(None, [command.remark]), *left])
         return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
-
-    def _nameless(self, name: str) -> str:
-        """Why what was asked for cannot be written, where something was."""
-        own = place_value(self.question, name.lower())
-        return f" no Hugging Face name of {own} is known:" if own else ""
 
 
 def model_id(model: Model) -> str:

@@ -43,7 +43,7 @@ def narrowest(text: str, lines: int) -> int:
 
 def word_widths(text: str) -> tuple[int, ...]:
     """Of what never comes apart."""
-    return tuple(width_of(word) for word in _joined(text).split(" "))
+    return tuple(width_of(word) for word in _JOINED.sub(_GLUE, text).split(" "))
 
 
 def count_lines(words: Sequence[int], width: int) -> int:
@@ -65,7 +65,7 @@ def fold(text: str, width: int, indent: int = 0) -> list[str]:
     if width_of(text) <= width:
         return [text]
     lines, line = list[str](), ""
-    for piece in re.findall(r" *[^ ]+", _joined(text)):
+    for piece in re.findall(r" *[^ ]+", _JOINED.sub(_GLUE, text)):
         if line.strip() and width_of(line) + width_of(piece) > width:
             lines.append(line)
             line = " " * indent + piece.lstrip(" ")
@@ -79,7 +79,3 @@ def fold(text: str, width: int, indent: int = 0) -> list[str]:
             lines.append(first)
             line = " " * indent + line
     return [one.replace(_GLUE, " ") for one in (*lines, line)]
-
-
-def _joined(text: str) -> str:
-    return _JOINED.sub(_GLUE, text)

@@ -12,8 +12,6 @@ from commtax.report.view.pictures import front_points, limit_marks
 
 
 class FrontPoint(TypedDict):
-    """A point as the page has it."""
-
     x: float
     y: float
     series: str
@@ -23,8 +21,6 @@ class FrontPoint(TypedDict):
 
 
 class LimitMark(TypedDict):
-    """A limit as the page has it."""
-
     value: float
     text: str
 

@@ -58,12 +58,6 @@ def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tup
         say_whole(console, f"{first:{width}}{second}", style="dim" if (first, second) == columns else "")
 
 
-def show_columns(
-    console: Console, columns: Mapping[str, Iterable[str | Text]], expendable: Sequence[str] = (), title: str = ""
-) -> None:
-    show_table(console, list(columns), zip(*columns.values(), strict=True), expendable, title)
-
-
 def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
     rows = list(rejected)
     more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []

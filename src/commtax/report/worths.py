@@ -1,6 +1,6 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isnan
 
 from commtax.catalog.programs import program
@@ -282,12 +282,12 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
     if not row.pays and len(row.never) > 1:
         return "nowhere tried"
     pays = ", or ".join(map(_pay_text, row.pays))
-    never = (f"at no {_axis(name)} tried" for name in row.never)
+    never = (f"at no {AXES.get(name, name)} tried" for name in row.never)
     return "; ".join(filter(None, [pays, *never])) or "at every load and prompt length tried"
 
 
 def _pay_text(pays: PayRange) -> str:
-    name, low, high = _axis(pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
+    name, low, high = AXES.get(pays.axis, pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
     if low == high:
         said = f"{name} {low} alone"
     elif pays.high == pays.ends[1]:
@@ -295,10 +295,6 @@ def _pay_text(pays: PayRange) -> str:
     else:
         said = f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
     return f"{said} ({pays.until})" if pays.until else said
-
-
-def _axis(name: str) -> str:
-    return AXES.get(name, name)
 
 
 def _remarks(w: Worth) -> Iterator[str]:
@@ -313,7 +309,7 @@ def _remarks(w: Worth) -> Iterator[str]:
     if w.of_step:
         yield "step, step alone: of the batch asked about with no other work in the step, and what its tokens/s gain"
     if w.swept:
-        tried = " and ".join(f"{_axis(name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
+        tried = " and ".join(f"{AXES.get(name, name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
         yield f"pays off: where the central prediction is a gain; tried: {tried}, each varied alone"
     if any(not isnan(row.full_gain) for row in w.here):
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
@@ -332,13 +328,8 @@ def _details(w: Worth) -> Iterator[str]:
 
 
 def worth_document(w: Worth) -> Record:
-    return document(
-        "worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=_rows(w.rows), own=_rows(w.on)
-    )
-
-
-def _rows(rows: Iterable[TechniqueWorth]) -> list[Record]:
-    return [worth_row(row) for row in rows]
+    rows, own = (list(map(worth_row, some)) for some in (w.rows, w.on))
+    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=rows, own=own)
 
 
 def worth_row(row: TechniqueWorth) -> Record:
