@@ -38,11 +38,9 @@ _SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follo
 _STREAMS = ("/dev/", "/proc/")
 _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
-ELSEWHERE = ("/", ".", "~", "$")
-"""What the name of a place begins with, and no name that others know."""
+ELSEWHERE = ("/", ".", "~", "$")  # what the name of a place begins with, and no name that others know
 Named = str | os.PathLike[str]
-Watch = Callable[[int], None]
-"""Whoever wants to know how many more bytes on the disk have been read."""
+Watch = Callable[[int], None]  # whoever wants to know how many more bytes on the disk have been read
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 JsonObject = dict[str, Json]

@@ -14,8 +14,7 @@ from commtax.shipped_tables import table
 from commtax.statement import Refusal
 
 Entry = Mapping[str, Any]
-MOST_NAMED = 4
-"""Functions that a refusal names."""
+MOST_NAMED = 4  # functions that a refusal names
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 Column = np.ndarray[Any, Any]
-Event = dict[str, object]
-"""Of a trace, as browsers read it."""
+Event = dict[str, object]  # of a trace, as browsers read it
 PRODUCER = "commtax"  # by which a trace of ours is known
 
 

@@ -30,12 +30,9 @@ from commtax.verbs.keywords import BillOptions
 from commtax.verbs.settling import resolve_question
 
 EXIT_CODES = {"same": 0, "drifted": 1, "unknown": 3}
-ADVISED = ("next_runs", "decision", "check", "pp", "dp", "ep", "dtype")
-"""Options that belong to advice and checks alone."""
-WRITES = ("out", "name", "library", "batch")
-"""… and that belong to a profile that is written."""
-PROFILED = ("batch",)
-"""Of these, what a trace that is checked may not say itself."""
+ADVISED = ("next_runs", "decision", "check", "pp", "dp", "ep", "dtype")  # options that belong to advice and checks alone
+WRITES = ("out", "name", "library", "batch")  # … and that belong to a profile that is written
+PROFILED = ("batch",)  # of these, what a trace that is checked may not say itself
 USUAL_RUNS = 3
 
 

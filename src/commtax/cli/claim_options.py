@@ -16,8 +16,7 @@ from commtax.statement import Refusal
 from commtax.thresholds import levels
 from commtax.verbs.settling import resolve_question
 
-LOOKED_AT = ("metrics", "every", "window", "header", "export_prometheus", "grafana")
-"""What belongs to a running server."""
+LOOKED_AT = ("metrics", "every", "window", "header", "export_prometheus", "grafana")  # what belongs to a running server
 ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "tolerance", "nsys", "help", *LOOKED_AT)
 """What an audit without a claim takes."""
 SECONDS_TOLERANCE = levels("evidence.finding").seconds_tolerance

@@ -12,13 +12,10 @@ from typing import TypedDict, cast
 from commtax.options import Option, taken_by
 from commtax.shipped_tables import PACKAGE, table
 
-ASKED = "_COMMTAX_COMPLETE"
-"""The variable that names the shell that asks."""
-FILES = ":files"
-"""An answer that stands for files, which shells know better."""
+ASKED = "_COMMTAX_COMPLETE"  # the variable that names the shell that asks
+FILES = ":files"  # an answer that stands for files, which shells know better
 GROUPS = ("profile", "measure")
-Offers = dict[str, str]
-"""What may be typed, each with what it is."""
+Offers = dict[str, str]  # what may be typed, each with what it is
 
 
 class CatalogueFacts(TypedDict, total=False):

@@ -35,8 +35,7 @@ LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")
 """Options of simulate that a comparison has no use for."""
 ONE_LOAD = {"kind": "count", "help": "Clients that each wait for their answer, one number. With a rate: most requests in flight."}
 """Where simulate takes several loads, one is compared."""
-COMPARED = ("plan", "simulate", "bill", "fit")
-"""Verbs whose answers are compared."""
+COMPARED = ("plan", "simulate", "bill", "fit")  # verbs whose answers are compared
 TYPED = "commtax.typed"
 
 
@@ -85,8 +84,7 @@ def _show(console: Console, found: AnswerDifference) -> None:
     notes(console, [*(f"{name}: {side.name}" for name, side in sides.items()), *unread])
 
 
-Typed = Sequence[tuple[click.Option, object]]
-"""Options with their values as they were typed."""
+Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
 
 
 def _side(side: str, text: str, typed: Typed, price: float | None) -> AnswerSide:

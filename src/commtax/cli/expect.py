@@ -14,8 +14,7 @@ from commtax.units import parse_bytes, parse_seconds
 from commtax.verbs.expecting import Expectation, billed_library, expect
 
 MOST_ROWS = 2_000  # of a file that is judged row by row
-VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
-"""Exit codes."""
+VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}  # exit codes
 
 
 @click.command("expect", cls=Verb)

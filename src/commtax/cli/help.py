@@ -132,8 +132,7 @@ class Formatter(click.HelpFormatter):
         return super().getvalue().replace(HYPHEN, "-").replace(SPACE, " ")
 
 
-HYPHEN, SPACE = "\u2011", "\u00a0"
-"""Signs that no line is broken at, while a text is laid out."""
+HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
 
 
 def _whole(text: str) -> str:
@@ -167,8 +166,7 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-EXPLAINED = "commtax.help_all"
-"""Of a context: that all options are explained."""
+EXPLAINED = "commtax.help_all"  # of a context: that all options are explained
 EVERY = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help=ALL)
 """The option that explains all options."""
 

@@ -16,10 +16,8 @@ from commtax.statement import Refusal
 
 USUAL = "8xh100-sxm"
 UNITS = ("us", "ms", "s", "min")
-NEAR = 0.7
-"""Share of two names that is alike, from which on one may be a misspelling of the other."""
-MOST_NAMED = 4
-"""Commands that an answer names."""
+NEAR = 0.7  # share of two names that is alike, from which on one may be a misspelling of the other
+MOST_NAMED = 4  # commands that an answer names
 
 
 def what_to_type(error: click.UsageError, arguments: list[str]) -> str:

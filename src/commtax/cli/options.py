@@ -19,16 +19,13 @@ from commtax.units import parse_bytes, parse_count, parse_fraction, parse_second
 from commtax.verbs.settling import AUTO_EP
 
 Command = Callable[..., None]
-Written = str | float
-"""A value as it was typed, or as a default."""
-DETAILS = "details"
-"""The option that all answers are told with or without: no command need take it."""
+Written = str | float  # a value as it was typed, or as a default
+DETAILS = "details"  # the option that all answers are told with or without: no command need take it
 _PER_SECOND = re.compile(r"\s*(?:rps|qps|(?:req(?:uest)?s?\s*)?(?:/\s*s|/\s*sec|per second))\s*$", re.I)
 """What people write behind a number of requests a second."""
 _PER_HOUR = re.compile(r"^\s*(?:\$|USD)|(?:\$|USD)?\s*(?:/\s*h|/\s*hr|/\s*hour|per hour)?\s*$", re.I)
 """What people write around a price of a GPU-hour."""
-MAX_VALUES = 1_024
-"""Values of one option that are shown."""
+MAX_VALUES = 1_024  # values of one option that are shown
 
 
 class GivenOptions(dict[str, Any]):

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from commtax.planner.fleet_trials import Trial
 
 
-MOST_LISTED = 1000
-"""Plans that are listed at most: a table that somebody may still read."""
+MOST_LISTED = 1000  # plans that are listed at most: a table that somebody may still read
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
@@ -251,8 +250,7 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     return training_standing(searched, run)
 
 
-OTHERWISE = ("max_concurrency", "plot", "html")
-"""Options that a search for a rate has no use for."""
+OTHERWISE = ("max_concurrency", "plot", "html")  # options that a search for a rate has no use for
 INTERRUPTED = 130
 
 

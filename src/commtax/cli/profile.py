@@ -16,8 +16,7 @@ from commtax.statement import Refusal
 from commtax.verbs.checking import dtype as dtype_of
 from commtax.verbs.profiles import AskedOfProfile, coverage, difference
 
-TELLS_NOTHING = 1
-"""The exit code of a profile that tells nothing of what is asked."""
+TELLS_NOTHING = 1  # the exit code of a profile that tells nothing of what is asked
 
 
 @click.group("profile", cls=VerbGroup)

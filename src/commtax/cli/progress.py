@@ -22,8 +22,7 @@ USUAL_WIDTH = 80  # of terminals that do not say theirs
 PATIENCE_S = 1.0  # before the first line
 TOLD_FROM = 0.02  # share done from which the time left can be told
 STOP = "; Ctrl-C: the answer so far"
-Done = Callable[[], tuple[float, str]]
-"""The share that is done, and what that is, in words."""
+Done = Callable[[], tuple[float, str]]  # the share that is done, and what that is, in words
 
 
 def tell(text: str = "") -> None:

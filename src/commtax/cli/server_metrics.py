@@ -30,8 +30,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_seconds
 from commtax.verbs.checking import number
 
-SHORTEST_S, LONGEST_S = 0.1, 86_400.0
-"""Between two looks, and of a window."""
+SHORTEST_S, LONGEST_S = 0.1, 86_400.0  # between two looks, and of a window
 USUAL_EVERY_S, USUAL_WINDOW_S = 15.0, 60.0
 MOST_KEPT = 32  # looks that the dashboard shows
 NO_VERDICT = 3
@@ -127,8 +126,7 @@ class ServerWatch:
         return exposition(last, self.looks, self.failures, self.last_s)
 
 
-Show = Callable[[ServerAudit | None], None]
-"""Told of each look; None where it failed."""
+Show = Callable[[ServerAudit | None], None]  # told of each look; None where it failed
 
 
 def _follow(watch: ServerWatch, first: LookAtServer, every_s: float, output: Output, export: str) -> NoReturn:

@@ -22,8 +22,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
 Value = int | float | str | bool
-Flags = Mapping[str, tuple[str, str]]
-"""The field and the kind of a flag, underscores in its name as dashes."""
+Flags = Mapping[str, tuple[str, str]]  # the field and the kind of a flag, underscores in its name as dashes
 RULES = {
     "int": "a whole number from 1 to 2^48 is needed",
     "count": "a whole number is needed, such as 4096 or 32k",
@@ -75,8 +74,7 @@ def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]
     return flags, {name: spellings[0] for name, _, spellings in spelled}
 
 
-QUIET, _ = _flags(COMMON)
-"""Flags of any program that change no price."""
+QUIET, _ = _flags(COMMON)  # flags of any program that change no price
 TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 
 

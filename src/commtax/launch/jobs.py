@@ -20,8 +20,7 @@ MASTER = "$MASTER_ADDR"
 EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
 RANK = "--node-rank $NODE_RANK"
 PORT = 8100  # first port of servers for prompts and of those that decode
-Address = tuple[str, int]
-"""Host and port."""
+Address = tuple[str, int]  # host and port
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,9 @@ from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
 TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
-QUIET = tuple(COMMON["quiet"].split())
-"""Beginnings of variables that are addresses, logs and places."""
+QUIET = tuple(COMMON["quiet"].split())  # beginnings of variables that are addresses, logs and places
 NO_FILES: Mapping[str, str] = {}
-Wanted = Callable[[str], bool]
-"""Whether a model of this name is the one that was asked for."""
+Wanted = Callable[[str], bool]  # whether a model of this name is the one that was asked for
 
 
 class NothingLaunchedError(Refusal):

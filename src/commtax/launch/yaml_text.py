@@ -8,8 +8,7 @@ from commtax.records import dataclass
 PLAIN = re.compile(r"(?:--?)?[A-Za-z_/$][\w ./$(){}@+=,:-]*|\d+(?:Gi|gb|s)")
 """Text that needs no quotes, unless it means something else to YAML."""
 OTHERWISE = re.compile(r"(?i)(?:true|false|null|yes|no|on|off|y|n|~)|.*(?:: | #|:$| $).*|.*[{}].*", re.S)
-Tree = object
-"""A mapping, a list, text, a number, a switch, or one of those with a comment."""
+Tree = object  # a mapping, a list, text, a number, a switch, or one of those with a comment
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from commtax.units import format_seconds, parse_fraction
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.settling import describe_gpus
 
-SAME = 0.0005
-"""Relative: equal as printed."""
+SAME = 0.0005  # relative: equal as printed
 UNFIT = "does-not-fit"
 CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens_per_s_per_gpu", "usd_per_million_tokens"
 """Figures that sentences and prices need."""

@@ -17,8 +17,7 @@ from commtax.statement import Refusal
 if TYPE_CHECKING:
     from commtax.report.plots import Figure
 
-WIDTH, HEIGHT = 80, 24
-"""A screen."""
+WIDTH, HEIGHT = 80, 24  # a screen
 FRAMES = ("pandas", "polars")
 
 

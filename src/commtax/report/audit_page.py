@@ -111,8 +111,7 @@ def chart(timeline: Timeline, name: str) -> Record:
     }
 
 
-Interval = tuple[int, int, int, int, str]
-"""Lane, start and duration in nanoseconds, kind, name."""
+Interval = tuple[int, int, int, int, str]  # lane, start and duration in nanoseconds, kind, name
 
 
 def _rows(timeline: Timeline, begin: float) -> Iterator[Interval]:

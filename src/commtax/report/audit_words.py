@@ -19,18 +19,15 @@ WORDS = table("report/words.toml")["audit"]
 MOST_CAUSES = 5
 DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
-PLACED = ("links", "monitor", "state", "topology", "collectives")
-"""Kinds of sections that are judged by their place alone."""
-TIMED = ("bench", "collectives")
-"""… that hold little but times, which are neither good nor bad by themselves."""
+PLACED = ("links", "monitor", "state", "topology", "collectives")  # kinds of sections that are judged by their place alone
+TIMED = ("bench", "collectives")  # … that hold little but times, which are neither good nor bad by themselves
 SOUND = "nothing in it is off"
 MOST_FIGURES = 3
 MOST_NAMED = 2  # that disagree, in the first line
 SAID = frozenset(("model", "chip", *AXES, *AXES.values()))  # codes of what files say of the run itself, not of its speed
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
-JOBS = ("trace", "flight")
-"""Kinds of sections that tell who is to blame by themselves."""
+JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by themselves
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 
 

@@ -42,10 +42,8 @@ from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
-UNSURE = WEAKEST_FIRST[:2]
-"""Those that say how an answer is to be read."""
-WIDTH = 96
-"""Signs of a layer at most."""
+UNSURE = WEAKEST_FIRST[:2]  # those that say how an answer is to be read
+WIDTH = 96  # signs of a layer at most
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
 ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
@@ -367,8 +365,7 @@ def _measured_cells(e: Expectation, measured_s: float, verdict: str) -> tuple[st
     return (format_bytes(e.nbytes), *times, *rates, Text(verdict, style=STYLES[verdict]))
 
 
-STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}
-"""Of verdicts, the worst first."""
+STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
 
 
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:

@@ -32,10 +32,8 @@ from commtax.verbs.settling import describe_gpus
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
 """What TTFT is made of."""
-Run = dict[str, float]
-"""All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
-TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")
-"""Notes that belong to the answer itself."""
+Run = dict[str, float]  # all figures at one concurrency; no number (NaN, which documents tell as null) where there is none
+TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")  # notes that belong to the answer itself
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 

@@ -10,14 +10,11 @@ from commtax.records import dataclass
 from commtax.report.folding import count_lines, narrowest, width_of, word_widths
 
 BETWEEN = 2  # columns
-WIDE_TEXT = 36
-"""Columns from which on text is no name, and may fold to many lines."""
-SHORT = 16
-"""Columns of a name that is folded only where it must."""
+WIDE_TEXT = 36  # columns from which on text is no name, and may fold to many lines
+SHORT = 16  # columns of a name that is folded only where it must
 MOST_LINES, ENOUGH = (2, 3), (WIDE_TEXT, 24)
 """Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room."""
-EXCEPTIONS = 10
-"""Of so many names one may fold to a line more than the others, which leaves them room for another column."""
+EXCEPTIONS = 10  # of so many names one may fold to a line more than the others, which leaves them room for another column
 
 
 @dataclass(frozen=True, slots=True)

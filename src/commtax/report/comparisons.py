@@ -21,8 +21,7 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
-MOST_LINES = 4
-"""Break-evens that are told at first."""
+MOST_LINES = 4  # break-evens that are told at first
 LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
@@ -32,8 +31,7 @@ APART: list[str] = table("report/words.toml")["apart"]
 
 AXES = {"sequences": "global batch"}
 SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
-PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}
-"""What is compared of a server."""
+PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}  # what is compared of a server
 
 
 def _prefills(compared: Comparison) -> bool:

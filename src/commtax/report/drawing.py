@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 FURTHER, NOTED = 4, 2
 """Columns that a sentence is indented by from its second line on; one that has a mark or is itself indented by fewer."""
-MOST_NAMES = 2
-"""Columns of text that head a record."""
+MOST_NAMES = 2  # columns of text that head a record
 
 
 class Console(Protocol):
@@ -41,8 +40,7 @@ class Telling:
     further: str = ""  # who tells notes that were held back; "": nobody need know
 
 
-COMMAND = Telling(False, "a wider terminal or --json shows all", "--details")
-"""As a command's answer is told."""
+COMMAND = Telling(False, "a wider terminal or --json shows all", "--details")  # as a command's answer is told
 
 
 def telling(console: Console) -> Telling:

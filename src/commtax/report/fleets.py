@@ -25,8 +25,7 @@ from commtax.units import format_seconds, plural
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
-TOLD: list[str] = table("report/words.toml")["fleets"]
-"""Notes of the question that concern all of its plans."""
+TOLD: list[str] = table("report/words.toml")["fleets"]  # notes of the question that concern all of its plans
 
 
 def show_fleets(console: Console, a: FleetPlans) -> None:

@@ -18,8 +18,7 @@ _TOGETHER = (
     r"(?<=·) (?=\S)",  # a note's mark
 )
 _JOINED = re.compile("|".join(_TOGETHER))
-_AFTER = "/-_:,.&?="
-"""Signs that a word too long for a line is best broken after."""
+_AFTER = "/-_:,.&?="  # signs that a word too long for a line is best broken after
 
 
 def width_of(text: str) -> int:

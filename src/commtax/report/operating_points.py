@@ -16,8 +16,7 @@ from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
 
-MOST = {"throughput": "most tokens/s", "cost": "cheapest"}
-"""What the point that counts nothing but the objective is called."""
+MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
 
 

@@ -18,8 +18,7 @@ KINDS = table("report/words.toml")["pipeline"]
 NAMES, MOST_ROWS = 9, 64
 """Signs of a rank's name, and lines of a grid: one too long for the screen goes on below, while there are fewer."""
 MAX_SVG_BOXES = 40_000
-MOST_BOXES = 8_000
-"""Of a picture in a file, and on the page."""
+MOST_BOXES = 8_000  # of a picture in a file, and on the page
 
 
 def show_pipeline(console: Console, ran: PipelineRun) -> None:

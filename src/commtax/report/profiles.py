@@ -16,8 +16,7 @@ from commtax.spec import LATENCIES, Deployment, Path, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.profiles import ConstantDifference, LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
-UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}
-"""How a constant is told, by how its name ends."""
+UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}  # how a constant is told, by how its name ends
 
 
 def show_profile(console: Console, own: Profile) -> None:

@@ -24,8 +24,7 @@ from commtax.verbs.usage import EngineUsage, usage_of
 
 WORDS = table("report/words.toml")["requests"]
 METRICS = WORDS["metrics"]
-BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
-"""Our times, and what vLLM calls them."""
+BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}  # our times, and what vLLM calls them
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle

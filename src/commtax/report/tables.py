@@ -10,19 +10,14 @@ from commtax.statement import Note
 from commtax.units import format_seconds, plural
 from commtax.verbs.settling import describe_gpus
 
-TableCells = tuple[list[str], list[list[str | Text]]]
-"""Names of columns, and rows of cells."""
-Remarks = tuple[tuple[str, ...], tuple[str, ...]]
-"""Notes, and those that are details."""
-NOTHING_S = 1e-12
-"""Less than this is left of a difference by rounding alone."""
+TableCells = tuple[list[str], list[list[str | Text]]]  # names of columns, and rows of cells
+Remarks = tuple[tuple[str, ...], tuple[str, ...]]  # notes, and those that are details
+NOTHING_S = 1e-12  # less than this is left of a difference by rounding alone
 MOST_REJECTED = 16
 BETWEEN = 2  # spaces between columns
 ANSWER = "bold"
-OWN_LIMITS = "own-limits"
-"""The style of an answer's first sentence: no colour, which some grounds would swallow."""
-SENT = "magenta"
-"""Of names of what is sent: dark enough on white, light enough on black."""
+OWN_LIMITS = "own-limits"  # the style of an answer's first sentence: no colour, which some grounds would swallow
+SENT = "magenta"  # of names of what is sent: dark enough on white, light enough on black
 NOTHING_SENT = "Nothing is sent: there is only one rank."
 CONTEXT = {
     "decode": "cached tokens per request",

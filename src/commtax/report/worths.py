@@ -27,8 +27,7 @@ from commtax.verbs.paying import PayRange
 from commtax.verbs.worth import TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
-AXES = {"prompt": "prompt length"}
-"""What axes are called, where not by their name."""
+AXES = {"prompt": "prompt length"}  # what axes are called, where not by their name
 FIGURES = (">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
 COLUMNS = ("technique", "verdict", *FIGURES)
 EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT", "TPOT", "range")
@@ -154,8 +153,7 @@ def _times_text(w: Worth) -> str:
     return f"TTFT {format_seconds(r.ttft_s)}, {tpot}{rate}"
 
 
-TOLD = 3
-"""Techniques that a sentence names of each kind."""
+TOLD = 3  # techniques that a sentence names of each kind
 
 
 def _verdict(w: Worth) -> str:

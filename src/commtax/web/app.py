@@ -20,10 +20,8 @@ from commtax.web.guard import DROP_PATH, FILE_TYPE, HTTP, App, Guard, problem
 Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
 """Who answers: the name of a question and its query, as they came."""
 Schema = dict[str, object]
-VALUE = "integer | number | string | null"
-"""What a control may be set to."""
-MOST_KEPT = 32 * 2**20
-"""Bytes of answers and their questions that are kept to be given again."""
+VALUE = "integer | number | string | null"  # what a control may be set to
+MOST_KEPT = 32 * 2**20  # bytes of answers and their questions that are kept to be given again
 
 
 async def here(name: str, query: bytes) -> Written:

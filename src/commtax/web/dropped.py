@@ -46,15 +46,11 @@ CLAIM = Key(
 )
 IF_NAMED = 2
 SAID_NAMES = {"m": "model", "c": "cluster", "tp": "TP", "pp": "PP", "dp": "DP", "e": "engine"}
-MOST_ASKED = 8
-"""GPUs that a person is asked about, at most; more are set at the controls."""
-ENGINES = ("sglang", "trtllm", "vllm")
-"""Tools whose benchmarks are of their own engine."""
+MOST_ASKED = 8  # GPUs that a person is asked about, at most; more are set at the controls
+ENGINES = ("sglang", "trtllm", "vllm")  # tools whose benchmarks are of their own engine
 ANY_MODEL = re.compile(rf"^{ANY} on (\S+), TP 1: the run")
-GIVE = re.compile(r": give --\w+$")
-"""What a command line is asked for, and a page asks for in words of its own."""
-TEXT = 256 * 1024
-"""Bytes up to which a text may be a launch command or YAML."""
+GIVE = re.compile(r": give --\w+$")  # what a command line is asked for, and a page asks for in words of its own
+TEXT = 256 * 1024  # bytes up to which a text may be a launch command or YAML
 
 
 def dropped_answer(asked: bytes) -> Record:

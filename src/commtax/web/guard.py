@@ -13,15 +13,11 @@ Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-MAX_QUERY = 100 * 1024
-"""Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
-MAX_FILE = 32 * 2**20
-"""Bytes of a file that is dropped on the page."""
-API = "/api/"
-"""What computes: pages elsewhere may link to the page, and ask nothing."""
+MAX_QUERY = 100 * 1024  # bytes of a query: a pasted config.json of 32 KiB with every sign escaped
+MAX_FILE = 32 * 2**20  # bytes of a file that is dropped on the page
+API = "/api/"  # what computes: pages elsewhere may link to the page, and ask nothing
 DROP_PATH = f"{API}audit"
-MOST_ORIGIN = 100
-"""Signs of an origin that a refusal repeats."""
+MOST_ORIGIN = 100  # signs of an origin that a refusal repeats
 FILE_TYPE = b"application/octet-stream"
 """What a dropped file is sent as. Browsers ask first before they send this for a page of another origin, and are refused."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -16,12 +16,9 @@ from commtax.statement import Refusal
 from commtax.web.app import create_app
 from commtax.web.pool import WorkerPool
 
-HEAD_S = 10.0
-"""Seconds from the first moment of a question to its last byte; single bytes now and then do not prolong them."""
-ANSWER_S = 30.0
-"""Seconds for an answer, until its last byte is taken."""
-IDLE_S = 15
-"""Seconds between an answer and the next question."""
+HEAD_S = 10.0  # seconds from the first moment of a question to its last byte; single bytes now and then do not prolong them
+ANSWER_S = 30.0  # seconds for an answer, until its last byte is taken
+IDLE_S = 15  # seconds between an answer and the next question
 MOST_OPEN = min(400, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Connections at a time; far fewer than there are file descriptors, because without one nobody is let in."""
 

@@ -21,8 +21,7 @@ from commtax.verbs.layer import Bar
 from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 
-Patch = dict[str, Value]
-"""Keys of the state, and what they are set to."""
+Patch = dict[str, Value]  # keys of the state, and what they are set to
 
 
 NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why", "nccl", "nccl_why"), "")
@@ -125,8 +124,7 @@ def _line(x: Line, step: ExplainedStep) -> Record:
     return record("page-line", line=x, share=float(x.exposed_s) / float(step.bill.step_s), **words)
 
 
-UNTOLD = ("images", "shard", "speculative")
-"""What a what-if sets back and the page never sets."""
+UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the page never sets
 
 
 def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:

@@ -7,8 +7,7 @@ from commtax.launch.starting import start_commands
 from commtax.question import Question
 from commtax.report.documents import Record
 
-EMIT = re.compile(r"^emit[^:]*: ")
-"""The command line's name for what is asked here."""
+EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
 
 
 def plan_launch(q: Question, copies: int = 1, prompts: int = 0) -> Record:

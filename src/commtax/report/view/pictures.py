@@ -47,8 +47,7 @@ from commtax.verbs.closed_loop import lengths_note
 
 TOP = 20
 MOST = 60
-MODES = ("one pool of servers", "separate servers for prompts")
-"""Series of a front, by a plan's mode."""
+MODES = ("one pool of servers", "separate servers for prompts")  # series of a front, by a plan's mode
 NO_PLAN = "No plan fits in memory."
 USER_AND_GPU = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
 

@@ -35,10 +35,8 @@ from commtax.verbs.slider_moves import MOST
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
-MOST_PLACES = 5
-"""Clusters that one may be compared with."""
-SHOWN = ("decode", "prefill", "train")
-"""Phases that the page draws."""
+MOST_PLACES = 5  # clusters that one may be compared with
+SHOWN = ("decode", "prefill", "train")  # phases that the page draws
 
 
 class RefusedError(Refusal):
