@@ -46,10 +46,6 @@ def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) ->
     if given.decision:
         refuse(given, ("model", PLACE[0], "tp", *LOAD, "pasted"), "is said by the plan command of --for")
         _decide(files, output, given)
-    _next(files, output, given)
-
-
-def _next(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
     text, name, wanted = str(given.pasted or ""), str(given.model or ""), int(given.pop("next_runs"))
     if text:
         _, name = fill_from_command(text, name, given, output.remarks, VerbSubject.LOOP)
@@ -108,8 +104,7 @@ def _taught(files: Sequence[Path], given: GivenOptions, place: Cluster, own: Pro
     if not files:
         return own
     learnt = learn(read_runs(files, place, **_said(given, model)), own or Profile("these files", chip={"key": place.chip.key}))
-    held = (*(own.lessons if own else ()), *learnt.profile.lessons)
-    return replace(learnt.profile, lessons=held)
+    return replace(learnt.profile, lessons=(*(own.lessons if own else ()), *learnt.profile.lessons))
 
 
 class SaidOfFiles(TypedDict):

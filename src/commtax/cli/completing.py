@@ -156,8 +156,7 @@ def _models(typed: str) -> Offers:
         ids = {name: row[0] for row in rows for name in (row[1], *row[4])}
         own = {name: key for key in _stems("models") for name in _own_model(key).get("aliases", ()) if "/" in name}
         return ids | own | {FILES: ""}
-    keys = sorted({*_stems("models"), *(row[0] for row in rows)})
-    return dict.fromkeys(keys, "") | {FILES: ""}
+    return dict.fromkeys(sorted({*_stems("models"), *(row[0] for row in rows)}), "") | {FILES: ""}
 
 
 def _own_model(key: str) -> CatalogueFacts:

@@ -195,7 +195,11 @@ class Verb(click.Command):
         first = [shown.pop(name) for name in page_of(ctx).get("first", ()) if name in shown]
         folds = bool(first) and len(shown) > FEW and not ctx.meta.get(EXPLAINED)
         about = about if folds else about[:1]
-        rest = self._by_group(ctx, [*shown.values(), *([] if first else about)])
+        known = {**table.options(), **table.taken_by(_key(ctx).replace(" ", "-"))}
+        groups = {group: list[click.Option]() for group in GROUPS}
+        for param in [*shown.values(), *([] if first else about)]:
+            groups[known[param.name].group if param.name in known else "Output"].append(param)
+        rest = {group: some for group, some in groups.items() if some}
         if first:
             _write_records(formatter, "The options most people need", _records([*first, *about], ctx))
         for group, some in {} if folds else rest.items():
@@ -203,13 +207,6 @@ class Verb(click.Command):
         if folds:
             names = [(group, "  ".join(_flag(p) for p in some)) for group, some in rest.items()]
             _write_records(formatter, f"More options ({ctx.command_path} --help-all explains them)", names)
-
-    def _by_group(self, ctx: click.Context, params: Iterable[click.Option]) -> dict[str, list[click.Option]]:
-        known = {**table.options(), **table.taken_by(_key(ctx).replace(" ", "-"))}
-        groups = {group: list[click.Option]() for group in GROUPS}
-        for param in params:
-            groups[known[param.name].group if param.name in known else "Output"].append(param)
-        return {group: some for group, some in groups.items() if some}
 
 
 def _records(params: Iterable[click.Option], ctx: click.Context) -> Records:

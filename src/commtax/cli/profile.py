@@ -53,8 +53,7 @@ def check_command(files: tuple[Path, ...], as_json: bool, **options: object) -> 
     """Can it be read, does it hold physics, and what does it tell of a question? Exit 1: nothing of it, 2: not readable."""
     output, own = Output(as_json), _joined(files)
     found = coverage(own, _asked(GivenOptions(options), output))
-    code = 0 if found.used else TELLS_NOTHING
-    output.answer(profiles.coverage_document, profiles.show_coverage, found, code=code)
+    output.answer(profiles.coverage_document, profiles.show_coverage, found, code=0 if found.used else TELLS_NOTHING)
 
 
 def _joined(files: tuple[Path, ...]) -> Profile:

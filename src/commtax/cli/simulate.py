@@ -268,5 +268,4 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     swept = sweep(name, values, counting.counted(questions))
     if given.plot:
         plot_sweep(swept, Path(given.plot))
-    code = 1 if swept.most(slo) is None else 0
-    order.output.answer(sweep_document, show_sweep, swept, slo, code=code)
+    order.output.answer(sweep_document, show_sweep, swept, slo, code=1 if swept.most(slo) is None else 0)

@@ -16,8 +16,7 @@ hosts are all alike."""
 
 def emitted_words(trains: bool) -> tuple[str, ...]:
     """Words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
-    able = FORMS if not trains else TRAINING
-    return (*(one.emitted_as for one in programs() if one.trains == trains), *able)
+    return (*(one.emitted_as for one in programs() if one.trains == trains), *(TRAINING if trains else FORMS))
 
 
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
@@ -28,8 +27,7 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
         if form not in TRAINING:
             raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
         return {"launch": write_training(question, program_of(question.engine))}
-    plan = question.plan
-    used = int(plan.num_gpus) * copies
+    used = int(question.plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
         raise Refusal(f"emit: the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}", "emit")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")

@@ -75,8 +75,7 @@ def scheduler(deployment: DeployedPlan) -> str:
 def _plugins() -> str:
     """The scheduler's own configuration for two pools."""
     named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
-    decider = named[1]
-    handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": decider}}
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": named[1]}}
     picker = {"pluginRef": named[-1]}
     profiles = [
         {

@@ -193,7 +193,15 @@ def dash_key(name: str) -> str:
 
 def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
     """What a mapping says of the servers in it."""
-    role = _role(node, key)
+    held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
+    said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
+    said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
+    cache_settings = node.get("lmcacheConfig")
+    if isinstance(cache_settings, dict):
+        said.insert(0, {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(cache_settings.get("kvRole")), ""))
+    found = re.search("prefill|decode", " ".join(x for x in said if isinstance(x, str)), re.I)
+    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
+    role = found[0].lower() if found else "decode" if beside else ""
     if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
         around = replace(around, replicas=1, told={k: v for k, v in around.told.items() if k == "model"})
     told = {**around.told, **_sizes(node), **({"role": role} if role else {})}
@@ -230,19 +238,6 @@ def _name(node: JsonObject, key: str) -> str:
     names = [named for name in NAMES if isinstance(named := own.get(name), str)]
     listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
     return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
-
-
-def _role(node: JsonObject, key: str) -> str:
-    """Prompts or decoding, by a key, a name, a label or a type that says so."""
-    held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
-    said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
-    said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
-    cache_settings = node.get("lmcacheConfig")
-    if isinstance(cache_settings, dict):
-        said.insert(0, {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(cache_settings.get("kvRole")), ""))
-    found = re.search("prefill|decode", " ".join(x for x in said if isinstance(x, str)), re.I)
-    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
-    return found[0].lower() if found else "decode" if beside else ""
 
 
 def _sizes(node: JsonObject) -> dict[str, str]:

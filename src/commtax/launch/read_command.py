@@ -221,8 +221,7 @@ def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, r
     if text is None:
         reading.unread.append(f"{named} {name} (no such file here)")
         return
-    flags = [f"--{path}={value}" for path, value in settings_of(text)]
-    reading.take(flags, flags_of(engine))
+    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags_of(engine))
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:

@@ -85,9 +85,8 @@ class AnswerSide:
         ahead = object_of(self.value(["prompt_workers"]))
         if not sizes:
             return "-" if self.is_nothing else "no plan is good"
-        return describe_gpus(plan) if not ahead else self._pools(plan, ahead)
-
-    def _pools(self, plan: Plan, ahead: JsonObject) -> str:
+        if not ahead:
+            return describe_gpus(plan)
         prompts = replace(_plan(ahead), redundant_experts=plan.redundant_experts)
         workers, gpus = _count(ahead.get("workers")), _count(self.value(["gpus"]))
         copies = (gpus - workers * int(prompts.num_gpus)) // max(1, int(plan.num_gpus))

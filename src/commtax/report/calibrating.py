@@ -57,9 +57,7 @@ def _value(c: ConstantChange, value: float | None) -> str:
         return "-"
     if c.unit == "s":
         return format_seconds(value)
-    if c.unit == "B/s":
-        return format_rate(value)
-    return f"{value:.3g} {c.unit}".strip()
+    return format_rate(value) if c.unit == "B/s" else f"{value:.3g} {c.unit}".strip()
 
 
 def calibration_document(calibration: Calibration, path: str) -> Record:

@@ -22,9 +22,7 @@ OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
 
 def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
     """The plan that the answer names first: the recommended one, or that of the point to start from."""
-    if not a.places:
-        return a.plans, a.recommended
-    return a.usual.plans, a.usual.recommended
+    return (a.usual.plans, a.usual.recommended) if a.places else (a.plans, a.recommended)
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:

@@ -58,8 +58,7 @@ def plot_sweep(s: RequestSweep, path: Path | None) -> "plots.Figure":
                 metric, which = name.split("_")
                 values = [o.statistic(name) for o in s.outcomes]
                 ends = np.array([o.range_of(name) for o in s.outcomes])
-                label = f"{metric.upper()} {which}"
-                axes.plot(s.values, values, **style(index, label=label), markersize=4)
+                axes.plot(s.values, values, **style(index, label=f"{metric.upper()} {which}"), markersize=4)
                 axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
                 if s.knee is not None:
                     axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")

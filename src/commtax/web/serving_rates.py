@@ -2,7 +2,6 @@
 
 import math
 import shlex
-from collections.abc import Mapping
 
 from commtax.options import taken_by
 from commtax.report.documents import Record
@@ -34,10 +33,6 @@ def traffic_answer(state: State) -> Record:
     rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
     swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
     slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
-    return traffic_view(swept, state["rps"], slo) | {"command": _command(state, asked, rates)}
-
-
-def _command(state: State, asked: Mapping[str, object], rates: tuple[float, ...]) -> str:
     words = [state.file or state["m"], "--cluster", state["c"]]
     links = {"intra": state["intra"], "inter": state["inter"]}
     for name, value in {**{n: v for n, v in links.items() if v}, **asked}.items():
@@ -46,4 +41,5 @@ def _command(state: State, asked: Mapping[str, object], rates: tuple[float, ...]
     words += ["--sweep", f"request-rate={','.join(f'{rate:g}' for rate in rates)}"]
     words += [word for name in ("ttft", "tpot") if state[name] for word in (f"--{name}", f"{state[name]:g}ms")]
     line = shlex.join(["commtax", "simulate", *words])
-    return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
+    command = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
+    return traffic_view(swept, state["rps"], slo) | {"command": command}
