@@ -18,8 +18,6 @@ PRODUCER = "commtax"  # by which a trace of ours is known
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A number that changes in time."""
-
     name: str
     at_s: Column
     value: Column

@@ -126,11 +126,6 @@ def _number(value: Written, name: str) -> float:
         raise Refusal(f"{name}: '{str(value)[:40]}' is not a number{f'; write {bare[0]}' if bare else ''}", name) from None
 
 
-def _rate(value: Written, name: str) -> float:
-    """A number; "20 rps" and "20/s" are 20."""
-    return _number(_PER_SECOND.sub("", str(value)), name)
-
-
 def _prices(value: object, name: str) -> float | list[float | None]:
     """A price of a GPU-hour, or one a cluster, the catalogue's where there is none: ``2.5``, ``2.5,4`` or ``2.5,``."""
     try:
@@ -154,7 +149,7 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "length": Kind("N|DIST", _length),
     "integer": int,
     "number": Kind("X", _number),
-    "rate": Kind("RATE", _rate),
+    "rate": Kind("RATE", lambda value, name: _number(_PER_SECOND.sub("", str(value)), name)),  # "20 rps" and "20/s" are 20
     "rates": Kind("R,R", _rates),
     "share": Kind("SHARE", parse_fraction),
     "confidence": Kind("80%", confidence_of),

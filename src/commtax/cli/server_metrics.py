@@ -119,7 +119,6 @@ class ServerWatch:
             return None
 
     def exposition(self) -> str:
-        """The predicted band for Prometheus."""
         from commtax.report.predicted_band import exposition
 
         last = None if self.trouble or not self.history else self.history[-1]

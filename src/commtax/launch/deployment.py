@@ -59,7 +59,6 @@ class Pool:
         return own.join(written, self.role, number, host) if self.role else written
 
     def named(self, name: str) -> str:
-        """The pool's name in a deployment."""
         return f"{name}-{self.role}" if self.role else name
 
 
@@ -107,7 +106,6 @@ class DeployedPlan:
 
     @property
     def start_s(self) -> int:
-        """What a start may take."""
         return start_s(self.question)
 
     @property

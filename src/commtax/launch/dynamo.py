@@ -13,7 +13,12 @@ Component = dict[str, Tree]
 def write(deployment: DeployedPlan) -> str:
     """The graph: a frontend, and a component for each pool."""
     words = ["python3", "-m", "dynamo.frontend"]
-    container = {"name": "main", "image": _image(deployment), "command": words, "args": [f"--http-port={PORT}"]}
+    container = {
+        "name": "main",
+        "image": FACTS["dynamo"][deployment.program.key],
+        "command": words,
+        "args": [f"--http-port={PORT}"],
+    }
     own = [
         {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}},
         *(_worker(deployment, pool) for pool in deployment.pools),
@@ -27,10 +32,6 @@ def write(deployment: DeployedPlan) -> str:
     return "\n".join([*deployment.remarks(), yaml_text([claim(deployment), *settings_maps(deployment), graph])])
 
 
-def _image(deployment: DeployedPlan) -> str:
-    return str(FACTS["dynamo"][deployment.program.key])
-
-
 def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
     command, key, own = pool.command(), deployment.program.key, FACTS["dynamo"]
     role = [f"--{own['role'][key]} {pool.role}"] if pool.role and key in own["role"] else []
@@ -38,7 +39,7 @@ def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
     head = [f"python3 -m dynamo.{key}", f"--{own['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
     args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
     command = replace(command, args=args, told_by=_renamed(command.told_by, names))
-    container: Component = {"name": "main", "image": _image(deployment)}
+    container: Component = {"name": "main", "image": FACTS["dynamo"][deployment.program.key]}
     words = words_of(command, f"/settings/{pool.role or 'llm'}")
     container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
     container["resources"] = {"limits": resources(deployment, pool)}

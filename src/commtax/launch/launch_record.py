@@ -19,8 +19,7 @@ TOLD = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
 """Options of ours that a command may set, in the order in which they are told."""
 USUAL_LORA_RANK = 16  # max_lora_rank of vLLM's LoRAConfig
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
-BENCHMARKS = ("throughput", "latency")
-"""Words behind ``trtllm-bench`` that are no model."""
+BENCHMARKS = ("throughput", "latency")  # words behind ``trtllm-bench`` that are no model
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,20 +26,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     eight = "mxfp8" if str(values.fp8_recipe) == "mxfp8" else "fp8"
     values.dtype = eight if str(values.fp8) else "nvfp4" if str(values.fp4) else ""
     values.zero = 1 if values.zero else 0
-    chunks = _chunks(reading, int(values.pp or 1))
-    values.chunks = chunks if chunks > 1 else ""
-    if chunks > 1:
-        values.schedule = "interleaved"
-    if int(values.expert_tp or tp) != tp:
-        reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
-    values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}
-    values.async_axes = ",".join(axis for axis in OVERLAPPED if values.get(f"overlap_{axis}"))
-    if "expert_width" in values:  # beside dense layers, which have a width of their own
-        values["width"] = values["expert_width"]
-
-
-def _chunks(reading: FlagReading, pp: int) -> int:
-    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
+    pp = int(values.pp or 1)
     layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
     if each and layers:
         chunks = max(1, layers // pp // each)
@@ -58,7 +45,15 @@ def _chunks(reading: FlagReading, pp: int) -> int:
     if sorted(asked) != sorted(priced):
         theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
         reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
-    return chunks
+    values.chunks = chunks if chunks > 1 else ""
+    if chunks > 1:
+        values.schedule = "interleaved"
+    if int(values.expert_tp or tp) != tp:
+        reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
+    values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}
+    values.async_axes = ",".join(axis for axis in OVERLAPPED if values.get(f"overlap_{axis}"))
+    if "expert_width" in values:  # beside dense layers, which have a width of their own
+        values["width"] = values["expert_width"]
 
 
 def stages(text: str) -> list[str]:

@@ -220,7 +220,6 @@ def told(figure: ComparedFigure, value: float | None) -> str:
 
 
 def told_change(change: AnswerChange) -> str:
-    """By how much it changed."""
     if change.is_same:
         return "same"
     return (

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from commtax.verbs.why import Why
     from commtax.verbs.worth import Worth
 
-TOP = 10
-"""Plans that a document lists, as ``plan`` does by default."""
+TOP = 10  # plans that a document lists, as ``plan`` does by default
 Rows = list[Record]
 T = TypeVar("T", contravariant=True)
 

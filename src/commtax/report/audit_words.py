@@ -111,14 +111,10 @@ def causes(audited: Audit) -> list[Cause]:
 
     Of several jobs each cause says whose it is.
     """
-    several = _jobs(audited.sections) > 1
+    several = sum(s.kind == "trace" for s in audited.sections) > 1
     own = ((s.files[0] if several and s.kind == "trace" else "", c) for s in audited.sections for c in s.causes)
     told = (replace(c, said=f"{file}: {c.said}") if file else c for file, c in own)
     return sorted(told, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
-
-
-def _jobs(sections: Sequence[Section]) -> int:
-    return sum(s.kind == "trace" for s in sections)
 
 
 def cause_sentence(cause: Cause) -> str:
@@ -172,7 +168,7 @@ def other_causes(audited: Audit) -> list[Cause]:
 
 def job_sentence(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
-    if (several := _jobs(sections)) > 1:
+    if (several := sum(s.kind == "trace" for s in sections)) > 1:
         return f"traces of {several} jobs, each reported separately"
     for section in sections:
         if used := typical_of_ranks(section):

@@ -258,7 +258,6 @@ def _inequalities(step: ExplainedStep) -> Iterator[str]:
 
 
 def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
-    """What would explain a measured MFU."""
     from commtax.verbs.unsaid_options import completed_plans  # not for those who measured nothing
 
     likely, predicted = causes(b, measured_mfu), float(b.mfu)

@@ -127,14 +127,11 @@ def profile_document(own: Profile) -> Record:
 
 
 def _run_record(run: TaughtRun) -> Record:
-    latencies = {metric: record("profile-latency", lesson=lesson, off=_off(lesson)) for metric, lesson in run.lessons.items()}
+    offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
+    latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
     parts = {name: told for name, told in latencies.items() if name not in LATENCIES}
     served = {metric: latencies.get(metric) for metric in LATENCIES}
     return record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None)
-
-
-def _off(lesson: RunLesson) -> float:
-    return lesson.measured_s / lesson.catalogue_s - 1
 
 
 def show_difference(console: Console, found: ProfileDifference) -> None:

@@ -101,7 +101,7 @@ def _audited(found: ReadFiles, state: State) -> Record:
     told = {
         "compared": claim is not None and not placed,
         "hints": [*_hints(said, audited, asks)],
-        "sizes": _sizes_asked(state) if asks else [],
+        "sizes": [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else [],
     }
     notes = [page_words(str(note)) for note in cast("list[object]", shown["notes"])]
     return {**shown, **words, **told, "notes": notes, "document": audit_document(audited), "patch": said or None}
@@ -116,11 +116,6 @@ def _hints(said: Mapping[str, Value], audited: Audit, asks: bool) -> Iterator[st
         yield "Not compared with a prediction yet: on how many GPUs did one server run?"
     elif audited.claim is None and audited.verdict == UNKNOWN:
         yield "Nothing was compared: choose the model and the plan that ran, and tick the box above."
-
-
-def _sizes_asked(state: State) -> list[int]:
-    most = min(MOST_ASKED, state.question.cluster.num_gpus)
-    return [2**n for n in range(most.bit_length())]
 
 
 def _claim(state: State, said: Mapping[str, Value]) -> Claim:
