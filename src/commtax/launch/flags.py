@@ -1,7 +1,8 @@
 """The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
-``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
+``ratio`` (a share that may be 0), ``text``, ``several`` (words one after the other, kept with commas), ``name`` (a word of theirs for one of
+ours, in ``names``), ``on`` (a switch).
 What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
 ``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """
@@ -31,7 +32,7 @@ RULES = {
     "ratio": "a fraction from 0 to 1 is needed",
 }
 """What the kinds of values must be."""
-KINDS = (*RULES, "text", "name", "on")
+KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
@@ -202,7 +203,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
         raise Refusal("the flag needs a value", "from")
-    if kind in ("text", "name"):
+    if kind in ("text", "several", "name"):
         return value
     if value.lower() in LEFT_TO_THE_ENGINE:
         return None
@@ -233,8 +234,11 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
         if equals:
             yield name, value, word
         elif kind != "on" and at < len(args) and not _is_flag(args[at]):
-            yield name, args[at], f"{word} {args[at]}"
-            at += 1
+            end = at + 1
+            while kind == "several" and end < len(args) and not _is_flag(args[end]):
+                end += 1
+            yield name, ",".join(args[at:end]), " ".join([word, *args[at:end]])
+            at = end
         else:
             yield name, None, word
 

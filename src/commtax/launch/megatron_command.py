@@ -23,6 +23,8 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     count_ranks(reading)
     values, tp = reading.values, int(reading.values.tp or 1)
     values.recompute = values.recompute or ("selective" if values.selective else "")
+    if values.recompute == "selective" and values.modules not in ("", "core_attn"):
+        values.recompute = values.modules
     eight = "mxfp8" if str(values.fp8_recipe) == "mxfp8" else "fp8"
     values.dtype = eight if str(values.fp8) else "nvfp4" if str(values.fp4) else ""
     values.zero = 1 if values.zero else 0
