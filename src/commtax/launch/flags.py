@@ -1,8 +1,8 @@
 """The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
-``ratio`` (a share that may be 0), ``text``, ``several`` (words one after the other, kept with commas), ``name`` (a word of theirs for one of
-ours, in ``names``), ``on`` (a switch).
+``ratio`` (a share that may be 0), ``text``, ``several`` (words, kept with commas), ``name`` (a word of theirs for one of ours, in
+``names``), ``on`` (a switch).
 What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
 ``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """

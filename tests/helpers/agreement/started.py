@@ -1,4 +1,4 @@
-"""What ``plan --emit`` prints, pasted into ``simulate --from`` or ``bill --from``: the same plan, with the figures that it was named with."""
+"""What ``plan --emit`` prints, pasted into ``simulate --from`` or ``bill --from``: the same plan, with the same figures."""
 
 from __future__ import annotations
 
