@@ -147,8 +147,8 @@ class FlagReading:
                 loose.append(written)
             elif name in own.flags:
                 self._keep(own, name, value, written)
-            elif QUIET.get(name, ("", ""))[0] == "prefixes":
-                self.note("prefix caching", "prefix caching is on; --prefix-cache says how much of each prompt is found there")
+            elif (told := QUIET.get(name, ("nothing", ""))[0]) != "nothing":
+                self.note("prefix caching", told)
             elif asked or name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
