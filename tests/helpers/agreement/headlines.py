@@ -17,6 +17,7 @@ import commtax
 from cli_run import Told, told_here
 from commtax.report.view.plan_table import page_words
 from commtax.units import format_seconds
+from commtax.verbs.comparing import parse_plan, replicas_in
 from commtax.web.answering import write_answer
 
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-3-27b")
@@ -171,23 +172,36 @@ def requests_are_told_alike(rng: Random) -> str | None:
 
 
 def compared_plans_are_told_alike(rng: Random) -> str | None:
-    """Steps of plans beside each other, and which is fastest."""
+    """Steps of plans beside each other, as each is priced alone, and from where on which is faster."""
     drawn, batch = {"m": rng.choice(MODELS), "c": rng.choice(CLUSTERS)}, rng.choice((1, 8, 96))
-    plans = rng.sample(("tp1", "tp2", "tp4", "2xtp1", "2xtp2"), 2)
+    plans = rng.sample(("tp1", "tp2", "tp4", "tp2pp2", "tp1dp2ep2", "2xtp1", "2xtp2"), 2)
     told = told_here("compare", drawn["m"], "-c", drawn["c"], "--plans", ",".join(plans), "--batches", batch)
     if told.returncode == 2:
         return None
-    rows = [row for row in json.loads(told.document)["rows"] if not row["refused"]]
+    document = json.loads(told.document)
+    rows = [row for row in document["rows"] if not row["refused"]]
     checks = list[Difference]()
     for row in rows:
-        copies, _, tp = row["plan"].rpartition("x")
-        replicas = int(copies or 1)
-        if batch % replicas:
-            continue
-        one = commtax.bill(drawn["m"], drawn["c"], tp=int(tp.removeprefix("tp")), replicas=replicas, batch=batch // replicas)
-        checks += [("step_s", float(one.step_s), row["step_s"]), ("tokens_per_s", float(one.tokens_per_s), row["tokens_per_s"])]
+        one = _alone(drawn, row["plan"], batch)
+        checks += [("batch", float(one.question.batch), row["batch"]), ("step_s", float(one.step_s), row["step_s"])]
+        if batch >= replicas_in(row["plan"]):  # else some of them idle
+            rate = batch * float(one.tokens_per_s) / (float(one.question.batch) * replicas_in(row["plan"]))
+            checks.append(("tokens_per_s", rate, row["tokens_per_s"]))
         checks.append(_said(format_seconds(row["step_s"]), told))
+    for swap in document["break_even"]:
+        if swap["axis"] == "sequences":
+            ends = [[float(_alone(drawn, swap[x], at).step_s) for x in ("below", "from")] for at in (1, int(swap["at"]))]
+            checks += [
+                ("the one below is faster at 1", True, ends[0][0] < ends[0][1]),
+                ("the other from there", True, ends[1][1] < ends[1][0]),
+            ]
     return _verdict(iter(checks), drawn | {"plans": plans, "batch": batch}, "compare") if rows else None
+
+
+def _alone(drawn: Drawn, plan: str, sequences: int) -> Any:
+    """The bill of one plan with its replicas' share of so many sequences."""
+    sizes = {axis: n for axis, n in parse_plan(plan).items() if n != 1}
+    return commtax.bill(str(drawn["m"]), str(drawn["c"]), **sizes, batch=-(-sequences // replicas_in(plan)))
 
 
 # Plans

@@ -10,8 +10,10 @@ from typing import Any
 
 from cli_run import told_here
 from commtax.catalog.programs import programs
+from commtax.judgement.margins import ratio_error
 from commtax.launch.forms import FORMS, TRAINING
 from commtax.planner.columns import USUAL
+from commtax.verbs.settling import resolve_question
 
 ROUNDED = 1e-6
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
@@ -63,7 +65,7 @@ def emitted_servers_have_the_plan_s_times(rng: Random) -> str | None:
 
 
 def emitted_jobs_take_the_plan_s_step(rng: Random) -> str | None:
-    """The step and the memory of the training plan that is recommended."""
+    """The step of the training plan that is recommended, which leaves GPUs idle only where it is surely faster."""
     engine = rng.choice([one for one in programs() if one.trains])
     place = ["-c", f"{rng.choice(('', '2x'))}{rng.choice((2, 4, 8))}x{rng.choice(CHIPS)}", "--engine", engine.key]
     asked = ["--global-batch", str(rng.choice((8, 24, 32))), *_some(rng, input_len=(1024, 4096, 8192))]
@@ -78,6 +80,11 @@ def emitted_jobs_take_the_plan_s_step(rng: Random) -> str | None:
     if again.returncode not in (0, 1):
         return f"{said}: exit code {again.returncode}, {again.stderr or again.stdout}\n{launch}"
     differs = list(_differences(own, json.loads(again.document), ("step_s", "tokens_per_s")))
+    error = ratio_error(resolve_question(model, place[1], {}, "train"))
+    wider = [
+        row["verdict"] for row in document["plans"] if row["gpus"] > own["gpus"] and row["step_s"] <= own["step_s"] * (1 + error)
+    ]
+    differs += [f"{wider[0]} uses more GPUs and is too close to call"] if wider else []
     return f"{said}: {'; '.join(differs)}\n{launch}" if differs else ""
 
 
