@@ -17,6 +17,7 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import METER, STOP, is_watched
+from commtax.options import taken_by
 from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
@@ -26,21 +27,13 @@ from commtax.question import Question
 from commtax.records import replace
 from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
-from commtax.units import parse_seconds, parse_tokens
-from commtax.verbs.keywords import PlanFleetOptions
-
-if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch
-
-
-from typing import TYPE_CHECKING
-
-from commtax.options import taken_by
-from commtax.units import plural
+from commtax.units import parse_seconds, parse_tokens, plural
 from commtax.verbs.disaggregation import check_one_place
+from commtax.verbs.keywords import PlanFleetOptions
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
+    from commtax.launch.launch_record import Launch
     from commtax.planner.fleet_trials import Trial
 
 

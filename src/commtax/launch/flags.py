@@ -1,8 +1,7 @@
 """The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
-``ratio`` (a share that may be 0), ``text``, ``several`` (words, kept with commas), ``name`` (a word of theirs for one of ours, in
-``names``), ``on`` (a switch).
+``ratio`` (from 0), ``text``, ``several`` (words, kept with commas), ``name`` (their word, in ``names``), ``on`` (a switch).
 What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
 ``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
 from importlib import import_module
+from itertools import takewhile
 from types import ModuleType
 
 from commtax.catalog.programs import flag_table
@@ -231,14 +231,12 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
         name, equals, value = word.partition("=")
         name = flag_name(name)
         kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
+        words = list(takewhile(lambda one: not _is_flag(one), args[at:]))[: {"on": 0, "several": None}.get(kind, 1)]
         if equals:
             yield name, value, word
-        elif kind != "on" and at < len(args) and not _is_flag(args[at]):
-            end = at + 1
-            while kind == "several" and end < len(args) and not _is_flag(args[end]):
-                end += 1
-            yield name, ",".join(args[at:end]), " ".join([word, *args[at:end]])
-            at = end
+        elif words:
+            yield name, ",".join(words), " ".join([word, *words])
+            at += len(words)
         else:
             yield name, None, word
 

@@ -74,6 +74,5 @@ def _flag(q: Question, name: str, value: object) -> str:
     sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
     if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
         name, value = "plain_nccl", True
-    spelled = (one.get(name) for one in sections)
-    word = next((text.split()[0] for text in spelled if isinstance(text, str)), name.replace("_", "-"))
+    word = next((one[name].split()[0] for one in sections if isinstance(one.get(name), str)), name.replace("_", "-"))
     return f"--{word}" if value is True else f"--{word} {value}"
