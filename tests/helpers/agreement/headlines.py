@@ -15,6 +15,7 @@ from typing import Any
 
 import commtax
 from cli_run import Told, told_here
+from commtax import catalog
 from commtax.report.view.plan_table import page_words
 from commtax.units import format_seconds
 from commtax.verbs.comparing import parse_plan, replicas_in
@@ -204,6 +205,29 @@ def _alone(drawn: Drawn, plan: str, sequences: int) -> Any:
     return commtax.bill(str(drawn["m"]), str(drawn["c"]), **sizes, batch=-(-sequences // replicas_in(plan)))
 
 
+LINKS = ("nvlink4", "nvlink3", "pcie4", "pcie5", "ib-ndr", "ib-hdr", "roce-200", "10gbe")
+
+
+def overlaps_that_break_even_do(rng: Random) -> str | None:
+    """What ``compare`` says must be hidden for a slow link's step to match the fastest: ``bill --overlap`` takes that step."""
+    model, tp, batch = rng.choice(MODELS), rng.choice((2, 4, 8)), rng.choice((1, 8, 64, 512))
+    links, size = rng.sample(LINKS, 2), ["-tp", tp, "--batch", batch]
+    told = told_here("compare", model, "-c", f"{tp}xh100-sxm", *size, "--over", f"link={','.join(links)}")
+    if told.returncode == 2:
+        return None
+    rows = [row for row in json.loads(told.document)["rows"] if not row["refused"]]
+    if len(rows) < 2:
+        return None
+    share = max((row["breakeven_overlap"], row["step_s"], row["link"]) for row in rows)
+    fastest = min(row["step_s"] for row in rows)
+    place = ["-c", f"{tp}xh100-sxm", "--intra", share[2]] if catalog.link(share[2]).scope == "intra" else None
+    hidden = told_here("bill", model, *(place or ["-c", f"{tp}x1xh100-sxm", "--inter", share[2]]), *size, "--overlap", share[0])
+    if hidden.returncode == 2:
+        return f"bill refuses {share}: {hidden.stderr}"
+    found = [("step_s", json.loads(hidden.document)["step_s"], fastest), _said(f"{share[0]:.0%}" if share[0] else "to hide", told)]
+    return _verdict(iter(found), {"m": model, "tp": tp, "b": batch, "links": links, "share": share}, "compare")
+
+
 # Plans
 
 
@@ -276,6 +300,7 @@ LAWS = {
         (techniques_are_told_alike, 1),
         (requests_are_told_alike, 2),
         (compared_plans_are_told_alike, 2),
+        (overlaps_that_break_even_do, 2),
         (plans_are_told_alike, 1),
         (several_clusters_are_told_alike, 1),
     )
