@@ -224,7 +224,7 @@ def overlaps_that_break_even_do(rng: Random) -> str | None:
     hidden = told_here("bill", model, *(place or ["-c", f"{tp}x1xh100-sxm", "--inter", share[2]]), *size, "--overlap", share[0])
     if hidden.returncode == 2:
         return f"bill refuses {share}: {hidden.stderr}"
-    found = [("step_s", json.loads(hidden.document)["step_s"], fastest), _said(f"{share[0]:.0%}" if share[0] else "to hide", told)]
+    found = [("step_s", json.loads(hidden.document)["step_s"], fastest), *([_said(f"{share[0]:.0%}", told)] if share[0] else [])]
     return _verdict(iter(found), {"m": model, "tp": tp, "b": batch, "links": links, "share": share}, "compare")
 
 
