@@ -650,7 +650,7 @@ def test_servers_for_prompts_must_fit_too(tp, code):
 
 
 def test_what_a_pasted_command_turns_off_or_forces_is_told():
-    job = "torchrun --nproc-per-node 8 pretrain_gpt.py --recompute-granularity selective --recompute-modules layernorm moe_act --bf16"
+    job = "torchrun --nproc-per-node 8 pretrain_gpt.py --recompute-granularity selective --recompute-modules layernorm moe_act"
     assert parse(job).options.get("recompute") == "layernorm,moe_act"
     assert parse(job.replace("layernorm moe_act", "core_attn")).options.get("recompute") == "selective"
     done = run("simulate", "--from", f"{VLLM} -tp 4 --no-enable-prefix-caching --attention-backend TRITON_ATTN", "-c", "4xh100-sxm")
