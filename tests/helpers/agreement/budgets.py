@@ -3,8 +3,7 @@
 from math import isfinite, log
 from random import Random
 
-from agreement.closed_loop import FAR, LEFT_OUT
-from closed_loops import paired
+from closed_loops import FAR, paired
 
 
 def small_budgets_serve_what_the_simulation_says(rng: Random) -> str | None:
@@ -24,7 +23,7 @@ def small_budgets_serve_what_the_simulation_says(rng: Random) -> str | None:
         return None
     most = log(2) if drafts else FAR
     far = [name for name in ("tpot", "rate") if isfinite(pair.whole[name]) and abs(log(pair.whole[name])) > most]
-    return str(pair) if far and not LEFT_OUT & set(pair.notes) else ""
+    return str(pair) if far and not pair.noted else ""
 
 
 LAWS = {law.__name__: (law, 1) for law in (small_budgets_serve_what_the_simulation_says,)}
