@@ -23,10 +23,23 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     count_ranks(reading)
     values, tp = reading.values, int(reading.values.tp or 1)
     values.recompute = values.recompute or ("selective" if values.selective else "")
+    if values.recompute == "selective" and values.modules not in ("", "core_attn"):
+        values.recompute = values.modules
     eight = "mxfp8" if str(values.fp8_recipe) == "mxfp8" else "fp8"
     values.dtype = eight if str(values.fp8) else "nvfp4" if str(values.fp4) else ""
     values.zero = 1 if values.zero else 0
-    pp = int(values.pp or 1)
+    chunks = _chunks(reading, int(values.pp or 1))
+    values |= {"chunks": chunks, "schedule": "interleaved"} if chunks > 1 else {"chunks": ""}
+    if int(values.expert_tp or tp) != tp:
+        reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
+    values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}
+    values.async_axes = ",".join(axis for axis in OVERLAPPED if values.get(f"overlap_{axis}"))
+    if "expert_width" in values:  # beside dense layers, which have a width of their own
+        values["width"] = values["expert_width"]
+
+
+def _chunks(reading: FlagReading, pp: int) -> int:
+    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
     layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
     if each and layers:
         chunks = max(1, layers // pp // each)
@@ -36,24 +49,12 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
         asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
         chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
     elif layers and pp > 1 and any(reading.values.get(name) for name in UNEVEN):
-        usual = -(-layers // pp) - 1
-        first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
-        last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
-        inner = pp - bool(first) - bool(last)
-        asked = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+        asked = _uneven(reading, layers, pp)
     priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
     if sorted(asked) != sorted(priced):
         theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
         reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
-    values.chunks = chunks if chunks > 1 else ""
-    if chunks > 1:
-        values.schedule = "interleaved"
-    if int(values.expert_tp or tp) != tp:
-        reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
-    values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}
-    values.async_axes = ",".join(axis for axis in OVERLAPPED if values.get(f"overlap_{axis}"))
-    if "expert_width" in values:  # beside dense layers, which have a width of their own
-        values["width"] = values["expert_width"]
+    return chunks
 
 
 def stages(text: str) -> list[str]:
@@ -108,6 +109,15 @@ def layout_text(layout: Layout) -> str:
     return "".join([f"E{first}|", *(f"({stage}|)*{n}" if n > 1 else f"{stage}|" for stage, n in runs), f"{last}L"])
 
 
+def _uneven(reading: FlagReading, layers: int, pp: int) -> list[int]:
+    """Layers of each rank where the first or the last stage has a number of its own."""
+    usual = -(-layers // pp) - 1
+    first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
+    last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
+    inner = pp - bool(first) - bool(last)
+    return [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+
+
 def write(job: LaunchJob) -> Command:
     """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
     plan, q = job.plan, job.question
@@ -131,6 +141,7 @@ def write(job: LaunchJob) -> Command:
 
 
 def _format_flags(dtype: str) -> list[str]:
+    """The number format of the products, where it is not bf16."""
     if dtype == "mxfp8":
         return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")
     return FLAGS.spell(fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")

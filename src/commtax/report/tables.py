@@ -109,7 +109,7 @@ def say_held(console: Console, count: int) -> None:
 
 def cluster_words(asked: Question) -> str:
     if len(asked.places) > 1:
-        ahead, own = (cluster_words(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
+        ahead, own = (cluster_words(Question.but(asked, cluster=place, prefill_cluster=None)) for place in asked.places)
         slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
         return f"{ahead} for prompts and {own} for decoding, {slower.key} between them"
     c = asked.cluster
