@@ -94,7 +94,15 @@ class AskedRun:
     base: ClosedLoop
 
     def reason_refused(self) -> str:
-        return reason_impossible(self.run, self.base)
+        """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak let a single one."""
+        steps = max(1.0, float(self.base.requests.output_len) - 1)
+        each = self.run.measured.get("tpot", self.run.measured.get("e2e", np.inf) / steps)
+        q = self.base.question
+        least = float(price(q.but(batch=1, context=1)).least_s(q.cluster.chip.memory_Bps))
+        if each >= least * FLOOR_SLACK:
+            return ""
+        beats = f"{format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
+        return f"{self.run.label}: {beats} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
 
     def without_strange(self) -> tuple["AskedRun", list[str]]:
         run, said = without_strange(self.run, self.base)
@@ -120,18 +128,6 @@ def _without_repeats(asked: Sequence["AskedRun | AskedStep"]) -> list["AskedRun 
 def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
     options = cast(SimulateOptions, {**run.options, "profile": own})
     return simulate(run.model, run.cluster, **options)
-
-
-def reason_impossible(run: MeasuredRun, answer: ClosedLoop) -> str:
-    """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak let a single one."""
-    steps = max(1.0, float(answer.requests.output_len) - 1)
-    each = run.measured.get("tpot", run.measured.get("e2e", np.inf) / steps)
-    q = answer.question
-    least = float(price(q.but(batch=1, context=1)).least_s(q.cluster.chip.memory_Bps))
-    if each >= least * FLOOR_SLACK:
-        return ""
-    said = f"{run.label}: {format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
-    return f"{said} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
 
 
 def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, list[str]]:

@@ -56,21 +56,6 @@ def comparable(step: MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
     return {name: s for name, s in measured.items() if expected[name] > 0}
 
 
-def reason_other_step(step: MeasuredStep, priced: PricedStep) -> str:
-    """Why a profiled step cannot be of this deployment: kernels beat the hardware, or collectives are there for no reason."""
-    ran = sum(s for name, s in step.parts.items() if name in KERNEL_PACES or name == "kernels")
-    q = priced.question
-    least = float(priced.bill.least_s(q.cluster.chip.memory_Bps))
-    if ran < least * FLOOR_SLACK:
-        beats = f"{format_seconds(ran)} of kernels per step beat the hardware, which needs {format_seconds(least)} at the least"
-        return f"{step.label}: {beats} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
-    sends = priced.seconds["collectives"] > 0
-    if sends is not ("collectives" in step.parts):
-        found = "no collective in its steps" if sends else "its steps hold collectives"
-        return f"{step.label}: {found}, and tp {q.plan.tp} {'has' if sends else 'needs'} {'some' if sends else 'none'}"
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class AskedStep:
     """A profiled step, and what is predicted of it before anything was learnt."""
@@ -79,7 +64,18 @@ class AskedStep:
     base: PricedStep
 
     def reason_refused(self) -> str:
-        return reason_other_step(self.step, self.base)
+        """Why a profiled step cannot be of this deployment: kernels beat the hardware, or collectives are there for no reason."""
+        step, q = self.step, self.base.question
+        ran = sum(s for name, s in step.parts.items() if name in KERNEL_PACES or name == "kernels")
+        least = float(self.base.bill.least_s(q.cluster.chip.memory_Bps))
+        if ran < least * FLOOR_SLACK:
+            beats = f"{format_seconds(ran)} of kernels per step beat the hardware, which needs {format_seconds(least)} at the least"
+            return f"{step.label}: {beats} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
+        sends = self.base.seconds["collectives"] > 0
+        if sends is not ("collectives" in step.parts):
+            found = "no collective in its steps" if sends else "its steps hold collectives"
+            return f"{step.label}: {found}, and tp {q.plan.tp} {'has' if sends else 'needs'} {'some' if sends else 'none'}"
+        return ""
 
     def without_strange(self) -> "tuple[AskedStep, list[str]]":
         """Without parts that are so far off that they are of something else, and what those are."""

@@ -51,7 +51,9 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
     if kind.layers == "model":
         return replace(plain, model=other, own_embedding=True, own_head=True)
     if kind.layers == "mtp" and model.mtp:
-        blocks = _first_module(model.mtp)
+        # Layers that guess one token: up to the next one that joins state and embedding.
+        starts = [i for i, block in enumerate(model.mtp) if any(extra.part == "mtp" for extra in block.extras)]
+        blocks = model.mtp[: starts[1]] if len(starts) > 1 else model.mtp
         modules = 1 if kind.times > 1 else min(drafts, len(model.mtp) // len(blocks))
         return replace(plain, model=_as_model(model, kind, blocks * kind.times, _quantised(model)), modules=modules)
     count = kind.otherwise if kind.layers == "mtp" else kind.layers
@@ -63,12 +65,6 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
 def _quantised(model: Model) -> Model:
     """The model as its layers for further tokens are stored."""
     return replace(model, quant=None) if model.quant and model.quant.dtype in UNQUANTISED else model
-
-
-def _first_module(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Layers that guess one token: up to the next one that joins state and embedding."""
-    starts = [i for i, block in enumerate(blocks) if any(extra.part == "mtp" for extra in block.extras)]
-    return blocks[: starts[1]] if len(starts) > 1 else blocks
 
 
 def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: Model | None) -> Model:

@@ -22,21 +22,17 @@ def expand_row(row: Row) -> JsonObject:
     """A row as a model's own file would say it."""
     family, key, name, counts, values, others = row
     url, title = f"https://huggingface.co/{name}", f"config.json of {name} on the Hugging Face Hub"
+    rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
+    section = family.get("section", "")
+    sizes: JsonObject = {section: {**rest[section], **own}} if section else own
     return {
         "key": key,
         "aliases": [name, *others],
-        "config": _config(family, values),
+        "config": {"architectures": [family["architecture"]], **rest, **sizes},
         "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
         "published": [*_published_totals(counts, url)],
         "assumed_length": key in family.get("assumed_length", ()),
     }
-
-
-def _config(family: Table, values: list[Json]) -> JsonObject:
-    rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
-    section = family.get("section", "")
-    sizes: JsonObject = {section: {**rest[section], **own}} if section else own
-    return {"architectures": [family["architecture"]], **rest, **sizes}
 
 
 def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:

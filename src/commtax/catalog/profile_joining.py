@@ -28,6 +28,11 @@ def tells_chip(own: Profile) -> bool:
 
 def lay_over(first: Profile, second: Profile) -> Profile:
     """The first with what the second holds in the place of its own."""
+    # The links that the joined collectives were measured on: whoever's they are says so.
+    inside = second if second.libraries or not first.libraries else first
+    across = second if second.network or not first.network else first
+    both = {**first.links, **second.links}
+    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
     return replace(
         _joined_runs(first, second),
         name=f"{first.name} + {second.name}",
@@ -36,7 +41,7 @@ def lay_over(first: Profile, second: Profile) -> Profile:
         libraries=_libraries(first, second),
         network=second.network or first.network,
         curves=second.curves if second.network else first.curves,
-        links=_links(first, second),
+        links={which: told[which] or link for which, link in both.items()},
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
     )
@@ -75,15 +80,6 @@ def _libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]
     if not _on_one_link(first, second, "intra"):
         return second.libraries or first.libraries
     return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
-
-
-def _links(first: Profile, second: Profile) -> dict[str, str]:
-    """The links that the joined collectives were measured on: whoever's they are says so."""
-    inside = second if second.libraries or not first.libraries else first
-    across = second if second.network or not first.network else first
-    both = {**first.links, **second.links}
-    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
-    return {which: told[which] or link for which, link in both.items()}
 
 
 def _on_one_link(first: Profile, second: Profile, which: str) -> bool:

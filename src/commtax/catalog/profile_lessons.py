@@ -56,18 +56,14 @@ def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
     for index, row in enumerate(rows):
         part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
         part.check_known({*(f.name for f in fields(Deployment)), "run"})
-        deployment = _deployment(part)
+        facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
+        facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
+        facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
+        deployment = record_from(Deployment, facts)
         if not part.rows("run"):
             raise Refusal(f"{part.where} lacks run", part.named("run"))
         for i, run in enumerate(part.rows("run")):
             yield from _read_run(TableView.of(run, f"{part.where}.run[{i}]", "a table of a run"), deployment)
-
-
-def _deployment(part: TableView) -> Deployment:
-    facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
-    facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
-    facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
-    return record_from(Deployment, facts)
 
 
 def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:

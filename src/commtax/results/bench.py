@@ -72,16 +72,12 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
             yield from printed.parse(text)
         for module in special:
             yield from module.parse(text)
-        yield from _results_between_lines(text)
-
-
-def _results_between_lines(text: str) -> Iterator[BenchmarkRun]:
-    """Results that stand as JSON in lines of their own among others, as a client's output has them."""
-    for match in _LINE.finditer(text):
-        end = text.find("\n", match.start())
-        line = text[match.start() : end if end >= 0 else None]
-        with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
-            yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _results_of_document(d))
+        # Results that stand as JSON in lines of their own among others, as a client's output has them.
+        for match in _LINE.finditer(text):
+            end = text.find("\n", match.start())
+            line = text[match.start() : end if end >= 0 else None]
+            with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
+                yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _results_of_document(d))
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:

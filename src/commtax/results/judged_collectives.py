@@ -101,7 +101,11 @@ def judge_tests(
 
 def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Finding]:
     """What makes a test unsound however long it took, and tests of which rows are missing."""
-    yield from _incomplete_tests(tests)
+    # A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run.
+    for test in (t for t in tests.cut if t.asked and not tests.alone):
+        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
+        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
+        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(missing_words(test))
     if tests.shared:
         who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
         why = f"ranks {who} name one bus id: NCCL joins them through the host or a socket"
@@ -115,14 +119,6 @@ def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Findi
 def wrong_sizes(run: NcclTestsRun) -> str:
     """The sizes with wrong values."""
     return ", ".join(format_bytes(row.nbytes) for row in run.rows if row.wrong)[: COUNT.most_signs]
-
-
-def _incomplete_tests(tests: CollectiveTests) -> Iterator[Finding]:
-    """A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run."""
-    for test in (t for t in tests.cut if t.asked and not tests.alone):
-        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
-        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
-        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(missing_words(test))
 
 
 def missing_words(test: BegunTest) -> str:

@@ -81,17 +81,13 @@ def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> Serve
     tails = tuple(tail_findings(window.page, predicted))
     binds = (Note(BINDS, _binding_words(predicted, claim)),) if claim and predicted else ()
     notes = (*_window_notes(window), *(n for n in judged.notes if n.code not in ("results", "since-start")), *binds)
-    section = replace(judged, kind=KIND, findings=_with_tails(judged.findings, tails), notes=notes)
-    return ServerAudit(Audit(claim, (section,)), run, window, predicted)
-
-
-def _with_tails(findings: tuple[Finding, ...], tails: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Each tail behind the mean of its time."""
+    # Each tail behind the mean of its time.
     found: list[Finding] = []
-    for finding in findings:
+    for finding in judged.findings:
         own = [t for t in tails if t.code.partition("_")[0] == finding.code.partition("_")[0] and finding.code.endswith("_mean")]
         found += [finding, *own]
-    return tuple(found)
+    section = replace(judged, kind=KIND, findings=tuple(found), notes=notes)
+    return ServerAudit(Audit(claim, (section,)), run, window, predicted)
 
 
 def _run(window: MetricsWindow, claim: Claim | None) -> BenchmarkRun:

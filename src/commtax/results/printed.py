@@ -102,17 +102,14 @@ class _PrintedReader:
         elif END in line and not any(sign.isalpha() for sign in line):
             yield from self._closed(None) if self.titled else ()
         elif self.command or is_command(line.strip(" `")):
-            yield from self._commanded(line)
+            self.command += " " + line.strip(" `").rstrip("\\")
+            if not line.rstrip().endswith("\\"):
+                if self.run.measured:
+                    yield from self._closed(None)
+                self.told.take(self.command.strip())
+                self.command = ""
         else:
             yield from self._plain(number, line)
-
-    def _commanded(self, line: str) -> Iterator[BenchmarkRun]:
-        self.command += " " + line.strip(" `").rstrip("\\")
-        if not line.rstrip().endswith("\\"):
-            if self.run.measured:
-                yield from self._closed(None)
-            self.told.take(self.command.strip())
-            self.command = ""
 
     def _plain(self, number: int, line: str) -> Iterator[BenchmarkRun]:
         """A pair, or the title of a metric."""

@@ -42,7 +42,9 @@ def slow_links(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Su
         return
     groups = {wires[at].places for at in slow}
     cost, since = max((cost, -since) for cost, since, _ in slow.values())
-    place = _common_rank(groups, {w.places for w in wires} - groups)
+    # The one rank that all slow groups share, where others are well.
+    shared = set.intersection(*map(set, groups))
+    place = shared.pop() if len(groups) > 1 and len(shared) == 1 and ({w.places for w in wires} - groups) else None
     dearest = max(slow, key=lambda at: slow[at][0])
     said = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
     if place is None and len(groups) == 1 and wires[dearest].like[0] == MESSAGE:
@@ -82,12 +84,6 @@ def _slower_than_others(wire: LikeCollectives, wires: list[LikeCollectives], ste
     exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
     said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
     return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST else None
-
-
-def _common_rank(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:
-    """The one rank that all slow groups share, where others are well."""
-    shared = set.intersection(*map(set, slow))
-    return shared.pop() if len(slow) > 1 and len(shared) == 1 and well else None
 
 
 def wires_of(job: TracedJob, first: Column) -> Iterator[LikeCollectives]:
