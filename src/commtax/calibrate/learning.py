@@ -102,7 +102,8 @@ class AskedRun:
         if each >= least * FLOOR_SLACK:
             return ""
         beats = f"{format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
-        return f"{self.run.label}: {beats} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
+        where = f"{q.cluster.chip.key} at tp {q.plan.tp}"
+        return f"{self.run.label}: {beats} on {where}; other hardware, weights or sizes than was said"
 
     def without_strange(self) -> tuple["AskedRun", list[str]]:
         run, said = without_strange(self.run, self.base)

@@ -70,7 +70,8 @@ class AskedStep:
         least = float(self.base.bill.least_s(q.cluster.chip.memory_Bps))
         if ran < least * FLOOR_SLACK:
             beats = f"{format_seconds(ran)} of kernels per step beat the hardware, which needs {format_seconds(least)} at the least"
-            return f"{step.label}: {beats} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
+            where = f"{q.cluster.chip.key} at tp {q.plan.tp}"
+            return f"{step.label}: {beats} on {where}; other hardware, weights or sizes than was said"
         sends = self.base.seconds["collectives"] > 0
         if sends is not ("collectives" in step.parts):
             found = "no collective in its steps" if sends else "its steps hold collectives"
