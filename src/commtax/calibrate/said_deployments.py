@@ -29,10 +29,8 @@ from commtax.verbs.keywords import SimulateOptions
 
 SIMULATED = frozenset(taken_by("simulate()"))
 LEVEL = levels(__name__)
-ALONE = {"tp": 1, "pp": 1, "dp": 1}
-"""Sizes that a command leaves out."""
-SIZES = ("pp", "dp", "ep")
-"""Beside tp, those that a result may carry."""
+ALONE = {"tp": 1, "pp": 1, "dp": 1}  # sizes that a command leaves out
+SIZES = ("pp", "dp", "ep")  # beside tp, those that a result may carry
 UNRELEASED = re.compile(r"0\.0(\.|$)|0\.1\.dev")  # what a build without tags calls itself
 VERSION = re.compile(r"v?(\d{1,9}(?:\.\w{1,30}){1,9})")
 OWN_ENGINE = "builtin"  # of ``commtax measure serve``, which no command of its own launches

@@ -19,8 +19,7 @@ from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Pat
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
-FUSED = "all-reduce-norm"
-"""What a kernel does that sums over the ranks, adds the residual and norms."""
+FUSED = "all-reduce-norm"  # what a kernel does that sums over the ranks, adds the residual and norms
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others

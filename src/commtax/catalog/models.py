@@ -17,8 +17,7 @@ from commtax.spec import Citation, Model
 from commtax.statement import Note, Refusal
 
 MAX_HEADER_BYTES = 100 * 2**20
-Config = JsonObject
-"""A ``config.json``, as it is."""
+Config = JsonObject  # a ``config.json``, as it is
 
 
 @dataclass(frozen=True, slots=True)

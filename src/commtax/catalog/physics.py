@@ -48,14 +48,12 @@ DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
     {key: PhysicalRange(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
 )
 FLOPS, RANKS, SLOPE = _OTHER["flops_per_s"], _OTHER["ranks"], _OTHER["slope"]
-GROUPS = ("worlds", "ranks")
-"""Facts of a path that are lists of group sizes."""
+GROUPS = ("worlds", "ranks")  # facts of a path that are lists of group sizes
 NEEDED: dict[str, list[str]] = _TABLE["needed"]
 
 MOST_OF_A_LINK = 4.0
 """A path may count both directions, and bytes that a switch adds on their way: together never more than this."""
-WRITTEN = 1e-5
-"""Numbers are written with six digits, and rounding must not lift one over its ceiling."""
+WRITTEN = 1e-5  # numbers are written with six digits, and rounding must not lift one over its ceiling
 
 
 def check_chip(given: ChipFacts, chip: Chip) -> None:

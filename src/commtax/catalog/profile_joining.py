@@ -12,8 +12,7 @@ from typing import cast
 from commtax.spec import ChipFacts, Path, Profile, RunLesson
 from commtax.statement import Refusal
 
-NO_FACTS = ("key", "name")
-"""What a chip is called is no fact of it."""
+NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
 
 
 def join(profiles: Sequence[Profile]) -> Profile:

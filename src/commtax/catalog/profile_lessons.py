@@ -28,8 +28,7 @@ _LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not M
 """What a deployment that does not say it is."""
 _UNSAID = {f.name: f.default for f in fields(RunLesson) if f.name in physics.LATENCY and f.default is not MISSING}
 """What a latency that does not say it has."""
-MOST = 1_000
-"""Latencies of a profile: what they teach together takes time with the third power of their number."""
+MOST = 1_000  # latencies of a profile: what they teach together takes time with the third power of their number
 
 
 @dataclass(frozen=True, slots=True)

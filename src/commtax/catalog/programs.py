@@ -6,8 +6,7 @@ from typing import Any
 from commtax.catalog.loader import plain_record, stems, table
 from commtax.spec import Engine, Program
 
-APART = ("program", "flags")
-"""Sections of an engine's file that its record is made without."""
+APART = ("program", "flags")  # sections of an engine's file that its record is made without
 
 
 @lru_cache(maxsize=1)

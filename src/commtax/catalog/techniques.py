@@ -34,8 +34,7 @@ WORDS = {
     "redundant_experts": "COPIES",
 }
 """What values that stand behind techniques are called."""
-NONE = "none"
-"""What asks for no technique, among several that are compared."""
+NONE = "none"  # what asks for no technique, among several that are compared
 
 
 @lru_cache(maxsize=1)

@@ -88,8 +88,7 @@ def _rank_numbers(dumps: Sequence[Dump]) -> list[int]:
     return taken
 
 
-Calls = Mapping[int, Mapping[int, FlightEntry]]
-"""By rank and by number."""
+Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
 
 
 Group = tuple[str, tuple[int, ...]]

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.evidence.collective_names import call_op
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.thresholds import counts
 
 COUNT = counts(__name__)

@@ -68,8 +68,7 @@ class Progress:
     completed: int
 
 
-Who = tuple[str, str]
-"""A process and its own name for a communicator."""
+Who = tuple[str, str]  # a process and its own name for a communicator
 
 
 @dataclass(slots=True)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from commtax.evidence.short_lines import short_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, short_lines
 from commtax.files import table
 from commtax.machines import smi_tables
 from commtax.thresholds import counts

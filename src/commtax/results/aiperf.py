@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from commtax.evidence.short_lines import split_lines
+from commtax.evidence.wordings import split_lines
 from commtax.files import JsonObject, list_of, object_of
 from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
 from commtax.thresholds import counts

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import islice
 from statistics import fmean, median
 
-from commtax.evidence.short_lines import split_lines
+from commtax.evidence.wordings import split_lines
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm

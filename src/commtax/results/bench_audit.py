@@ -26,16 +26,13 @@ RESULTS = "results"  # a fact of a file with several
 WORDS = table("results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
 STATISTICS = ("mean", "median", "p99")
-TERMS = ("queue", "prefill", "decode")
-"""Times that a server tells of its own inside: told and judged, and no headline."""
+TERMS = ("queue", "prefill", "decode")  # times that a server tells of its own inside: told and judged, and no headline
 DEGREES = ("pp", "dp", "ep")
-IDENTITY = ("model", "chip", "tp", *DEGREES)
-"""Codes of findings on what ran."""
+IDENTITY = ("model", "chip", "tp", *DEGREES)  # codes of findings on what ran
 BEATS = "beats the hardware"
 Judge = Callable[[str, str, Note, float, str], Finding | None]
 """Metric, statistic, item, what was measured and its unit: the comparison, or None where nothing is predicted."""
-Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]
-"""Of one result."""
+Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]  # of one result
 
 
 def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str, baseline: BenchmarkRun | None = None) -> Section:

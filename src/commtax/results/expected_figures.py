@@ -25,8 +25,7 @@ from commtax.verbs.settling import settle
 COUNT, LEVEL = thresholds(__name__)
 SERVER = "prometheus"
 """The tool of a server's own metrics: of no one load, and without a beginning at which all requests come at once."""
-BY_ARRIVAL = ("ttft", "queue")
-"""Times that hang on how requests come, not only on how many are there."""
+BY_ARRIVAL = ("ttft", "queue")  # times that hang on how requests come, not only on how many are there
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
 """Of a result, as the simulation calls them."""
 LIKE = {"prefill": "ttft", "decode": "tpot"}
@@ -68,8 +67,7 @@ class Figure:
         return self.value, self.low, self.high
 
 
-Figures = Mapping[tuple[str, str], Figure]
-"""By metric and statistic; rates by their field's name and ""."""
+Figures = Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by their field's name and ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ Offline sends all samples at once; Server at a rate, by chance; SingleStream one
 import math
 from collections.abc import Iterator
 
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.results.bench_record import BenchmarkRun, SentLoad, number, result
 from commtax.statement import Note
 from commtax.thresholds import counts

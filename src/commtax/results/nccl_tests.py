@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from commtax.evidence import prefixes
-from commtax.evidence.short_lines import lines_with
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import lines_with, patterns
 from commtax.files import table
 from commtax.statement import Refusal
 from commtax.thresholds import counts
 
-OPS: dict[str, str] = table("evidence/collective_names.toml")["programs"]
-"""What each program measures."""
+OPS: dict[str, str] = table("evidence/collective_names.toml")["programs"]  # what each program measures
 NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
 TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
 _CONCLUDED = "test concluded:"

@@ -216,8 +216,7 @@ def _join_whole_job(
     return [match for match in matches if len(match[1])]
 
 
-_Rows = tuple[tuple[int, ...], Column]
-"""Places of ranks, and for each collective the index on each of them."""
+_Rows = tuple[tuple[int, ...], Column]  # places of ranks, and for each collective the index on each of them
 
 
 @dataclass(frozen=True, slots=True)
