@@ -278,7 +278,6 @@ def formats_of(source: FileToRead) -> list[Format]:
 
 
 def kinds(path: Path) -> list[str]:
-    """What a file is."""
     with open_stream(path) as stream:
         return [f.kind for f in formats_of(FileToRead(stream))]
 

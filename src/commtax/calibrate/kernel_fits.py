@@ -28,7 +28,6 @@ SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length
 
 
 def table_name(row: SweepRow) -> str:
-    """The table that a row belongs to."""
     kind, dtype = row["kind"], row.get("dtype", "bf16")
     static = kind == "gemm" and dtype == "fp8" and row.get("mode") == "static"
     return f"{kind}.{dtype}{'-static' if static else ''}"

@@ -62,7 +62,6 @@ class PricedStep:
 
 
 def price_step(step: MeasuredStep, own: Profile) -> PricedStep:
-    """With what a profile knows."""
     q = settle(resolve_question(step.model, step.cluster, {**step.options, "profile": own}))
     bill = inference_bill(terms_of(q), step.work, 1)
     prompts = bool(step.work.prefill_seqs)
@@ -367,7 +366,6 @@ def _changes(one: Deployment, own: Profile) -> Iterator[ConstantChange]:
 
 
 def name_of(one: Deployment) -> str:
-    """A deployment in a few words."""
     sizes = " ".join(f"{axis} {getattr(one, axis)}" for axis in ("tp", "pp", "dp", "ep") if getattr(one, axis) > 1)
     return f"{one.engine}@{one.version} {one.model} {sizes}".strip()
 

@@ -70,7 +70,6 @@ class SaidDeployment:
     by: Mapping[str, str] = field(default_factory=dict)  # who says an option, where several speak
 
     def who(self, name: str) -> str:
-        """The source of an option, or of the model."""
         return self.by.get(name, self.source)
 
     @property
@@ -251,7 +250,6 @@ def _differing_models(ours: str, theirs: str) -> str:
 
 
 def suits(said: SaidDeployment, result: SaidDeployment) -> bool:
-    """Whether a result may be of a deployment."""
     try:
         _join(said, result)
     except Refusal:

@@ -44,7 +44,6 @@ class DataSet:
 
 @lru_cache(maxsize=64)
 def data_set(stem: str) -> DataSet:
-    """A data set by its key."""
     return plain_record(DataSet, table("lengths", stem), f"lengths/{stem}")
 
 

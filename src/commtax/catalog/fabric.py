@@ -288,7 +288,6 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
 
 
 def _reason_assumed(last: Library, key: str, cluster: Cluster) -> str:
-    """Why a price is assumed."""
     chip, link = cluster.chip.key, cluster.intra
     if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
         return f"one host of {chip} was measured ({one.reference}); hosts on {link.kind} differ 2 to 8 times"

@@ -113,7 +113,6 @@ def _ratio(there: Pace, here: Pace) -> Ratio:
 
 
 def measured_chips(family: str) -> tuple[str, ...]:
-    """Chips that a family's constants were measured on."""
     return tuple(table("kernels", family).get("measured_on", ()))
 
 

@@ -20,7 +20,6 @@ UNITS = {"B": 1e9, "M": 1e6}
 
 
 def rows(path: str) -> dict[str, Row]:
-    """All rows by their keys."""
     return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in kept(path)["family"] for r in family["rows"]}
 
 
@@ -143,7 +142,6 @@ def table(kind: str, stem: str) -> Table:
 
 @lru_cache(maxsize=8)
 def aliases(kind: str) -> dict[str, str]:
-    """The keys of one kind by their other names."""
     return {normal(alias): stem for stem in stems(kind) for alias in table(kind, stem).get("aliases", ())}
 
 

@@ -53,7 +53,6 @@ def _file(key: str) -> ModelFile:
 
 
 def published_counts(key: str) -> list[PublishedCount]:
-    """The published parameter counts of a bundled model."""
     return [PublishedCount(**{**row, "source": Citation(**row["source"])}) for row in table("models", key)["published"]]
 
 

@@ -35,7 +35,6 @@ class PhysicalRange:
 
 
 def short_repr(value: object) -> str:
-    """A short piece of what was given."""
     return repr(value)[:40]
 
 

@@ -184,7 +184,6 @@ def _left_out(own: Profile, cluster: Cluster, engine: Engine) -> Iterator[str]:
 
 
 def parts_of(own: Profile) -> list[str]:
-    """What it holds."""
     ops = [f"{name} {op}" for name, paths in own.libraries.items() for op in dict.fromkeys(p.op for p in paths)]
     kernels = [f"kernels {name}" for name in own.tables]
     times = [key for key in own.host if not key.startswith("sigma")]

@@ -25,7 +25,6 @@ def _program(key: str) -> Program:
 
 
 def program(key: str) -> Program:
-    """The program of an engine that has one."""
     return next(one for one in programs() if one.key == key)
 
 

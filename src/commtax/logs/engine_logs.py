@@ -30,7 +30,6 @@ class _EngineReading:
         return iter(())
 
     def worker(self, line: str) -> str:
-        """Who wrote a line."""
         raise NotImplementedError
 
     def take(self, worker: str, line: str) -> None:

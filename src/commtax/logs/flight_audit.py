@@ -66,7 +66,6 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
 
 
 def _fault_as_cause(fault: Fault) -> Cause:
-    """A fault as a cause."""
     group = f" of group {fault.group}" if fault.group else ""
     what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
     where = f"; called from {fault.where}" if fault.where else ""

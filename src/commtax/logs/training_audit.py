@@ -304,7 +304,6 @@ def _plan(log: TrainingLog, told: LoggedPlan, claim: Claim) -> Iterator[Finding]
 
 
 def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
-    """What the steps themselves show."""
     if went and (shift := went.shift):
         now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
         said = f"since iteration {shift.since:,} a step takes {now} instead of {then}"

@@ -127,7 +127,6 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
 
 
 def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
-    """The results of one document."""
     if guidellm.is_document(d):
         yield from guidellm.from_document(d)
     elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first

@@ -55,7 +55,6 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
 
 
 def _audit_alone(result: BenchmarkRun) -> Said:
-    """What happened, without a prediction."""
     return (*_times(result), *_rates(result), *_impossible_findings(result)), terms.plain_causes(result), ()
 
 

@@ -274,7 +274,6 @@ def _batch(load: BenchmarkLoad, batch: int, claim: Claim) -> ExpectedFigures:
 
 
 def _closed_form_figures(closed: ClosedLoop) -> dict[tuple[str, str], Figure]:
-    """Means of the closed form."""
     first, each = (Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for name in ("ttft_s", "tpot_s"))
     whole = first.plus(each, float(closed.requests.output_len) - 1)
     return {("ttft", "mean"): first, ("tpot", "mean"): each, ("e2el", "mean"): whole}

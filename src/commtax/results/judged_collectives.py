@@ -84,7 +84,6 @@ def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:
 def judge_tests(
     tests: CollectiveTests, op: str, place: Cluster, ranks: int = 0, library: str = "", profile: GivenProfiles | None = None
 ) -> JudgedTests:
-    """Judge the tests of one collective."""
     op = collective_named(op)
     own = tuple(replace(run, op=run.op or op) for run in tests.runs if run.op in ("", op))
     if not own:
@@ -117,7 +116,6 @@ def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Findi
 
 
 def wrong_sizes(run: NcclTestsRun) -> str:
-    """The sizes with wrong values."""
     return ", ".join(format_bytes(row.nbytes) for row in run.rows if row.wrong)[: COUNT.most_signs]
 
 

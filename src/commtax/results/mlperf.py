@@ -27,7 +27,6 @@ def looks_like(text: str) -> bool:
 
 
 def parse(text: str) -> Iterator[BenchmarkRun]:
-    """A result for each summary of a text."""
     summaries: list[dict[str, str]] = []
     for line in split_lines(text):
         if TITLE in line or (FIRST in line and (not summaries or "sut name" in summaries[-1])):

@@ -123,7 +123,6 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
 
 
 def row_of(line: str) -> NcclTestsRow | None:
-    """One row of a table; None where a line is none."""
     cells = line.split()
     if not 6 <= len(cells) <= 26 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
         return None

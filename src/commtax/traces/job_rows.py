@@ -115,7 +115,6 @@ def _mean_sent(calls: Sequence[Collective], times: Sequence[float], steps: int) 
 
 
 def _mean(sent: Sequence[SentCollectives]) -> SentCollectives:
-    """The mean of the ranks."""
     count, wire, wait, hidden = (float(np.mean([getattr(s, f) for s in sent])) for f in ("count", "wire_s", "wait_s", "hidden_s"))
     sizes = [s.nbytes for s in sent]
     nbytes = None if None in sizes else float(np.mean([n or 0.0 for n in sizes]))

@@ -32,7 +32,6 @@ _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TA
 
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
-    """How the windows of a rank were spent."""
     begin, end = np.array(windows, dtype=float).reshape(-1, 2).T
     *spent, _ = device_coverage(timeline).spent(begin, end)
     return Usage(*(float(np.sum(seconds)) for seconds in (end - begin, *spent)))

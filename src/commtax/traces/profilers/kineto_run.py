@@ -107,7 +107,6 @@ class RankEvents:
         return found
 
     def _named(self, is_one: Callable[[str], bool]) -> Column:
-        """Which of the names are so."""
         return np.array([is_one(name) for name in self.names], dtype=bool)
 
     @cached_property
