@@ -29,8 +29,7 @@ from commtax.calibrate.measurements import (
 )
 from commtax.calibrate.repeats import distinct_runs, join_repeats, question_of
 from commtax.catalog.models import known_model
-from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, metric_words, posterior_of
-from commtax.catalog.profile import moves_of
+from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, metric_words, moves_of, posterior_of
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80, Bill
 from commtax.records import dataclass, replace

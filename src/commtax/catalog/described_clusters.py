@@ -18,7 +18,7 @@ from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.hosts import usual_hosts, with_between, with_inside_link
 from commtax.catalog.loader import find, stems, suggest
-from commtax.catalog.table_view import TableView
+from commtax.catalog.physics import TableView
 from commtax.files import MiB, decode_text, expand_home, read_bytes
 from commtax.records import record_from, with_fields
 from commtax.spec import Chip, Citation, Cluster, Link

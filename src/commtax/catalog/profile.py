@@ -12,41 +12,18 @@ from dataclasses import replace
 from commtax.catalog import physics
 from commtax.catalog.fabric import fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.catalog.posterior import Change, deployment_of, posterior_of
+from commtax.catalog.posterior import deployment_of, posterior_of
 from commtax.catalog.profile_files import check_paths
 from commtax.catalog.profile_files import load as load
 from commtax.catalog.profile_files import load_profile as load_profile
 from commtax.catalog.profile_files import parse as parse
 from commtax.catalog.profile_joining import NO_FACTS, tells_chip
 from commtax.catalog.profile_lessons import run_topics, runs_of
-from commtax.ledger import Z80
 from commtax.records import with_fields
-from commtax.spec import Chip, Cluster, Deployment, Engine, Model, Plan, Profile
+from commtax.spec import Chip, Cluster, Engine, Model, Plan, Profile
 from commtax.spec.constants import Fabric, KernelConstants, Spread
 from commtax.statement import Note, Refusal, Source
 from commtax.units import plural
-
-
-def moves_of(own: Profile) -> Iterator[tuple[Deployment, dict[str, Change]]]:
-    """Each deployment with the constants that its runs tell something of: those that are surer than before any run."""
-    for deployment in dict.fromkeys(lesson.deployment for lesson in own.lessons):
-        changes = posterior_of(own).changes(deployment)
-        yield deployment, {name: x for name, x in changes.items() if range_words(x.after) != range_words(x.before)}
-
-
-def range_words(sigma: float) -> str:
-    """The 80 % range of a constant whose logarithm has a standard deviation.
-
-    >>> range_words(0.1), range_words(0.3)
-    ('±14%', '±47%')
-    """
-    return f"±{math.expm1(Z80 * sigma):.0%}"
-
-
-def move_words(change: Change) -> tuple[str, str, str]:
-    """How far a constant moved, its 80 % range now, and before any run."""
-    return f"{math.expm1(change.log):+.0%}", range_words(change.after), range_words(change.before)
-
 
 _UNMEASURED = Spread("across", 0.6, "sizes that nobody measured")
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own

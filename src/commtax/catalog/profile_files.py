@@ -19,11 +19,10 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
-from commtax.catalog.posterior import Change
-from commtax.catalog.profile import move_words, moves_of
+from commtax.catalog.physics import TableView
+from commtax.catalog.posterior import Change, move_words, moves_of
 from commtax.catalog.profile_joining import join
 from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
-from commtax.catalog.table_view import TableView
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
 from commtax.records import record_from
 from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile

@@ -13,7 +13,7 @@ from itertools import islice
 
 from commtax.catalog import physics
 from commtax.catalog.loader import suggest
-from commtax.catalog.table_view import TableView
+from commtax.catalog.physics import TableView
 from commtax.records import dataclass, record_from
 from commtax.spec import LATENCIES, MEASURED, Deployment, RunLesson
 from commtax.spec.engine import HostTime, Paces

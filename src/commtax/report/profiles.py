@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from itertools import groupby
 
-from commtax.catalog.posterior import metric_words
-from commtax.catalog.profile import move_words, moves_of, parts_of
+from commtax.catalog.posterior import metric_words, move_words, moves_of
+from commtax.catalog.profile import parts_of
 from commtax.catalog.profile_files import document
 from commtax.catalog.profile_lessons import TaughtRun, runs_of
 from commtax.report.documents import Record, record

@@ -19,8 +19,15 @@ from commtax.thresholds import counts
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.columns import WRONG
 from commtax.traces.profilers.kineto import assemble
-from commtax.traces.profilers.kineto_shape import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
-from commtax.traces.profilers.nccl_ranges import NcclCall
+from commtax.traces.profilers.nccl_ranges import (
+    UNNUMBERED,
+    NcclCall,
+    device_event,
+    host_event,
+    launched_unseen,
+    names_rank,
+    step_name,
+)
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
