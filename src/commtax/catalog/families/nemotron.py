@@ -1,4 +1,4 @@
-"""Nemotron: layers that either mix tokens or widen them (Nemotron-H, Nemotron 3), and Llamas with layers cut (Nemotron-NAS)."""
+"""Nemotron: layers that either mix tokens or widen them (Nemotron-H, Nemotron 3), and Llamas with layers cut (Nemotron-NAS)
 
 from collections.abc import Mapping
 from dataclasses import replace
