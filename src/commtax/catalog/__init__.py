@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
+from commtax.catalog.clusters import cluster, is_file, whole_host, whole_unit, with_hosts
 from commtax.catalog.fabric import fabric, fusion, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
-from commtax.catalog.hosts import cluster, is_file, whole_host, whole_unit, with_between, with_hosts, with_inside_link
+from commtax.catalog.hosts import with_between, with_inside_link
 from commtax.catalog.kernel_constants import kernel_constants, with_shared_latents
 from commtax.catalog.loader import key_of, record, stems, table
 from commtax.catalog.models import config, model
