@@ -65,8 +65,7 @@ def _slower_backends(rows: Sequence[SweptKernel]) -> list[str]:
     for row in rows:
         if row.row["kind"] == "prefill":
             rates.setdefault(str(row.row.get("backend", "")), []).append(float(_kernel(row).flops) / row.seconds)
-    ranked = sorted(rates, key=lambda name: -float(np.median(rates[name])))
-    return ranked[1:]
+    return sorted(rates, key=lambda name: -float(np.median(rates[name])))[1:]
 
 
 def _fit_table(name: str, rows: list[SweptKernel], start: Table, place: MeasuredMachine) -> tuple[Table, ProfilePart]:

@@ -156,8 +156,7 @@ def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, .
     else:
         own = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
     dense = (block.ffn.intermediate for block in model.blocks if isinstance(block.ffn, Mlp))
-    width = next(dense, int(kind.width * model.hidden))
-    plain = Block(own, Mlp(width))
+    plain = Block(own, Mlp(next(dense, int(kind.width * model.hidden))))
     first = replace(plain, extras=_doubled(own, model.hidden)) if kind.doubled else plain
     return (first, *(plain,) * (count - 1))
 

@@ -191,9 +191,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), be
     version, asked = name.partition("@")[2], library(name)
     if behind and asked.alone and library(behind).fallback:
         asked = replace(asked, fallback=library(behind).key)
-    if own:
-        return _make(asked, cluster, own, version)
-    return _made(asked, cluster, version)
+    return _make(asked, cluster, own, version) if own else _made(asked, cluster, version)
 
 
 def _made(asked: Library, cluster: Cluster, version: str = "") -> Fabric:

@@ -114,8 +114,7 @@ class ExpectedFigures:
         like = self.figures.get((LIKE.get(metric, ""), "mean"))
         if like is None or metric not in self.terms or statistic != "mean":
             return self.figures.get((metric, statistic))
-        scale = self.terms[metric] / like.value
-        return like.scaled(scale)
+        return like.scaled(self.terms[metric] / like.value)
 
 
 def come_at_once(result: BenchmarkRun) -> bool:

@@ -94,8 +94,7 @@ def judge_tests(
         raise refusal
     of_op = replace(tests, runs=own, cut=tuple(test for test in tests.cut if test.op in ("", op)))
     faults = tuple(f for f in test_faults(of_op, place) if f.verdict == DISAGREE)
-    times = tuple(time for run in runs for time in run.times)
-    return JudgedTests(times, faults)
+    return JudgedTests(tuple(time for run in runs for time in run.times), faults)
 
 
 def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Finding]:

@@ -135,8 +135,7 @@ def kernel_rows(job: TracedJob) -> tuple[KernelRow, ...]:
 
 def named_work(job: TracedJob, place: int) -> Mapping[tuple[str, int], tuple[int, float]]:
     """Of each name and kind how often it ran in a rank's steps, and how long together."""
-    trace = job.traces[place]
-    line = trace.timeline
+    line = job.traces[place].timeline
     inside = np.flatnonzero(holding(np.column_stack(job.windows[place]), line.start_s) >= 0)
     kinds = line.kind.tolist()
     keys: dict[tuple[str, int], int] = {}
