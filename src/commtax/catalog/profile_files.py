@@ -40,10 +40,6 @@ def parse_curves(rows: object) -> tuple[NetworkCurve, ...]:
     return made
 
 
-def curve_rows(curves: Sequence[NetworkCurve]) -> list[dict[str, object]]:
-    return [asdict(curve) for curve in curves]
-
-
 def _curve(row: object, where: str) -> NetworkCurve:
     part = TableView.of(row, where, "a table of a curve")
     part.check_known({f.name for f in fields(NetworkCurve)})
@@ -185,7 +181,7 @@ def document(profile: Profile) -> dict[str, object]:
         **_in_order(profile.host, physics.HOST),
         "chip": _in_order(profile.chip, ("key", "name", *physics.CHIP)),
         "network": dict(profile.network),
-        "network_curves": curve_rows(profile.curves),
+        "network_curves": [asdict(curve) for curve in profile.curves],
         "links": dict(profile.links),
         "sources": dict(profile.sources),
         "kernels": {"tables": {name: dict(table) for name, table in profile.tables.items()}} if profile.tables else {},

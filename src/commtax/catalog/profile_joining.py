@@ -76,11 +76,7 @@ def _chip(first: Profile, second: Profile) -> ChipFacts:
 
 def _libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
     """Collectives of both by library, the later one's first; where they were measured on two links, the later one's alone."""
-    if not _on_one_link(first, second, "intra"):
+    told = {own.links["intra"] for own in (first, second) if own.libraries and "intra" in own.links}
+    if not (len(told) < 2):
         return second.libraries or first.libraries
     return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
-
-
-def _on_one_link(first: Profile, second: Profile, which: str) -> bool:
-    told = {own.links[which] for own in (first, second) if own.libraries and which in own.links}
-    return len(told) < 2
