@@ -7,7 +7,7 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.logged_run import logged_run
+from commtax.audit.claimed_run import logged_run
 from commtax.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.cli.claim_options import ALONE, LOOKED_AT, SECONDS_TOLERANCE, claim_of, paste_launch, said_options
 from commtax.cli.options import GivenOptions, Verb, add_verb_options

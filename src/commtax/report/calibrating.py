@@ -1,7 +1,7 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
 from commtax.calibrate.measurements import Calibration, ConstantChange, ProfilePart
-from commtax.catalog.profile_moves import range_words
+from commtax.catalog.posterior import range_words
 from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, say, show_table

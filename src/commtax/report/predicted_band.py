@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from commtax.files import table
 from commtax.report.server_words import WORDS, state_of
-from commtax.results.live import ServerAudit
-from commtax.results.live_tails import tail_bounds
+from commtax.results.live import ServerAudit, tail_bounds
 from commtax.results.prometheus import METRICS
 
 TABLE = table("report/predicted_band.toml")

@@ -11,8 +11,7 @@ from rich.text import Text as Styled
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding
 from commtax.report.audit_words import value_text
 from commtax.report.server_words import STYLES, WORDS, answer_sentence, load_sentence, next_lines, range_text, state_of
-from commtax.results.live import ServerAudit
-from commtax.results.live_tails import tail_bounds
+from commtax.results.live import ServerAudit, tail_bounds
 from commtax.results.prometheus import bounds_text
 
 SCALE = 11  # signs of the picture of a range
