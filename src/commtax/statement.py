@@ -7,12 +7,14 @@ that whoever shows them shows the sentence; whoever decides looks at ``code`` an
 from collections.abc import Sequence
 from typing import Self
 
+from commtax.redaction import redact
+
 
 class Refusal(ValueError):  # noqa: N818
     """A question that cannot be answered: which rule it breaks, in which argument, and the nearest values that do not."""
 
     def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "") -> None:
-        super().__init__(rule)
+        super().__init__(redact(rule))  # which may quote what was given
         self.argument, self.nearest, self.kind = argument, tuple(nearest), kind
 
     @classmethod
