@@ -69,7 +69,9 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
         yield f"{total}, which cannot keep the limits with {text}{_assumed(text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
-    brings = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
+    brings = (
+        f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
+    )
     yield f"{total}: {brings}{_assumed(text)}"
 
 
