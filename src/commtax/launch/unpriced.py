@@ -34,7 +34,7 @@ def unread_remarks(engine: str, unread: Iterable[str], where: str = "answer") ->
     for word in unread:
         key = _key(engine, word)
         phrase = would_change(engine, key)
-        kind = STRANGE if not phrase else COSTLY if key.partition(".")[0] in MAY_COST else ""
+        kind = STRANGE if not phrase else COSTLY if MAY_COST & {key, key.partition(".")[0]} else ""
         kinds[kind].append(f"{word} ({phrase})" if phrase else word)
     says = {STRANGE: "not understood, and not in", COSTLY: "may cost, and not in", "": "not in"}
     return [Note(kind, f"{says[kind]} the {where}: {', '.join(words)}") for kind, words in kinds.items() if words]
