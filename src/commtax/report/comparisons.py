@@ -343,12 +343,10 @@ def _say_flips(console: Console, compared: PlanTable) -> None:
     if len(lines) > most:
         more = f" with {wish.further}" if wish.further else ""
         say(console, f"… and {plural(len(lines) - most, 'more break-even')}{more}", "dim")
-    too_large: dict[str, dict[str, None]] = {}
-    for row in compared.rows:
-        if row.bill and not row.fits:
-            too_large.setdefault(row.plan, {})[f"{row.sequences:,}"] = None
-    if lines and too_large:
-        named = "; ".join(f"{plan} at {', '.join(loads)}" for plan, loads in too_large.items())
+    large = dict.fromkeys((row.plan, f"{row.sequences:,}") for row in compared.rows if row.bill and not row.fits)
+    if lines and large:
+        loads = {plan: [load for other, load in large if other == plan] for plan, _ in large}
+        named = "; ".join(f"{plan} at {', '.join(at)}" for plan, at in loads.items())
         say(console, f"break-evens are of steps, also of those that do not fit in memory: {named}")
 
 
