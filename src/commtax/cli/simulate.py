@@ -135,7 +135,9 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
 
 def _means(q: Question) -> list[Note]:
     """The closed form's means of a benchmark of clients: those that audits compare with, calibrated on published runs."""
-    if q.offered.request_rate or q.offered.trace is not None or q.offered.inputs or q.offered.outputs or q.requests.disaggregated:
+    offered = q.offered
+    drawn = offered.trace is not None or offered.inputs or offered.outputs
+    if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
     loop = serve(settle(q))
     told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]

@@ -51,7 +51,11 @@ def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
 
 def comparison_rows(compared: Comparison) -> list[Record]:
     """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
-    apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
+    apart = (
+        ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding")
+        if compared.question.trains
+        else tuple(f"{a}_comm_s" for a in APART)
+    )
     unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
     return [
         dict(zip(compared.axes, row.at, strict=True))
@@ -82,8 +86,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     for line in comparison_words(compared):
         say(console, line, ANSWER)
     say(console, _fixed_words(compared), "dim")
-    apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
-    last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
+    apart = TAXES if compared.question.trains else tuple(f"{axis} comm" for axis in APART)
+    last, prefills = (">MFU", "binding") if compared.question.trains else (), _prefills(compared)
     rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
     costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, ">to hide", "fits")
     rows: list[tuple[str | Text, ...]] = []
@@ -92,22 +96,15 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         if b is None:
             rows.append((*at, *[""] * len(costs), Text(row.refused, style="red")))
             continue
-        taxes = b.taxes.values() if compared.training else [b.exposed_on(axis) for axis in APART]
-        trained = (f"{b.mfu:.1%}", b.binding) if compared.training else ()
+        taxes = b.taxes.values() if compared.question.trains else [b.exposed_on(axis) for axis in APART]
+        trained = (f"{b.mfu:.1%}", b.binding) if compared.question.trains else ()
         shown = (format_seconds(tax) if tax else "" for tax in taxes)
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         hide = f"{overlap:.0%}" if (overlap := compared.breakeven_overlap(row)) else ""
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, hide, "yes" if fits(b) else "no", ""))
     names = [name.lstrip(">") for name in costs]
-    expendable = (
-        "fits",
-        "to hide",
-        *(f"{axis} comm" for axis in reversed(APART)),
-        *reversed(TAXES),
-        "compute",
-        "exposed comm",
-        "MFU",
-    )
+    by_axis = (*(f"{axis} comm" for axis in reversed(APART)), *reversed(TAXES))
+    expendable = ("fits", "to hide", *by_axis, "compute", "exposed comm", "MFU")
     show_table(console, *drop_empty_columns((*compared.axes, *costs, ""), rows), [name for name in expendable if name in names])
     hidden = "to hide: the share of a link's communication that must be hidden for it to match the fastest (bill --overlap)"
     hides = [hidden] * any(map(compared.breakeven_overlap, compared.rows))
@@ -402,11 +399,15 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
     maps, plans = _maps(compared), [str(name) for name in compared.values("plan")]
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
-        best = {c: max((r.rate for r in cells[c].values()), default=0.0) for c in drawn.columns}
+        best = {c: max((r.rate for r in cells[c].values() if r.fits), default=0.0) for c in drawn.columns}
         rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(console, f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, · not legal", "dim")
+        say(
+            console,
+            f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal",
+            "dim",
+        )
 
 
 def rate_name(compared: PlanTable) -> str:
@@ -415,8 +416,8 @@ def rate_name(compared: PlanTable) -> str:
 
 
 def _heat(row: PlanRow | None, best: float) -> Text:
-    if row is None or row.bill is None or best <= 0:
-        return Text("·", style="dim")
+    if row is None or row.bill is None or not row.fits:
+        return Text("–" if row and row.bill else "·", style="dim")
     share = row.rate / best
     level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
     style = ("", "dim", "", "bold", "bold green")[level]

@@ -38,6 +38,7 @@ from commtax.report.trained_plans import show_training_plans, trained_figures, t
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -102,7 +103,7 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), *link_notes(served.question), ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 

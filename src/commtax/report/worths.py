@@ -24,6 +24,8 @@ from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODE
 from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
+from commtax.verbs.requests_weighed import RequestTimes
+from commtax.verbs.settling import link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
@@ -165,7 +167,7 @@ def _verdict(w: Worth) -> str:
     where, other = (f"on top of {_on(w)}", "other technique") if _on(w) else ("here", "technique")
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
-    told = _sentences(titled, {_doubt([row]) for row in w.on})
+    told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
     return " ".join(
         [*dropped_words(w.settings), *map(_set_words, w.on), *([] if kinds[gains.SET] else [none]), *told, *_lost_when_full(w)]
     )
@@ -187,12 +189,12 @@ ADVICE = {
 """What is said of techniques by what to do about them, in the order of being told."""
 
 
-def _sentences(titled: dict[str, list[TechniqueWorth]], doubts: set[str]) -> Iterator[str]:
+def _sentences(titled: dict[str, list[TechniqueWorth]], now: RequestTimes, doubts: set[str]) -> Iterator[str]:
     """A sentence for each kind that there is; whose acceptance gains rest on is said once, if it was not yet."""
     for title, rows in titled.items():
         if rows:
             doubt = _doubt(rows)
-            yield f"{title}: {_named(rows)}{'' if doubt in doubts else doubt}."
+            yield f"{title}: {_named(rows, now)}{'' if doubt in doubts else doubt}."
             doubts.add(doubt)
 
 
@@ -233,10 +235,19 @@ def _on(w: Worth) -> str:
     return " and ".join(row.asked for row in w.on if not row.since)
 
 
-def _named(rows: list[TechniqueWorth]) -> str:
-    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)})" for row in rows[:TOLD]]
+def _named(rows: list[TechniqueWorth], now: RequestTimes) -> str:
+    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)}{_moved(row, now)})" for row in rows[:TOLD]]
     more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
     return ", ".join([*shown, *more])
+
+
+def _moved(row: TechniqueWorth, now: RequestTimes) -> str:
+    """Times that a gain comes with, where they change much."""
+    if row.advice not in (gains.SET, gains.MEASURE):
+        return ""
+    pairs = {"TTFT": (now.ttft_s, row.ttft_s), "TPOT": (now.tpot_s, row.tpot_s)}
+    told = [f", {name} {' -> '.join(map(format_seconds, pair))}" for name, pair in pairs.items() if gains.moves_time(*pair)]
+    return "".join(told)
 
 
 def _on_top(row: TechniqueWorth) -> str:
@@ -320,6 +331,7 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
+    yield from link_notes(w.question)
     for row in (*w.on, *w.here):
         if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
