@@ -340,11 +340,6 @@ def _say_flips(console: Console, compared: PlanTable) -> None:
     if len(lines) > most:
         more = f" with {wish.further}" if wish.further else ""
         say(console, f"… and {plural(len(lines) - most, 'more break-even')}{more}", "dim")
-    large = dict.fromkeys((row.plan, f"{row.sequences:,}") for row in compared.rows if row.bill and not row.fits)
-    if lines and large:
-        loads = {plan: [load for other, load in large if other == plan] for plan, _ in large}
-        named = "; ".join(f"{plan} at {', '.join(at)}" for plan, at in loads.items())
-        say(console, f"break-evens are of steps, also of those that do not fit in memory: {named}")
 
 
 def flip_words(f: BreakEven, within: float = 0.0) -> str:
