@@ -12,8 +12,7 @@ from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit import audit, formats
-from commtax.audit.claimed_run import audit_run
-from commtax.audit.logged_run import UNSAID, logged_run
+from commtax.audit.claimed_run import UNSAID, audit_run, logged_run
 from commtax.audit.read_files import ReadFiles
 from commtax.calibrate import read_runs
 from commtax.evidence.finding import Claim

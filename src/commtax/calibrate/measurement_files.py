@@ -107,7 +107,6 @@ def _without_repeats(groups: list[Group]) -> list[Group]:
 
 
 def read(path: Path, library_key: str) -> ReadFile:
-    """One file that was named."""
     if (traces := read_traces(path)) is not None:
         return ReadFile(path.name, traces=tuple(traces))
     if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
@@ -211,7 +210,6 @@ def _printed_results(text: str, name: str, refuse: bool) -> tuple[BenchmarkRun, 
 def _label_results(
     files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
 ) -> Iterator[LabelledResult]:
-    """Results with what is said of their deployment."""
     launches = [launch for file in files if (launch := file.launch)] or list(above)
     for file in files:
         for number, result in enumerate(file.results, 1):

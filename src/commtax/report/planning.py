@@ -23,21 +23,13 @@ from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
 from commtax.report.operating_points import answered, show_points
 from commtax.report.pasted_plans import show_own_plan
-from commtax.report.plan_tables import (
-    EXPENDABLE,
-    NEAREST,
-    facts_at,
-    gpus_of,
-    places,
-    rows_to_show,
-    served_columns,
-    show_ranked,
-)
+from commtax.report.plan_tables import EXPENDABLE, NEAREST, facts_at, gpus_of, places, rows_to_show, served_columns, show_ranked
 from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, sized_places
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -57,7 +49,9 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
     for line in () if a.trains else best_of_types(a):
         say(console, f"  {line}")
     show_own_plan(console, a, pasted)
-    _say_asked(console, a)
+    q = a.question
+    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
     if open_ended:
         console.print()
         _say_recommended(console, a)
@@ -67,18 +61,11 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
 
 
 def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
-    """The recommended plan, and why."""
     head, *why = a.why
     clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
     for reason in why:
         say(console, f"  {reason}")
-
-
-def _say_asked(console: Console, a: Plans) -> None:
-    q = a.question
-    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
 
 
 def recommended_words(a: Plans) -> str:
@@ -102,12 +89,11 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), *link_notes(served.question), ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 
 def spread_notes(q: Question) -> list[str]:
-    """What was said of plans that spread experts over ranks."""
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
     said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
