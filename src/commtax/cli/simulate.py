@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -72,7 +73,8 @@ def simulate_command(order: Order) -> None:
     told = [_limit_note(x, simulated) for x in judged]
     simulated = replace(simulated, notes=(*told, *simulated.notes))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
-    order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
+    document = partial(closed_loop.simulation_document, judged=judged)
+    order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
 
 
 def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:

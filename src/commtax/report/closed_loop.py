@@ -1,13 +1,14 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
+from commtax.judgement.limits import JudgedLimit
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import (
@@ -277,8 +278,8 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
     return [{name: float(value[i]) for name, value in wide.items()} for i in range(size)]
 
 
-def simulation_document(s: ClosedLoop) -> Record:
-    """``simulate --json``: one record in ``runs`` for each concurrency."""
+def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Record:
+    """``simulate --json``: one record in ``runs`` for each concurrency, and in ``limits`` for each limit on a mean."""
     return document(
         "simulate",
         s.question,
@@ -288,6 +289,7 @@ def simulation_document(s: ClosedLoop) -> Record:
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
         runs=simulation_runs(s),
+        limits=[record("simulate-limit", judged=x) for x in judged],
         **_workers(s),
     )
 
