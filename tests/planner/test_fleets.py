@@ -17,7 +17,7 @@ import commtax
 from cli_run import run_here
 from commtax.planner.columns import Rejected
 from commtax.planner.fleet_search import burden
-from commtax.planner.fleet_sizes import first_pair
+from commtax.planner.fleet_sizes import first_pair, largest_size
 from commtax.planner.fleet_trials import (
     SURE,
     _capacity_of_kinds,
@@ -254,6 +254,20 @@ def test_no_plan_holds_is_an_answer_with_the_obstacle():
     done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
     assert done.returncode == 1
     assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
+
+
+def test_where_no_plan_holds_the_nearest_is_that_which_answers_most():
+    """Pools too, each by its best fleet; the others follow in that order, and what it would take holds."""
+    asked, rate = {**SHORT, "processes": 1, "output_len": 256, "slo": {"p95_ttft": 5.0}}, 40
+    found = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=rate, **asked)
+    layouts = candidates(found.question, all_requests(found.question))[0]
+    most = max(capacity(layout, largest_size(layout, 4)) for layout in layouts)
+    assert not found.plans
+    assert found.near[0].capacity == pytest.approx(most, rel=0.03)
+    assert [t.capacity for t in found.near] == sorted((t.capacity for t in found.near), reverse=True)
+    assert found.would_take[1] == f"a rate below {found.near[0].capacity:.3g} requests/s, where it is no longer overloaded"
+    more = plan_fleet("llama-3.1-8b", "8xh100-sxm", request_rate=rate, **asked)
+    assert found.would_take[0].startswith(f"{more.plans[0].gpus} GPUs, ")
 
 
 @pytest.mark.parametrize("slo", [{}, {"p95_ttft": 1.0}])

@@ -188,7 +188,7 @@ class Search:
         """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
         those that are the nearest instead."""
         while True:
-            self.broken.sort(key=lambda trial: trial.over)
+            self.broken.sort(key=lambda trial: trial.distance)
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
             if self.held or not unseen:
                 return
