@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from math import floor
 
 import pytest
@@ -32,7 +33,7 @@ from commtax.planner.fleet_trials import (
 )
 from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
-from commtax.report.fleets import fleet_reasons
+from commtax.report.fleets import fleet_reasons, fleet_sentence
 from commtax.report.planning import shorten_rejected
 from commtax.report.view.plan_table import page_words
 from forked import run_forked
@@ -308,6 +309,12 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         assert ("warning: close to " in said) is (edge and not room)
         assert ("would do, at 94% of capacity; but steps " in said) is (edge and room)
         assert "--" not in page_words(said)
+        pools = replace(chosen, layout=replace(chosen.layout, prefill_tp=1), size=(1, 1))
+        ahead = replace(found, plans=(pools, *found.plans), recommended=found.recommended + 1)
+        more = " ".join(fleet_reasons(ahead))
+        assert ("would do, at 94% of capacity; but steps " in more) is (edge and room), "whatever else is ahead"
+        assert "inside one host are unchecked" in more
+        assert ("best of what is checked" in fleet_sentence(ahead)) is not (edge and room)
 
 
 def test_a_terminal_is_told_what_to_run():

@@ -9,10 +9,10 @@ import numpy as np
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
-from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
-from commtax.planner.reasons import SAID, missed_times, odds
+from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
 from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
@@ -26,6 +26,7 @@ from commtax.report.pasted_plans import show_own_plan
 from commtax.report.plan_tables import (
     EXPENDABLE,
     NEAREST,
+    behind_notes,
     facts_at,
     gpus_of,
     places,
@@ -83,7 +84,7 @@ def _say_asked(console: Console, a: Plans) -> None:
 
 def recommended_words(a: Plans) -> str:
     """Whether what is recommended is also the best."""
-    alone = "Recommended and best" if a.recommended == 0 else "Recommended"
+    alone = role_words(a.recommended == 0, () if a.trains else against_codes(a.question, a.passed_over))
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
@@ -102,7 +103,9 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    listed = [(a, a.plans, i) for i in range(min(top, len(a.plans)))]
+    behind = behind_notes(listed, objective_value(q, a.plans)[:top].tolist())
+    said = (DEFINITION, *behind, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 
