@@ -65,6 +65,24 @@ def test_caches_are_split_in_every_layout_that_can(model, dcp):
     assert {*space(q.but(dcp=dcp), exchanges(q)[way]).tp.tolist()} == able != set()
 
 
+def test_each_technique_that_is_turned_on_adds_to_the_plan_at_its_own_load():
+    """And it has one range, whichever surface tells it: what worth doubts of drafts makes plan and simulate less sure, too."""
+    asked = {"engine": "vllm", "max_concurrency": 8, "disaggregated": False}
+    found = commtax.plan("llama-3.3-70b", "4xh100-sxm", techniques="auto", **asked)
+    for point in found.places:
+        on = found.turned_on(point.plans, point.recommended)
+        clients, tp = int(point.plans.concurrency[point.recommended]), int(point.plans.tp[point.recommended])
+        run = {"tp": tp, "concurrency": clients, "input_len": 1024, "output_len": 128}
+        whole = commtax.simulate("llama-3.3-70b", "4xh100-sxm", technique=",".join(on), **run)
+        for one in on:
+            rest = {"technique": ",".join(other for other in on if other != one)} if on[1:] else {}
+            assert whole.tokens_per_s > 1.01 * commtax.simulate("llama-3.3-70b", "4xh100-sxm", **rest, **run).tokens_per_s, on
+        weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=tp, concurrency=clients, context=1024, output_len=128)
+        (row,) = (row for row in weighed.rows if row.own == on[0])
+        low, high = found.range_of(point.plans, point.recommended, "tokens_per_s")
+        assert 0.7 < np.log(high / low) / np.log(row.high / row.low) < 1.3
+
+
 def test_experts_over_ranks_alike_are_laid_out_once():
     """Arrays of ranks, repeated and in any order, as each alone."""
     ranks = np.array([[8, 72, 8], [16, 72, 2]])

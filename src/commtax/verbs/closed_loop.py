@@ -28,7 +28,7 @@ from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
+from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
@@ -200,7 +200,8 @@ class ClosedLoop(Answer):
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
         own, pooled = self._own_sigma(name.removesuffix("_s"))
-        return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
+        drafts = 0.0 if name == "ttft_s" else draft_width(self.question) / Z80
+        return np.hypot(np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part), drafts)
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
         """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
@@ -214,7 +215,7 @@ class ClosedLoop(Answer):
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
-        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / self.question.techniques.per_step
+        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / most_per_step(self.question)
         return np.maximum(value / factor, np.minimum(value, floor)), value * factor
 
 
