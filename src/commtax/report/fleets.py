@@ -23,6 +23,7 @@ from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
+from commtax.verbs.longest_request import own_limits_notes
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 GAIN = {"gpus": "fewer GPUs", "cost": "fewer dollars per hour", "tokens": "more sustained tokens/s per GPU"}
@@ -226,6 +227,9 @@ def _notes(a: FleetPlans) -> Remarks:
     details += [f"{counted_note(q)}; {full}"] * known
     grows = "headroom: how much the rate can grow within the limits; tokens/s/GPU: output tokens/s per GPU at that maximum"
     told = [str(note) for note in q.notes if note.code in TOLD]
+    if a.plans:
+        servers = a.plans[a.recommended].layout.question
+        told += map(str, own_limits_notes(servers, servers.requests.tokens))
     return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
 
 

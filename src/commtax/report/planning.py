@@ -39,6 +39,7 @@ from commtax.report.trained_plans import show_training_plans, trained_figures, t
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.longest_request import own_limits_notes
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -105,7 +106,8 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
     listed = [(a, a.plans, i) for i in range(min(top, len(a.plans)))]
     behind = behind_notes(listed, objective_value(q, a.plans)[:top].tolist())
-    said = (DEFINITION, *behind, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    length = map(str, own_limits_notes(a.servers(rows, own), q.requests.tokens))
+    said = (DEFINITION, *behind, *length, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 
