@@ -124,3 +124,10 @@ def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simple
     assert "The prompt pool fills up first (" in told
     assert "The best simpler plan (stages or expert parallelism inside a host) is 2 replicas x TP 8" in told
     assert "Predictions of two pools against one err by 23%" in told
+
+
+def test_a_plan_says_as_simulate_does_what_its_servers_do_not_start_with(mixed):
+    loop = mixed.simulation(mixed.plans, mixed.recommended)
+    (note,) = (str(note) for note in loop.notes if note.code == "own-limits")
+    asked = ("--prefill-cluster", BOTH["prefill_cluster"], "--decode-cluster", BOTH["cluster"], "--ttft", "1s", "--tpot", "30ms")
+    assert note in " ".join(run_here("plan", "llama-3.1-70b", *asked).stdout.split())

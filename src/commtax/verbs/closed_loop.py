@@ -191,7 +191,7 @@ class ClosedLoop(Answer):
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        known = self._catalogue_sigma(name)
+        known = np.hypot(self._catalogue_sigma(name), 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
         return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
 
     def _catalogue_sigma(self, name: str) -> Number:
@@ -200,8 +200,7 @@ class ClosedLoop(Answer):
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
         own, pooled = self._own_sigma(name.removesuffix("_s"))
-        drafts = 0.0 if name == "ttft_s" else draft_width(self.question) / Z80
-        return np.hypot(np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part), drafts)
+        return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
         """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
