@@ -40,8 +40,7 @@ ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", 
 """Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
 
 
-STRANGE = "not-understood"
-"""The code of what is said of pasted words that mean nothing to us: answers begin with it."""
+STRANGE = "not-understood"  # the code of what is said of pasted words that mean nothing to us: answers begin with it
 
 
 class Note(str):

@@ -160,8 +160,7 @@ def round_up_seconds(seconds: float) -> float:
 
 
 DAY_S = 86400
-DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}
-"""Seconds of what people count long times in."""
+DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}  # seconds of what people count long times in
 SEVERAL = 1.5  # of a unit, from which on it is used: 80 minutes, but 1.7 hours
 
 

@@ -10,7 +10,7 @@ from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit import audit, formats
-from commtax.audit.logged_run import UNSAID, logged_run
+from commtax.audit.claimed_run import UNSAID, logged_run
 from commtax.audit.read_files import ReadFiles
 from commtax.evidence.finding import Claim
 from commtax.logs.engine_logs import vllm_log

@@ -190,7 +190,9 @@ def _batch(one: LabelledResult) -> int:
 def _run(one: LabelledResult, cluster: Cluster) -> MeasuredRun:
     prompt, answer = _lengths(one)
     options = cast(SimulateOptions, _deployment(one, cluster))
-    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=_spread(one))
+    # How lengths vary; equal ones are what the engines' own benchmarks send unless told.
+    told = one.result.spread
+    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=told if told is not None else one.said.load.spread)
     options |= SimulateOptions(prefix_cache=one.result.hit_rate) if one.result.hit_rate else {}
     options |= _load(one)
     metrics: tuple[str, ...] = ("tpot", "ttft") if _is_closed(one) else ("tpot",)
@@ -212,12 +214,6 @@ def _load(one: LabelledResult) -> SimulateOptions:
     count = one.result.requests
     sent = SimulateOptions(num_prompts=count) if count else SimulateOptions()
     return sent | SimulateOptions(concurrency=min(one.clients, count or one.clients))
-
-
-def _spread(one: LabelledResult) -> float:
-    """How lengths vary; equal ones are what the engines' own benchmarks send unless told."""
-    told = one.result.spread
-    return told if told is not None else one.said.load.spread
 
 
 def _timed(one: LabelledResult, metric: str) -> tuple[float, float] | None:

@@ -109,7 +109,6 @@ def _without_repeats(groups: list[Group]) -> list[Group]:
 
 
 def read(path: Path, library_key: str) -> ReadFile:
-    """One file that was named."""
     if (traces := read_traces(path)) is not None:
         return ReadFile(path.name, traces=tuple(traces))
     if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
@@ -218,7 +217,6 @@ def _launch_of(text: str, name: str) -> SaidDeployment | None:
 def _label_results(
     files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
 ) -> Iterator[LabelledResult]:
-    """Results with what is said of their deployment."""
     launches = [launch for file in files if (launch := file.launch)] or list(above)
     for file in files:
         for number, result in enumerate(file.results, 1):

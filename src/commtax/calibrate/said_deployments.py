@@ -29,10 +29,8 @@ from commtax.verbs.keywords import SimulateOptions
 
 SIMULATED = frozenset(taken_by("simulate()"))
 LEVEL = levels(__name__)
-ALONE = {"tp": 1, "pp": 1, "dp": 1}
-"""Sizes that a command leaves out."""
-SIZES = ("pp", "dp", "ep")
-"""Beside tp, those that a result may carry."""
+ALONE = {"tp": 1, "pp": 1, "dp": 1}  # sizes that a command leaves out
+SIZES = ("pp", "dp", "ep")  # beside tp, those that a result may carry
 UNRELEASED = re.compile(r"0\.0(\.|$)|0\.1\.dev")  # what a build without tags calls itself
 VERSION = re.compile(r"v?(\d{1,9}(?:\.\w{1,30}){1,9})")
 OWN_ENGINE = "builtin"  # of ``commtax measure serve``, which no command of its own launches
@@ -72,7 +70,6 @@ class SaidDeployment:
     by: Mapping[str, str] = field(default_factory=dict)  # who says an option, where several speak
 
     def who(self, name: str) -> str:
-        """The source of an option, or of the model."""
         return self.by.get(name, self.source)
 
     @property
@@ -253,7 +250,6 @@ def _differing_models(ours: str, theirs: str) -> str:
 
 
 def suits(said: SaidDeployment, result: SaidDeployment) -> bool:
-    """Whether a result may be of a deployment."""
     try:
         _join(said, result)
     except Refusal:

@@ -9,8 +9,7 @@ from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 
 MAX_GPUS = 1_000_000
-_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
-"""Links that only one maker's chips have."""
+_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}  # links that only one maker's chips have
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 

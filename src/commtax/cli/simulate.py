@@ -133,7 +133,9 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
 
 def _means(q: Question) -> list[Note]:
     """The closed form's means of a benchmark of clients: those that audits compare with, calibrated on published runs."""
-    if q.offered.request_rate or q.offered.trace is not None or q.offered.inputs or q.offered.outputs or q.requests.disaggregated:
+    offered = q.offered
+    drawn = offered.trace is not None or offered.inputs or offered.outputs
+    if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
     loop = serve(settle(q))
     told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
@@ -181,7 +183,6 @@ FILES = ("plot", "timeline", "save")
 
 
 def _in_time(order: Order, q: Question) -> NoReturn:
-    """One run, or several beside each other."""
     given = order.given
     slo = _slo(given)
     for name in FILES:
@@ -196,7 +197,12 @@ def _in_time(order: Order, q: Question) -> NoReturn:
         _sweep(order, q, slo, *swept)
     if not q.offered.request_rate and q.offered.trace is None and np.isinf(q.requests.num_prompts):
         raise Refusal.about(num_prompts="a closed loop in time has an end; say how many requests, such as 1000")
-    _one(order, q, slo)
+    from commtax.report.requests import outcome_document, show_outcome
+
+    o = requests.serve(settle(check_single_load(q)), _follow)
+    order.output.remarks += [] if order.output.as_json else _means(q)
+    _write(order, o)
+    order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 
 def _slo(given: GivenOptions) -> Slo:
@@ -222,15 +228,6 @@ def _swept(given: GivenOptions, q: Question) -> tuple[str, tuple[float, ...]] | 
     return None
 
 
-def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
-    from commtax.report.requests import outcome_document, show_outcome
-
-    o = requests.serve(settle(check_single_load(q)), _follow)
-    order.output.remarks += [] if order.output.as_json else _means(q)
-    _write(order, o)
-    order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
-
-
 def _follow(ran: ServingRun) -> None:
     """Show how far a run is, and those of its first requests behind it that tell its ranges and its capacity."""
     whole = max(1, len(ran.book.arrival_s))
@@ -244,7 +241,6 @@ def _follow(ran: ServingRun) -> None:
 
 
 def _write(order: Order, o: RequestsInTime) -> None:
-    """The files that were asked for."""
     given = order.given
     if given.save:
         arrivals.write(o.as_sent, given.save, o.results, "save")
@@ -274,5 +270,4 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     swept = sweep(name, values, counting.counted(questions))
     if given.plot:
         plot_sweep(swept, Path(given.plot))
-    code = 1 if swept.most(slo) is None else 0
-    order.output.answer(sweep_document, show_sweep, swept, slo, code=code)
+    order.output.answer(sweep_document, show_sweep, swept, slo, code=1 if swept.most(slo) is None else 0)

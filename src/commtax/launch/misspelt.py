@@ -10,11 +10,9 @@ from commtax.launch.flags import COMMON, DASHES, QUIET, flag_name, flags_of
 from commtax.launch.unpriced import TABLE
 from commtax.statement import Refusal
 
-MISSPELT = "misspelt"
-"""The kind of such refusals."""
+MISSPELT = "misspelt"  # the kind of such refusals
 SHORT, LONG = 3, 8  # letters of names in which a slip of the keys alone is one, and from which two mistakes are
-ALIKE = frozenset(str(COMMON["alike"]).split())
-"""Real flags that differ from others by a letter or two."""
+ALIKE = frozenset(str(COMMON["alike"]).split())  # real flags that differ from others by a letter or two
 
 
 def refuse_misspelt(engine: str, unread: Iterable[str]) -> None:

@@ -256,16 +256,12 @@ class ServingPlans(SearchAnswer):
         own, ahead = self.put(rows, i), rows.prompter(i)
         return (own, prompter(own.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (own,)
 
-    def servers(self, rows: ServingColumns, i: int) -> Question:
-        """The servers of row ``i``: of one kind, or of both."""
-        asked, ahead = self.put(rows, i), rows.prompter(i)
-        pools = asked.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
-        return pools if rows.mode[i] else asked.but(disaggregated=False)
-
     def longest(self, rows: ServingColumns, i: int) -> int:
         """Tokens of the longest request that the servers of row ``i`` are told to take; 0: the model's own length."""
-        wanted = self.question.requests
-        return length_to_start_with(self.servers(rows, i), float((1 + wanted.spread) * wanted.tokens))
+        asked, wanted, ahead = self.put(rows, i), self.question.requests, rows.prompter(i)
+        pools = asked.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
+        servers = pools if rows.mode[i] else asked.but(disaggregated=False)
+        return length_to_start_with(servers, float((1 + wanted.spread) * wanted.tokens))
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
         """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at others of the whole."""

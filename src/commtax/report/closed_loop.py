@@ -32,10 +32,8 @@ from commtax.verbs.settling import describe_gpus
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
 """What TTFT is made of."""
-Run = dict[str, float]
-"""All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
-TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")
-"""Notes that belong to the answer itself."""
+Run = dict[str, float]  # all figures at one concurrency; no number (NaN, which documents tell as null) where there is none
+TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")  # notes that belong to the answer itself
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -71,7 +69,10 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         say(console, note)
-    parts = {"TTFT": (_first_token_parts(s), float(s.ttft_s))}
+    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
+    found["handed_s"] = min(found["moved_s"], _handover_s(s))
+    found["moved_s"] -= found["handed_s"]
+    parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
         parts["TPOT"] = _token_parts(s), float(s.tpot_s)
     say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
@@ -81,14 +82,6 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     said, details = _remarks(s, _mixture(s), *_handover_source(s))
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
     notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
-
-
-def _first_token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
-    """What a first token waits for; what an engine takes to hand a request over is no part of its cache's way."""
-    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
-    found["handed_s"] = min(found["moved_s"], _handover_s(s))
-    found["moved_s"] -= found["handed_s"]
-    return [(text, found[name]) for name, text in PARTS.items()]
 
 
 def _handover_s(s: ClosedLoop) -> float:
@@ -225,7 +218,6 @@ def _gpus(s: ClosedLoop) -> str:
 
 
 def _mixture(s: ClosedLoop) -> str:
-    """What the engine's steps are, in words."""
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
@@ -239,14 +231,12 @@ def _mixture(s: ClosedLoop) -> str:
 
 
 def host_times(s: ClosedLoop) -> str:
-    """What host times rest on, in words."""
     engine = s.question.engine
     own = engine.host.host_label
     return f"host times of {engine.key} are {f'{own.kind} ({own.detail})' if own else basis_words(s)}"
 
 
 def basis_words(s: ClosedLoop) -> str:
-    """What ranges rest on, in words."""
     engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
         return "calibrated on published runs; 80% of new runs should fall within the ranges"

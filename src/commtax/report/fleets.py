@@ -28,8 +28,7 @@ from commtax.verbs.longest_request import own_limits_notes
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 GAIN = {"gpus": "fewer GPUs", "cost": "fewer dollars per hour", "tokens": "more sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
-TOLD: list[str] = table("report/words.toml")["fleets"]
-"""Notes of the question that concern all of its plans."""
+TOLD: list[str] = table("report/words.toml")["fleets"]  # notes of the question that concern all of its plans
 
 
 def show_fleets(console: Console, a: FleetPlans) -> None:
@@ -42,18 +41,14 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
             say(console, f"  {line}")
     else:
         say(console, _nothing_words(a), "bold red")
-    _say_asked(console, a)
-    if a.plans or a.near:
-        _show_ranking(console, a, a.plans or a.near)
-    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
-    notes(console, *_notes(a))
-
-
-def _say_asked(console: Console, a: FleetPlans) -> None:
     q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
     if a.plans and not q.goal.slo:
         say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
+    if a.plans or a.near:
+        _show_ranking(console, a, a.plans or a.near)
+    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
+    notes(console, *_notes(a))
 
 
 def _question_words(a: FleetPlans) -> str:
@@ -74,13 +69,6 @@ def fleet_sentence(a: FleetPlans) -> str:
 
 def fleet_reasons(a: FleetPlans) -> Iterator[str]:
     """Why it is recommended: what it delivers, whether another is better, and what it costs."""
-    yield from _figures(a)
-    yield from _beaten_by(a)
-    yield from _dollars(a)
-
-
-def _figures(a: FleetPlans) -> Iterator[str]:
-    """What the fleet delivers, how sure its limits are, and how far it is from overload."""
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
@@ -96,6 +84,8 @@ def _figures(a: FleetPlans) -> Iterator[str]:
     if best.sigma and best.growth >= 0 and not best.clear:
         edge = "its limits" if q.goal.slo else "overload"
         yield f"warning: close to {edge}: {_edge_words(best)}, and no larger fleet on this cluster is safer"
+    yield from _beaten_by(a)
+    yield from _dollars(a)
 
 
 def _edge_words(trial: Trial) -> str:
@@ -234,7 +224,6 @@ def _notes(a: FleetPlans) -> Remarks:
 
 
 def fleets_document(a: FleetPlans) -> Record:
-    """``plan --request-rate --json``."""
     q, (counted, warmup) = a.question, a.requests_per_run
     sentences = [fleet_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in fleet_reasons(a))] if a.plans else []
     return document(

@@ -14,25 +14,10 @@ from commtax.report.money import million
 from commtax.report.tables import say, show_table
 from commtax.units import format_seconds, plural
 
-MARK, OTHER_MARK = "◆", "◇"
-"""Of the recommended plan, in tables and in the picture of the front."""
-EXPENDABLE = (
-    "KV free",
-    "comm",
-    "/user",
-    "microbatch",
-    "bubble",
-    "memory",
-    "/GPU",
-    "80% range",
-    "range",
-    "kind",
-    "$/M",
-    "likely",
-)
+MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
+EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
 """Columns of plans that a narrow screen can do without, the least important first."""
-NEAREST = 5
-"""Plans that are shown where none is good."""
+NEAREST = 5  # plans that are shown where none is good
 
 
 def rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
@@ -124,7 +109,6 @@ def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *
 
 
 def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
-    """GPUs of some plans."""
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 

@@ -39,7 +39,7 @@ from commtax.report.trained_plans import show_training_plans, trained_figures, t
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -59,7 +59,9 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
     for line in () if a.trains else best_of_types(a):
         say(console, f"  {line}")
     show_own_plan(console, a, pasted)
-    _say_asked(console, a)
+    q = a.question
+    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
     if open_ended:
         console.print()
         _say_recommended(console, a)
@@ -69,18 +71,11 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
 
 
 def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
-    """The recommended plan, and why."""
     head, *why = a.why
     clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
     for reason in why:
         say(console, f"  {reason}")
-
-
-def _say_asked(console: Console, a: Plans) -> None:
-    q = a.question
-    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
 
 
 def recommended_words(a: Plans) -> str:
@@ -104,15 +99,14 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    listed = [(a, a.plans, i) for i in range(min(top, len(a.plans)))]
-    behind = behind_notes(listed, objective_value(q, a.plans)[:top].tolist())
-    length = map(str, own_limits_notes(a.servers(rows, own), q.requests.tokens))
-    said = (DEFINITION, *behind, *length, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    behind = behind_notes([(a, a.plans, i) for i in range(min(top, len(a.plans)))], objective_value(q, a.plans)[:top].tolist())
+    told = (note for note in served.notes if note.code == "own-limits")
+    lengths, links = lengths_note(q.requests.spread), link_notes(served.question)
+    said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 
 def spread_notes(q: Question) -> list[str]:
-    """What was said of plans that spread experts over ranks."""
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
     said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)

@@ -24,8 +24,7 @@ from commtax.verbs.usage import EngineUsage, usage_of
 
 WORDS = table("report/words.toml")["requests"]
 METRICS = WORDS["metrics"]
-BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
-"""Our times, and what vLLM calls them."""
+BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}  # our times, and what vLLM calls them
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle
@@ -34,9 +33,19 @@ SAME = 1.1  # a tail that is no longer than this many medians is none
 
 def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """Saturation and missed limits first, then the times, then why."""
-    _verdicts(console, o, slo)
+    say_own_limits(console, o.notes)
+    for note in (note for note in o.notes if note.code == "interrupted"):
+        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
+    if o.overloaded:
+        grow = "the queue keeps growing, and the times below are means over a run of this length"
+        load = f"{o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive"
+        say(console, f"Overloaded: {load}; {grow}.", "bold red")
+    if not slo.kept(o):
+        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
+        say(console, f"SLO missed: {_slo_words(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
     say(console, _load(o), ANSWER)
-    say(console, _throughput(o))
+    tokens = f"{o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out ({o.tokens_per_s / o.num_gpus:,.0f} per GPU)"
+    say(console, f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}")
     if saved := _saved(o):
         say(console, saved)
     if slo.limits and slo.kept(o):
@@ -50,20 +59,6 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     fixed, details = fixed_time_notes(o.alike), (_engine(o, usage_of(o)), *([hosts] if sure else []))
     large = o.question.engine.host.request_s > LITTLE * o.statistic("ttft_mean")
     notes(console, (*remarks(o), *(fixed if large else ()), *(() if sure else (hosts,))), (*details, *(() if large else fixed)))
-
-
-def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
-    """What makes the answer no, or only a part of it."""
-    say_own_limits(console, o.notes)
-    for note in (note for note in o.notes if note.code == "interrupted"):
-        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
-    if o.overloaded:
-        grow = "the queue keeps growing, and the times below are means over a run of this length"
-        load = f"{o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive"
-        say(console, f"Overloaded: {load}; {grow}.", "bold red")
-    if not slo.kept(o):
-        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
-        say(console, f"SLO missed: {_slo_words(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
 
 
 def _confidence_words(o: RequestsInTime, slo: Slo) -> str:
@@ -88,7 +83,6 @@ def fleet_words(o: RequestsInTime) -> str:
 
 
 def _question_words(o: RequestsInTime) -> str:
-    """When requests come and how long they are, in words."""
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
     count = count if o.share == 1 else f"{len(o.stream):,} of {o.num_requests:,} requests"
@@ -131,7 +125,6 @@ def rate_words(per_s: float) -> str:
 
 
 def _load(o: RequestsInTime) -> str:
-    """How much of what it could do is asked of it."""
     capacity = f"its capacity of {o.capacity:,.3g} requests/s"
     if o.closed or isinf(o.offered_rate):
         return f"{o.requests_per_s:,.3g} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
@@ -158,13 +151,7 @@ def time_words(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
 
 
-def _throughput(o: RequestsInTime) -> str:
-    tokens = f"{o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out ({o.tokens_per_s / o.num_gpus:,.0f} per GPU)"
-    return f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}"
-
-
 def _saved(o: RequestsInTime) -> str:
-    """What prefixes in the cache save, where there are some."""
     if o.without_prefixes is None:
         return ""
     own, plain = o.without_prefixes
@@ -173,7 +160,6 @@ def _saved(o: RequestsInTime) -> str:
 
 
 def tail_words(o: RequestsInTime) -> list[str]:
-    """Why the tails are what they are, one sentence each."""
     return [text for text in (first_words(first_tokens(o)), gap_words(gaps(o))) if text]
 
 
@@ -196,7 +182,6 @@ def _cause(name: str, longer: float) -> str:
 
 
 def gap_words(tail: Gaps) -> str:
-    """Of times between tokens."""
     if not isfinite(tail.p99_s):
         return ""
     p99, median = f"p99 ITL {format_seconds(tail.p99_s)}", f"its median of {format_seconds(tail.median_s)}"
@@ -242,36 +227,32 @@ def _own_length(o: RequestsInTime) -> list[Note]:
 
 
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
-    """``simulate --json`` of requests in time."""
+    q, offered = o.question, o.question.offered
+    first, between = first_tokens(o), gaps(o)
+    ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
     made = document(
         "requests",
         o.question,
         outcome=o,
         idle_gpus=o.question.gpus_there - o.num_gpus,
-        offered=_offered_record(o),
+        offered=record(
+            "requests-offered",
+            offered=offered,
+            kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
+            request_rate=None if o.closed else o.offered_rate,
+            concurrency=q.requests.concurrency if o.closed else None,
+            input_len_mean=float(np.mean(o.stream.input_len)),
+            output_len_mean=float(np.mean(o.stream.output_len)),
+        ),
         requests=o.num_requests,
         utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
         times=[_times(o, metric) for metric in METRICS],
         slo=_slo(o, slo) if slo.limits else None,
         usage=usage_of(o),
-        tail=_tail(o),
+        tail={"ttft": ours, "itl": between, "words": tail_words(o)},
         notes=[*filter(None, [_saved(o)]), *_own_length(o), *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
-
-
-def _offered_record(o: RequestsInTime) -> Record:
-    """What came, as it was asked for."""
-    q, offered = o.question, o.question.offered
-    return record(
-        "requests-offered",
-        offered=offered,
-        kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
-        request_rate=None if o.closed else o.offered_rate,
-        concurrency=q.requests.concurrency if o.closed else None,
-        input_len_mean=float(np.mean(o.stream.input_len)),
-        output_len_mean=float(np.mean(o.stream.output_len)),
-    )
 
 
 def _times(o: RequestsInTime, metric: str) -> Record:
@@ -286,12 +267,6 @@ def _times(o: RequestsInTime, metric: str) -> Record:
 def _slo(o: RequestsInTime, slo: Slo) -> Record:
     sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
     return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
-
-
-def _tail(o: RequestsInTime) -> Record:
-    first, between = first_tokens(o), gaps(o)
-    ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
-    return {"ttft": ours, "itl": between, "words": tail_words(o)}
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:

@@ -62,7 +62,6 @@ def _passed_over_codes(a: SeveralPlans) -> list[str]:
 
 
 def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable[str]) -> None:
-    """What to run where, and why."""
     if a.recommended:
         say(console, f"{role}: {several_sentence(a.recommended)}", ANSWER)
     for line in why:
@@ -207,7 +206,6 @@ def _notes(a: SeveralPlans) -> list[str]:
 
 
 def several_document(a: SeveralPlans, top: int) -> Record:
-    """``plan --json`` of several clusters."""
     return document(
         "plan-several",
         a.answers[0].question,
@@ -241,11 +239,9 @@ def waiting_why(waited: SeveralPlans) -> list[str]:
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:
-    """Every plan of all clusters, best first."""
     listed = {id(answer): served_rows(answer) for answer in a.answers}
     return [{"cluster": one.answer.question.cluster.key, **listed[id(one.answer)][one.row]} for one in a.plans]
 
 
 def ranked_row(one: RankedPlan) -> Record:
-    """A plan and where it runs."""
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}

@@ -48,7 +48,6 @@ def untrained_words(a: TrainPlans) -> list[str]:
 
 
 def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
-    """Columns of a table of some plans."""
     steps = [a.step_of(rows, i) for i in first]
     rates = [a.tokens_per_s(rows, i) for i in first]
     runs = [training_money(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
@@ -79,7 +78,6 @@ def run_words(a: TrainPlans) -> str:
 
 
 def run_notes(a: TrainPlans) -> list[str]:
-    """What days and dollars are of."""
     run = f"time and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
     return [f"{run}; {'; '.join(price_notes([a.question]))}"]
 
@@ -94,5 +92,4 @@ def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
 
 
 def trained_figures(rows: TrainColumns, i: int) -> Record:
-    """The sizes and figures of one plan."""
     return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}

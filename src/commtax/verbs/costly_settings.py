@@ -71,6 +71,8 @@ def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]
 
 def _flag(q: Question, name: str, value: object) -> str:
     """A setting as the engine's command has it, else as our own option."""
-    spelled = (section.get(name) for section in flag_table(program_of(q.engine).key).values() if isinstance(section, dict))
-    word = next((text.split()[0] for text in spelled if isinstance(text, str)), name.replace("_", "-"))
+    sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
+    if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
+        name, value = "plain_nccl", True
+    word = next((one[name].split()[0] for one in sections if isinstance(one.get(name), str)), name.replace("_", "-"))
     return f"--{word}" if value is True else f"--{word} {value}"

@@ -18,7 +18,7 @@ from commtax.statement import OTHER_ENGINES, UNSAID, Note, Refusal
 from commtax.units import plural
 
 if TYPE_CHECKING:
-    from commtax.catalog.acceptance import MeasuredAcceptance
+    from commtax.catalog.drafters import MeasuredAcceptance
     from commtax.cost.closed_form import ClosedLoopLoad
 
 
@@ -65,7 +65,7 @@ def measured_here(q: Question) -> MeasuredAcceptance | None:
     asked = q.techniques
     if not asked.drafter:
         return None
-    from commtax.catalog.acceptance import measured_acceptance  # not for those who draft nothing
+    from commtax.catalog.drafters import measured_acceptance  # not for those who draft nothing
 
     return measured_acceptance(asked.drafter, q.model.architecture, q.speculative, asked.draft_text)
 
@@ -118,7 +118,7 @@ def accepted_width(q: Question) -> float:
     asked = q.techniques
     if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
         return 0.0
-    from commtax.catalog.acceptance import accepted_spread  # not for those who draft nothing
+    from commtax.catalog.drafters import accepted_spread  # not for those who draft nothing
 
     return math.log1p(accepted_spread(measured_here(q), q.model.key) * (asked.per_step - 1) / asked.per_step)
 
