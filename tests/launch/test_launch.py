@@ -655,5 +655,5 @@ def test_what_a_pasted_command_turns_off_or_forces_is_told():
     assert parse(job.replace("layernorm moe_act", "core_attn")).options.get("recompute") == "selective"
     done = run("simulate", "--from", f"{VLLM} -tp 4 --no-enable-prefix-caching --attention-backend TRITON_ATTN", "-c", "4xh100-sxm")
     said = " ".join(done.stdout.split())
-    assert "prefix caching is off here" in said
+    assert "--no-enable-prefix-caching: prompts that share text are computed whole" in said
     assert "--attention-backend TRITON_ATTN (whose attention kernels run" in said

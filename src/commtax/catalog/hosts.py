@@ -92,8 +92,9 @@ def _read_spelling(text: str, name: str) -> Cluster:
         raise Refusal(f"cluster '{text[:60]}': write {wanted}", "cluster", meant)
     near = did_you_mean(name, "chips", "clusters").removesuffix("?")
     instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
+    part = f" '{name}'" if name != normal(text) else ""
     raise Refusal(
-        f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (commtax catalog --help shows one)", "cluster"
+        f"cluster '{text}': unknown chip or host{part}{instead} it in a FILE.toml (commtax catalog --help shows one)", "cluster"
     )
 
 

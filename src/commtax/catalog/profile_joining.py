@@ -77,6 +77,6 @@ def _chip(first: Profile, second: Profile) -> ChipFacts:
 def _libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
     """Collectives of both by library, the later one's first; where they were measured on two links, the later one's alone."""
     told = {own.links["intra"] for own in (first, second) if own.libraries and "intra" in own.links}
-    if not (len(told) < 2):
+    if len(told) > 1:
         return second.libraries or first.libraries
     return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}

@@ -63,7 +63,7 @@ def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> st
     if takers:
         return f"{flag}: {verb} has no such option; {_listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
     if technique := next((one for one in techniques().values() if name in (one.key, *one.also)), None):
-        told = value or next(iter(technique.words), "")
+        told = value if value and (value in technique.words or not technique.words) else next(iter(technique.words), "")
         return f"{flag}: a technique: write --technique {'='.join(filter(None, (technique.key, told)))}"
     near = get_close_matches(name, [one.lstrip("-") for one in error.possibilities or ()], 1, NEAR)
     return f"No such option '{flag}'{f'. Did you mean --{near[0]}?' if near else f'; commtax {verb} --help lists all'}"

@@ -19,7 +19,7 @@ from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
 from commtax.spec import Cluster, Model, Profile
-from commtax.statement import Refusal
+from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
@@ -86,6 +86,7 @@ def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], N
 def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False), emit_file=given.pop("emit_file", "") or "")
+    output.leading = (STRANGE, COSTLY) if verb in WEIGHING else output.leading
     if output.emit_file and not given.emit:
         raise Refusal.about(emit_file="name what to write with --emit, such as --emit kubernetes")
     _pools(given)
@@ -192,6 +193,8 @@ def profile_of(given: GivenOptions) -> Profile | None:
     return own
 
 
+WEIGHING = ("plan", "worth")
+"""Verbs that say whether settings are worth it."""
 PLACE = ("cluster", "intra", "inter", "nics")
 """Options that say where: hosts, and the links that they have instead of their own."""
 

@@ -69,7 +69,8 @@ def simulate_command(order: Order) -> None:
     if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
         simulated = replace(simulated, notes=(*simulated.notes, *_other_layout(simulated)))
     judged = list(_judged(simulated, slo))
-    simulated = replace(simulated, notes=(*map(_limit_note, judged), *simulated.notes))
+    told = [_limit_note(x, simulated) for x in judged]
+    simulated = replace(simulated, notes=(*told, *simulated.notes))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
     order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
 
@@ -83,8 +84,9 @@ def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
     yield from judged_limits(figures, {name: slo.limits[name] for name in names})
 
 
-def _limit_note(judged: JudgedLimit) -> Note:
-    name = judged.name.removesuffix("_s").upper()
+def _limit_note(judged: JudgedLimit, simulated: ClosedLoop) -> Note:
+    loads, times = np.atleast_1d(simulated.requests.concurrency), np.atleast_1d(getattr(simulated, judged.name))
+    name = judged.name.removesuffix("_s").upper() + f" of {loads[np.argmax(times)]:,} clients" * (len(loads) > 1)
     verdict = "keeps" if judged.kept else "misses"
     likely = f"a run keeps it with a probability of {percent(judged.probability)}"
     text = f"mean {name} {format_seconds(judged.value)} {verdict} the limit of {format_seconds(judged.limit)}; {likely}"

@@ -139,20 +139,28 @@ class FlagReading:
         loose = []
         for name, value, written in _pairs(args, {**own.asked, **own.flags}):
             switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
-            asked = self._say(own, name, value, written)
+            asked, quiet = self._say(own, name, value, written), QUIET.get(name, ("", ""))[0]
             if not name:
                 loose.append(written)
             elif name in own.flags:
                 self._keep(own, name, value, written)
-            elif (told := QUIET.get(name, ("nothing", ""))[0]) != "nothing":
-                self.note("prefix caching", told)
-            elif asked or name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
+            elif quiet == "prefixes":
+                self.note("prefix caching", "prefix caching is on; --prefix-cache says how much of each prompt is found there")
+            elif quiet == "unshared":
+                self.compute_prompts_whole(written)
+            elif asked or quiet or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
                 self.values.pop(switch, None)
             else:
                 self.unread.append(written)
         return loose
+
+    def compute_prompts_whole(self, written: str) -> None:
+        """Note that prefix caching is off, by what was written."""
+        self.values.prefix_cache = 0
+        how = "simulate --shared-prefix TOKENS, with and without it, says what that costs"
+        self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
     def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
         """Whether techniques are asked for by a flag; what it says is then kept by path."""

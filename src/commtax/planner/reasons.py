@@ -328,13 +328,18 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
 
 
 def longer_times(rows: ServingColumns, i: int, j: int) -> str:
-    """The times that plan ``i`` has longer than plan ``j``, at another number of clients: before and after."""
+    """The times that plan ``i`` has longer than plan ``j``, at another number of clients, in brackets: before and after."""
+    grown = grown_times(rows, i, j)
+    return f" ({', '.join(grown)})" if grown else ""
+
+
+def grown_times(rows: ServingColumns, i: int, j: int) -> list[str]:
+    """Return each of them."""
     if rows.concurrency[i] == rows.concurrency[j]:
-        return ""
+        return []
     each = {said: [float(getattr(rows, name)[at]) for at in (j, i)] for name, said in SAID.items()}
     told = {said: [format_seconds(seconds) for seconds in pair] for said, pair in each.items() if pair[1] > pair[0]}
-    grown = [f"{said} {before} -> {after}" for said, (before, after) in told.items() if before != after]
-    return f" ({', '.join(grown)})" if grown else ""
+    return [f"{said} {before} -> {after}" for said, (before, after) in told.items() if before != after]
 
 
 def more_words(ratio: float) -> str:

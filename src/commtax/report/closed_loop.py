@@ -67,8 +67,7 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
-    for note in (note for note in s.notes if note.code in TOLD_FIRST):
-        say(console, note)
+    _say_first(console, s)
     found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
     found["handed_s"] = min(found["moved_s"], _handover_s(s))
     found["moved_s"] -= found["handed_s"]
@@ -156,11 +155,18 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     runs = simulation_runs(s)
     say_own_limits(console, s.notes)
     say(console, _span_words(runs[0], runs[-1]), ANSWER)
+    _say_first(console, s)
     _say_asked(console, s)
     times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
     columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
     show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
     notes(console, *_remarks(s))
+
+
+def _say_first(console: Console, s: ClosedLoop) -> None:
+    """The notes that belong to the answer itself."""
+    for note in (note for note in s.notes if note.code in TOLD_FIRST):
+        say(console, note)
 
 
 def _span_words(first: Run, last: Run) -> str:
