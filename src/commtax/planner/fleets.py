@@ -42,7 +42,7 @@ from commtax.verbs.settling import describe_layout, resolve_question
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
-NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet holds, and how often these double
+DOUBLINGS = 2  # of the GPUs that layouts are tried on where no fleet holds
 LISTED = 10
 SLACKS = (1.0, 1.02, 1.05, 1.1)  # times the limit that a fleet is thought to keep, tried one after the other
 LEAST_PROMPTS = 100  # of a run, where somebody says how many
@@ -196,7 +196,7 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     every = (trial for search in searches for trial in search.held)
     # those that dollars cannot rank stand behind those that they do
     held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
-    broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
+    broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
     plans = leaders_of_ranking(held, [trial.layout.question.cluster.key for trial in held], top)
     chosen = held[recommended_place(held)] if held else None
     plans = plans if chosen is None or any(trial is chosen for trial in plans) else (*plans, chosen)
@@ -334,7 +334,7 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     """The least fleet of the nearest layouts on more GPUs."""
     for place, _ in zip(larger_clusters(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
         tasks = []
-        for trial in answer.near[:NEAR]:
+        for trial in answer.near:
             layout = trial.layout
             copies = place.num_gpus // layout.group
             grown = replace(layout, question=layout.question.but(cluster=place), most=copies)

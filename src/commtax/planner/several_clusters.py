@@ -51,6 +51,10 @@ class RankedPlan(NamedTuple):
         gpus = 1 if objective == "throughput" else int(rows.gpus[i])
         return rate / gpus, low / gpus, high / gpus
 
+    def worth(self, objective: str) -> float:
+        """What ranks, larger is better."""
+        return -_burden(self, objective)[0]
+
 
 def same_plan(one: RankedPlan, other: RankedPlan) -> bool:
     """Whether both are one row of one answer."""

@@ -9,10 +9,10 @@ import numpy as np
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
-from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
-from commtax.planner.reasons import SAID, missed_times, odds
+from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
 from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
@@ -23,7 +23,17 @@ from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
 from commtax.report.operating_points import answered, show_points
 from commtax.report.pasted_plans import show_own_plan
-from commtax.report.plan_tables import EXPENDABLE, NEAREST, facts_at, gpus_of, places, rows_to_show, served_columns, show_ranked
+from commtax.report.plan_tables import (
+    EXPENDABLE,
+    NEAREST,
+    behind_notes,
+    facts_at,
+    gpus_of,
+    places,
+    rows_to_show,
+    served_columns,
+    show_ranked,
+)
 from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, sized_places
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
@@ -70,7 +80,7 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
 
 def recommended_words(a: Plans) -> str:
     """Whether what is recommended is also the best."""
-    alone = "Recommended and best" if a.recommended == 0 else "Recommended"
+    alone = role_words(a.recommended == 0, () if a.trains else against_codes(a.question, a.passed_over))
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
@@ -89,7 +99,10 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), *link_notes(served.question), ranges)
+    behind = behind_notes([(a, a.plans, i) for i in range(min(top, len(a.plans)))], objective_value(q, a.plans)[:top].tolist())
+    told = (note for note in served.notes if note.code == "own-limits")
+    lengths, links = lengths_note(q.requests.spread), link_notes(served.question)
+    said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 

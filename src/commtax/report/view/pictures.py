@@ -25,8 +25,8 @@ from commtax.report.several_clusters import (
     clusters_without_plans,
     ranked_row,
     reasons_between,
-    role_words,
     several_document,
+    several_role,
     several_sentence,
     waiting_why,
 )
@@ -138,7 +138,7 @@ def several_front(s: SeveralPlans) -> Record:
 def _several_words(s: SeveralPlans, name: str) -> str:
     """What to run; where nothing is limited, for those who wait and for work that nobody waits for."""
     if not s.waited or not s.waited.recommended:
-        return f"{role_words(s)}: {name}."
+        return f"{several_role(s)}: {name}."
     return page_words(f"{OPEN} {WAITED}: {several_sentence(s.waited.recommended).split('; ', 1)[0]}. {UNWAITED}: {name}.")
 
 
