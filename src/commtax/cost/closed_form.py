@@ -244,7 +244,8 @@ def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Nu
     if engine.serves.prefill_first:
         return seqs
     queued = _queued_prompts(load, seqs, fed_requests(load, budget, stages, engine))
-    return np.where(load.output_len > 1, np.maximum(1.0, seqs - queued), 1.0)
+    most = 1 + budget * stages / (load.rows + load.computed / _life(load))  # whose own rows leave room for as many that follow
+    return np.where(load.output_len > 1, np.maximum(1.0, np.minimum(seqs - queued, most)), 1.0)
 
 
 def _life(load: ClosedLoopLoad) -> Number:

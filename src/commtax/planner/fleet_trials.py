@@ -18,8 +18,8 @@ from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.planner.fleet_lengths import COUNTED, MOST, is_sampled, run_lengths, sample_of_fleet
-from commtax.planner.fleet_sizes import able_sizes, first_size, no_more
-from commtax.planner.layouts import ALONE, Layout
+from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
+from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
@@ -74,6 +74,15 @@ class Trial:
     @property
     def holds(self) -> bool:
         return self.over <= 1
+
+    @property
+    def distance(self) -> tuple[bool, float]:
+        """How far a fleet that does not hold is from holding, less is nearer: overloaded ones last, by the rate over what they
+        answer, for their times only grow with the run. Where nobody has looked at the capacity, no more than the distance is."""
+        most = SLACK * self.layout.throughput(*self.size) if isnan(self.capacity) else self.capacity
+        rate = rate_of(self.layout.question)
+        crowded = overloaded(rate, most, self.stretch)
+        return crowded, rate / most if crowded else self.over
 
     @property
     def sample(self) -> Size:
@@ -148,12 +157,11 @@ def _cached_stream(q: Question) -> RequestStream:
 
 
 def least_fleet(task: Task) -> Trial:
-    """The least fleet of a layout that holds; where none does, the largest one."""
+    """The least fleet of a layout that holds; where none does, the one that answers most."""
     layout = task.layout
     able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
-        copies = max(1, min(layout.most, (task.most_gpus - layout.prefill_tp) // layout.group))
-        size = copies, int(layout.apart)
+        size = largest_size(layout, task.most_gpus)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
         name, token_s = slow
@@ -174,7 +182,10 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds
 
-    best = trial(first_size(layout, able, holds))
+    at = first_size(layout, able, holds)
+    if not holds(at):  # then that which answers most
+        at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
+    best = trial(at)
     best = replace(best, simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
 

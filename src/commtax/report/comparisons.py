@@ -21,8 +21,7 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
-MOST_LINES = 4
-"""Break-evens that are told at first."""
+MOST_LINES = 4  # break-evens that are told at first
 LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
@@ -32,8 +31,7 @@ APART: list[str] = table("report/words.toml")["apart"]
 
 AXES = {"sequences": "global batch"}
 SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
-PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}
-"""What is compared of a server."""
+PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}  # what is compared of a server
 
 
 def _prefills(compared: Comparison) -> bool:
@@ -128,7 +126,6 @@ def comparison_words(compared: Comparison) -> list[str]:
 
 
 def comparison_document(compared: Comparison) -> Record:
-    """``compare --over --json``."""
     return {"schema": "commtax.compare/1", "axes": list(compared.axes), "rows": comparison_rows(compared)}
 
 
@@ -157,30 +154,26 @@ def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
             sizes, base = [int(x) for x in xs], float(points[0][1].step_s) * 1e3
             bottom.plot(sizes, [base * sizes[0] / x for x in sizes], color="grey", linestyle=":", label="ideal")
         top.set_title(no_formula(_fixed_words(compared)), loc="left", fontsize=11)
-        _label_axes(top, bottom, x_axis, compared)
+        from matplotlib import ticker
+
+        top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
+        top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
+        plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
+        bottom.yaxis.set_major_formatter(plain)
+        bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+        bottom.yaxis.set_minor_formatter(plain)
+        if x_axis != "link":
+            bottom.set_xscale("log", base=2)
+            bottom.set_xticks(compared.values(x_axis))
+            bottom.xaxis.set_major_formatter(plain)
+            bottom.xaxis.set_minor_locator(ticker.NullLocator())
+        for axes in (top, bottom):
+            axes.grid(True, which="major", alpha=0.3)
         if series or x_axis == "tp":
             bottom.legend(title=LABELS.get(series, ""), fontsize=9)
 
     return picture(path, draw, (8, 8))
-
-
-def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
-    from matplotlib import ticker
-
-    top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
-    top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
-    plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
-    bottom.yaxis.set_major_formatter(plain)
-    bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
-    bottom.yaxis.set_minor_formatter(plain)
-    if x_axis != "link":
-        bottom.set_xscale("log", base=2)
-        bottom.set_xticks(compared.values(x_axis))
-        bottom.xaxis.set_major_formatter(plain)
-        bottom.xaxis.set_minor_locator(ticker.NullLocator())
-    for axes in (top, bottom):
-        axes.grid(True, which="major", alpha=0.3)
 
 
 PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
@@ -198,7 +191,6 @@ def _record(row: PlanRow) -> Record:
 
 
 def plans_document(compared: PlanTable) -> Record:
-    """``compare --plans --json``."""
     flips = list[Record]()
     for f in compared.break_evens:
         below, above = f.sure(ratio_error(compared.question))
@@ -262,16 +254,11 @@ def fastest_words(compared: PlanTable) -> str:
     return _winners(compared, compared.rows, most, "at global batch {}")
 
 
-def served_words(compared: PlanTable) -> str:
-    """The same of whole requests, by their clients."""
-    q = compared.served[0].question.requests
-    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
-    return _winners(compared, compared.served, most, "at concurrency {}")
-
-
 def _show_served(console: Console, compared: PlanTable) -> None:
     """Whole requests: who serves most, and a line for each plan and load."""
-    say(console, served_words(compared), ANSWER)
+    q = compared.served[0].question.requests
+    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
+    say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.served:
         head = (row.plan, row.link, f"{row.clients:,}", str(row.gpus))
@@ -378,7 +365,6 @@ class HeatMap:
 
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
-    """Each map worth drawing."""
     links, loads = list(compared.links), compared.values("sequences")
     maps = []
     if len(loads) > 1:

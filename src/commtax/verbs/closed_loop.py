@@ -28,7 +28,7 @@ from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
+from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
@@ -185,7 +185,7 @@ class ClosedLoop(Answer):
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        known = self._catalogue_sigma(name)
+        known = np.hypot(self._catalogue_sigma(name), 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
         return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
 
     def _catalogue_sigma(self, name: str) -> Number:
@@ -208,7 +208,7 @@ class ClosedLoop(Answer):
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
-        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / self.question.techniques.per_step
+        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / most_per_step(self.question)
         return np.maximum(value / factor, np.minimum(value, floor)), value * factor
 
 

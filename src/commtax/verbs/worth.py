@@ -30,7 +30,7 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.costly_settings import SettingWorth, costly_settings
+from commtax.verbs.costly_settings import SettingWorth, costly_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
@@ -121,6 +121,7 @@ class Worth(Answer):
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
     on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
     settings: tuple[SettingWorth, ...] = ()  # settings that cost beside the engine's own
+    limits: SettingWorth | None = None  # engine limits that make room where memory binds
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -181,7 +182,8 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     costly = costly_settings(weigh.question, weigh.figures)
-    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly)
+    limits = worthwhile_limits(weigh.question, weigh.figures)
+    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly, limits)
 
 
 def _step_asked(q: Question) -> Mapping[str, object]:
