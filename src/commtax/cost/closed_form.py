@@ -360,7 +360,7 @@ def closed_loop(
 
 
 def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, engine: Engine) -> Number:
-    """Return the wait for the step in progress. The next one began as the last request ended, whose way through the server passes."""
+    """Return the wait for the step in progress. The next began as the last request ended, whose way is beside it."""
     waited = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     return (waited - np.minimum(way, steps.decode_s / 2 / steps.stages)) * (load.decodes > 0)
 
