@@ -161,7 +161,7 @@ def test_an_engines_limit_throws_nobody_out():
     """
     few, many = (simulate(concurrency=n, max_num_seqs=8) for n in (8, 64))
     assert many.tpot_s == pytest.approx(float(few.tpot_s), rel=1e-3)
-    assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=1e-3)
+    assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=2e-3)
     assert any("max_num_seqs 8" in note for note in many.notes)
     out = command("llama-3.1-8b", "--cluster", "1xh100-sxm", "--input-len", "8000", "--output-len", "1000", "--concurrency", "99")
     assert "preempted" in out.stdout
