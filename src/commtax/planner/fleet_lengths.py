@@ -44,5 +44,5 @@ def sample_of_fleet(layout: Layout, size: Size) -> Sample:
 
 def run_lengths(sample: Sample) -> tuple[int, int]:
     """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
-    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else sample.size[0])
+    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else 1)
     return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)

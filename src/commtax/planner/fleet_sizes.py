@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from commtax.judgement.fleet_samples import Size
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import workers_beside
 
-FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
+FINE, FINE_PAIRS = 50, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
 FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
 
 
@@ -41,6 +42,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
     """
     failed: list[Size] = []
 
+    @cache
     def fails(at: int) -> bool:
         if not any(no_more(able[at], other) for other in failed) and holds(at):
             return False

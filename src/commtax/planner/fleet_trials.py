@@ -2,7 +2,7 @@
 
 Of a large fleet a few copies stand for all (``verbs/fleet_samples.py``). All fleets of a question see the same requests: the first
 ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
-``EACH`` for every copy that is simulated, count after a warm-up of as many as are under way at once.
+``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,9 @@ ALL = Fraction(1)
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
-TOGETHER = 0.9  # of that, at least, answer samples of two kinds: 0.94 where both are as busy, else 0.97 and more
-HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
+TOGETHER = 0.85  # of that, at least, answer samples of two kinds: 0.86 to 0.96 where both are as busy, else more
+HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known, for samples no more finely than …
+FINEST = 0.01  # … by such a share: their runs tell rates apart no better
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
 
@@ -195,8 +196,11 @@ def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
-    if is_sampled(layout, size):
-        return overloaded(rate, _most_answered(layout, size), longer)
+    if is_sampled(layout, size):  # to saturate some takes less than to run them
+        enough = layout.apart and _is_surely_enough(layout, size, rate * longer)
+        return overloaded(rate, _most_answered(layout, size), longer) or (
+            not enough and overloaded(rate, capacity(layout, size), longer)
+        )
     if layout.apart and _most_answered(layout, size) * SURE <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
@@ -220,8 +224,10 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    decoding = layout.question.but(decode_workers=1, prefill_workers=1)
-    return _saturation_rate(decoding, "decoding"), _saturation_rate(decoding.but(tp=layout.prefill_tp), "prompts")
+    each = [
+        layout.question.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in (layout.group, layout.prefill_tp)
+    ]
+    return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
 def _overload(q: Question, most: float) -> float:
@@ -362,6 +368,8 @@ def with_growth(trial: Trial) -> Trial:
     if not q.goal.slo:  # nothing breaks before the capacity
         return replace(trial, growth=float(np.expm1(high)))
     for _ in range(HALVINGS):
+        if high - low <= FINEST * trial.sampled:
+            break
         middle = (low + high) / 2
         # the whole run, with steps as long as they may be: near the limit no short look is enough
         if worst(q, run_fleet(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:

@@ -42,13 +42,13 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
     """Return the sample of a question's fleet that is simulated for it, at least a share of all; the fleet where it is small."""
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
-    if q.offered.router == "prefix" and not whole[1]:
-        used = int(min(replicas, prefix_groups(q)))  # a prompt that comes again goes where its text is
-        chosen = sample_size((used, 0), least, chosen=True)[0]
-        size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
-    else:
-        size = sample_size(whole, least, q.offered.router != "round-robin")
-        share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
+    kind, entered = q.offered.router, whole[1] or whole[0]
+    # a prompt that comes again goes where its text is: those who get none stay idle
+    used = int(min(entered, prefix_groups(q))) if kind == "prefix" else entered
+    size = sample_size((whole[0], used) if whole[1] else (used, 0), least, kind != "round-robin")
+    share = Fraction(size[1] or size[0], used)
+    if used < entered:
+        size = (size[0], min(entered, size[1] + 1)) if whole[1] else (min(entered, size[0] + 1), 0)
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)
     workers = workers_of(size, bool(whole[1]))
