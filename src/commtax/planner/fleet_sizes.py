@@ -10,7 +10,7 @@ from commtax.judgement.fleet_samples import Size
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import workers_beside
 
-FINE, FINE_PAIRS = 50, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
+FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
 FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
 
 

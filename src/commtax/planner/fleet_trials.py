@@ -5,6 +5,7 @@ ones of a single stream, at the rate exactly. A run is long enough that a percen
 ``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
@@ -27,6 +28,7 @@ from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
+from commtax.verbs.fleet_samples import used_of
 from commtax.verbs.loads import first_requests
 from commtax.verbs.request_streams import longest_of, stream_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
@@ -39,6 +41,7 @@ SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that w
 TOGETHER = 0.85  # of that, at least, answer samples of two kinds: 0.86 to 0.96 where both are as busy, else more
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known, for samples no more finely than …
 FINEST = 0.01  # … by such a share: their runs tell rates apart no better
+EASY = 0.5  # times its limits, at most: what so easily holds is first tried near its capacity
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
 
@@ -175,8 +178,12 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds
 
-    best = trial(first_size(layout, able, holds))
-    best = replace(best, simulated=len(hopeless.union(tried)))
+    size = able[at := first_size(layout, able, holds)]
+    if size in hopeless and is_sampled(layout, size) and not too_slow(layout, size):  # a run would say nothing else
+        most = _most_answered(layout, size)
+        most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
+        return Trial(layout, size, _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
+    best = replace(trial(at), simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
 
 
@@ -212,7 +219,8 @@ def _most_answered(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
-    return min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True))
+    counts = size[0], used_of(layout.question, size[1])
+    return min(count * alone for count, alone in zip(counts, _capacity_of_kinds(layout), strict=True))
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
@@ -238,7 +246,7 @@ def _overload(q: Question, most: float) -> float:
 def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
-        return size[0] * _saturation_rate(layout.question)
+        return used_of(layout.question, size[0]) * _saturation_rate(layout.question)
     sample = sample_of_fleet(layout, size)
     return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
@@ -337,7 +345,6 @@ def sure_times(trial: Trial) -> Mapping[str, float]:
 
 
 def with_capacity(trial: Trial) -> Trial:
-    """With its capacity."""
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
 
 
@@ -350,11 +357,8 @@ def with_confidence(trial: Trial) -> Trial:
 def retry_if_able(trial: Trial) -> Trial:
     """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = with_capacity(trial)
-    return (
-        _trial(trial.layout, trial.size)
-        if not (trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity))
-        else trial
-    )
+    known = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
+    return trial if known else _trial(trial.layout, trial.size)
 
 
 def with_growth(trial: Trial) -> Trial:
@@ -367,16 +371,17 @@ def with_growth(trial: Trial) -> Trial:
     high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
     if not q.goal.slo:  # nothing breaks before the capacity
         return replace(trial, growth=float(np.expm1(high)))
-    for _ in range(HALVINGS):
-        if high - low <= FINEST * trial.sampled:
-            break
-        middle = (low + high) / 2
+    parts = next((2**n for n in range(HALVINGS) if high - low <= 2**n * FINEST * trial.sampled), 2**HALVINGS)
+
+    def holds(part: int) -> bool:
         # the whole run, with steps as long as they may be: near the limit no short look is enough
-        if worst(q, run_fleet(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:
-            low = middle
-        else:
-            high = middle
-    return replace(trial, growth=float(np.expm1(low)))
+        grown = rate * float(np.exp(low + (high - low) * part / parts))
+        return worst(q, run_fleet(trial.layout, trial.size, grown, stretch=trial.stretch)) <= 1
+
+    most = parts - 1
+    if not (most and trial.over <= EASY and holds(most)):
+        most = bisect_left(range(1, parts), True, key=lambda part: not holds(part))
+    return replace(trial, growth=float(np.expm1(low + (high - low) * most / parts)))
 
 
 def with_ranges(trial: Trial) -> Trial:

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from commtax.arrays import cache_few_answers
 from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
 from commtax.spec.stream import RequestStream
@@ -69,6 +70,7 @@ class Book:
     output_len: list[int]
     prefixes: tuple[Ids, ...] | None = None  # runs of pieces of text that are never apart, each by the id of its first …
     pieces: dict[int, int] = field(default_factory=dict)  # … and how many each has
+    shared: list[int] = field(default_factory=list)  # pieces of each request
     prefix_block: int = 16
     hit_rate: float = 0.0  # share of a prompt that is cached, where no prefixes say which
     sent_s: list[float] = field(default_factory=list)
@@ -95,7 +97,7 @@ class Book:
 
     def only(self, rows: Sequence[int]) -> "Book":
         """The book of some of its requests."""
-        book = Book([], [], [], None, self.pieces, self.prefix_block, self.hit_rate)
+        book = Book([], [], [], None, self.pieces, [], self.prefix_block, self.hit_rate)
         for name in (f.name for f in fields(self) if isinstance(getattr(self, f.name), (list, tuple))):
             setattr(book, name, [getattr(self, name)[i] for i in rows])
         return book
@@ -106,9 +108,9 @@ def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Boo
     columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
     joined = -(-block // stream.block)
     if stream.prefixes is None:
-        return Book(*columns, None, {}, stream.block, hit_rate)
+        return Book(*columns, prefix_block=stream.block, hit_rate=hit_rate)
     whole = _whole_pieces(stream.prefixes, columns[1], stream.block, joined)
-    return Book(*columns, *_runs_of_pieces(whole), stream.block * joined, hit_rate)
+    return Book(*columns, *_runs_of_pieces(whole), [len(ids) for ids in whole], stream.block * joined, hit_rate)
 
 
 def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
@@ -127,6 +129,7 @@ def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joi
     return tuple(whole)
 
 
+@cache_few_answers
 def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[int, int]]:
     """The same prefixes in runs of pieces that are never apart, each named by its first; and how many pieces each run has.
 

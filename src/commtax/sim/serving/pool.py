@@ -28,11 +28,6 @@ class Prefixes:
                 break
         return count
 
-    def blocks(self, ids: tuple[int, ...]) -> int:
-        """Blocks of all of these."""
-        pieces = self.pieces
-        return sum([pieces[key] for key in ids]) * self.per_id
-
     def new_blocks(self, ids: tuple[int, ...]) -> int:
         """Blocks that holding these takes from the others: those that nobody holds now."""
         held, pieces = self._held, self.pieces
@@ -102,8 +97,7 @@ class BlockPool:
         more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
         if self.prefixes is None:
             return -(-(self._kept(i) + more) // self.rules.block) + self.rules.states
-        ids = self._ids(i)
-        return self._own_blocks(ids, self._kept(i) + more) + self.prefixes.new_blocks(ids)
+        return self._own_blocks(i, self._kept(i) + more) + self.prefixes.new_blocks(self._ids(i))
 
     def wanted(self, i: int, ahead: int = 0) -> tuple[int, int]:
         """Of a waiting request: tokens that need not be computed, and blocks that it takes."""
@@ -133,8 +127,7 @@ class BlockPool:
         if self.prefixes is None:
             self.free += -(-tokens // self.rules.block) + self.rules.states
             return
-        ids = self._ids(i)
-        self.free += self._own_blocks(ids, tokens) + self.prefixes.leave(ids)
+        self.free += self._own_blocks(i, tokens) + self.prefixes.leave(self._ids(i))
 
     def grow(self, blocks: int) -> None:
         self.free -= blocks
@@ -150,11 +143,13 @@ class BlockPool:
         """Whether another worker has computed its prompt, and its cache was moved here."""
         return self.book.elsewhere[i] and not self.rules.prompts_only and not self.book.thrown[i]
 
-    def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
+    def _own_blocks(self, i: int, tokens: int) -> int:
         """Blocks that no other request can share: of tokens and of states."""
-        own = -(-tokens // self.rules.block) - (self.prefixes.blocks(ids) if self.prefixes else 0)
-        return max(0, own) + self.rules.states
+        own = -(-tokens // self.rules.block)
+        if self.prefixes:
+            own -= self.book.shared[i] * self.prefixes.per_id
+        return (own if own > 0 else 0) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:
-        """Ids of whole blocks of the prompt."""
+        """Ids of the runs of whole blocks that the prompt has."""
         return self.book.prefixes[i] if self.book.prefixes else ()

@@ -114,16 +114,18 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
         turn = (turn + 1) % len(engines)
         return engines[turn]
 
-    def least(_: int, now: float) -> Replica:
-        chosen, fewest = engines[0], engines[0].load(now)
-        for engine in engines[1:]:
+    def least(_: int, now: float, able: Sequence[Replica] = engines) -> Replica:
+        chosen, fewest = able[0], able[0].load(now)
+        for engine in able[1:]:
             load = engine.load(now)
             if load < fewest:
                 chosen, fewest = engine, load
         return chosen
 
     def known(i: int, now: float) -> Replica:
-        return min(engines, key=lambda engine: (-engine.knows(i), engine.load(now)))
+        known = [engine.knows(i) for engine in engines]
+        most = max(known)
+        return least(i, now, [engine for engine, blocks in zip(engines, known, strict=True) if blocks == most])
 
     return {"round-robin": in_turn, "least-loaded": least, "prefix": known}[kind]
 
