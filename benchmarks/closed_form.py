@@ -3,7 +3,8 @@
 python benchmarks/closed_form.py 200 [--seed 0] [--only vllm] [--worst 12]
 
 Both are asked for the same clients, lengths, engine and plan; the simulation runs long enough that its first requests, which no
-figure counts, do not matter. Printed: geometric means and 10th to 90th percentiles of simulated over closed form, by kind.
+figure counts, do not matter. Printed: median distances, how many are far apart without a note, and by kind geometric means and 10th
+to 90th percentiles of simulated over closed form.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # the loops are the tests' own
 
-from closed_loops import Pair, asked
+from closed_loops import FIGURES, Pair, asked, far
 from commtax import catalog
-
-FIGURES = ("tpot", "ttft", "rate")
 
 
 def kind(pair: Pair) -> str:
@@ -58,6 +57,19 @@ def lines(pairs: list[Pair]) -> Iterator[str]:
             yield f"{name:24}{len(own):5}" + "".join(_spread([getattr(p, figure) for p in own]) for figure in FIGURES)
 
 
+def agreement(pairs: list[Pair]) -> Iterator[str]:
+    """How far apart both answers are, and how many are far apart without a note that says why."""
+    noted = [pair for pair in pairs if pair.noted]
+    for title, ratios in (("steady state", lambda pair: pair.steady), ("all requests", lambda pair: pair.whole)):
+        apart = {name: np.nanmedian([abs(1 / ratios(pair)[name] - 1) for pair in pairs]) for name in FIGURES}
+        medians = ", ".join(f"{name} {value:.1%}" for name, value in apart.items())
+        beyond = [pair for pair in pairs if far(ratios(pair))]
+        unsaid = sum(not pair.noted for pair in beyond)
+        near = 1 - (len(beyond) - unsaid) / max(1, len(noted))
+        yield f"{title}: median |closed form / in time - 1|: {medians}; beyond 1.5 x {len(beyond)}, without a note {unsaid}"
+        yield f"  notes on {len(noted) / len(pairs):.0%} of {len(pairs)}, of these {near:.0%} within 1.5 x"
+
+
 def _spread(ratios: list[float]) -> str:
     values = np.array(ratios)[np.isfinite(ratios)]
     if not values.size:
@@ -78,7 +90,8 @@ def main() -> None:
     with multiprocessing.Pool(options.jobs) as pool:
         pairs = [pair for pair in pool.imap_unordered(asked, seeds, chunksize=4) if pair]
     pairs = [pair for pair in pairs if str(pair.words["engine"]).startswith(options.only)]
-    print("\n".join(lines(pairs)))
+    print("\n".join((*agreement(pairs), "", *lines(pairs))))
+    print("\nbeyond 1.5 x without a note", *(p for p in pairs if (far(p.steady) or far(p.whole)) and not p.noted), sep="\n")
     for figure in FIGURES:
         worst = sorted(pairs, key=lambda pair: -abs(np.log(getattr(pair, figure))))[: options.worst]
         print(f"\nfurthest apart in {figure}", *worst, sep="\n")

@@ -14,8 +14,7 @@ T = TypeVar("T")
 Told = Callable[[float], None]
 _told: Told | None = None
 _over: Callable[[], None] | None = None
-_within = (0.0, 1.0)
-"""The shares of the whole between which the step at hand lies."""
+_within = (0.0, 1.0)  # the shares of the whole between which the step at hand lies
 
 
 @contextmanager

@@ -38,11 +38,9 @@ _SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follo
 _STREAMS = ("/dev/", "/proc/")
 _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
-ELSEWHERE = ("/", ".", "~", "$")
-"""What the name of a place begins with, and no name that others know."""
+ELSEWHERE = ("/", ".", "~", "$")  # what the name of a place begins with, and no name that others know
 Named = str | os.PathLike[str]
-Watch = Callable[[int], None]
-"""Whoever wants to know how many more bytes on the disk have been read."""
+Watch = Callable[[int], None]  # whoever wants to know how many more bytes on the disk have been read
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 JsonObject = dict[str, Json]
@@ -88,15 +86,12 @@ class FileStream:
         self._file.seek(0)
         try:
             for piece in _unpack_gzip(self._file, size) if packed else iter(lambda: _read_available(self._file, size), b""):
-                self._tell()
+                if self._watch and (further := self.done - self._told) > 0:
+                    self._told += further
+                    self._watch(further)
                 yield piece
         except (zlib.error, EOFError) as error:
             raise Refusal(f"{self.what} '{self.path}': the gzip file is damaged or cut off ({error})") from None
-
-    def _tell(self) -> None:
-        if self._watch and (further := self.done - self._told) > 0:
-            self._told += further
-            self._watch(further)
 
     def judge(self, size: int, most: int) -> None:
         """Refuse more bytes than are read of such a file."""
@@ -142,7 +137,6 @@ def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> s
 
 
 def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int = JSON_MEMORY_BYTES) -> Json:
-    """A file's JSON."""
     return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory)
 
 
@@ -157,12 +151,8 @@ def decode_text(raw: bytes) -> str:
     return raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
 
 
-def parse_json(
-    text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH, exact: bool = False
-) -> Json:
+def parse_json(text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH) -> Json:
     """JSON within limits. The objects' memory is judged before they are made.
-
-    ``exact``: fractions stay text, with all of their digits, and strings may hold any sign.
 
     >>> parse_json('{"tp": 8}', "x")
     {'tp': 8}
@@ -175,7 +165,7 @@ def parse_json(
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
         whole = decode_text(text) if isinstance(text, bytes) else text
-        parsed: Json = json.loads(whole, parse_float=str if exact else None, strict=not exact)
+        parsed: Json = json.loads(whole)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:

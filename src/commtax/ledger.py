@@ -21,8 +21,7 @@ from commtax.spec import Experts, Number
 from commtax.statement import Note, Source
 
 Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
-AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp", "dcp": "tp"}
-"""Groups that data and tensor parallelism are made of."""
+AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp", "dcp": "tp"}  # groups that data and tensor parallelism are made of
 
 _Layers = (
     Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms"]

@@ -5,7 +5,7 @@ is a command (``bill``) or a function (``bill()``).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,8 +14,7 @@ from commtax.shipped_tables import table
 from commtax.statement import Refusal
 
 Entry = Mapping[str, Any]
-MOST_NAMED = 4
-"""Functions that a refusal names."""
+MOST_NAMED = 4  # functions that a refusal names
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,6 @@ def _tables() -> Entry:
 
 @cache
 def options() -> Mapping[str, Option]:
-    """All options that several verbs may have, by name, in the order of help."""
     sets = _tables()["sets"]
     made = {}
     for name, entry in _tables()["option"].items():
@@ -96,11 +94,6 @@ def taken_by(verb: str) -> Mapping[str, Option]:
     for name, entry in _tables()["verb"].get(verb, {}).items():
         taken[name] = (Option(name) if "kind" in entry and name not in taken else options()[name]).but(entry)
     return taken
-
-
-def asked_of_all() -> Iterable[str]:
-    """Options that any question may be asked with."""
-    return {name: None for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)}
 
 
 def refused_by(command: str) -> Mapping[str, str]:

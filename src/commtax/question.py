@@ -23,8 +23,7 @@ SPREAD = 0.5  # requests of real users differ; those of equal length that start 
 MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
 CONFIDENCE = 0.65  # probability with which a search keeps limits, where nobody says (benchmarks/decisions.py)
 AUTO = "auto"
-STEP_AXES = ("batch", "context")
-"""What a step grows with, whatever its plan."""
+STEP_AXES = ("batch", "context")  # what a step grows with, whatever its plan
 EVEN = 0.5  # … and the one that goes by the central prediction
 
 
@@ -195,8 +194,7 @@ def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -
     return Workload(batch, batch * context, prefill_seqs=1, prefill_tokens=context, rows_per_seq=rows)
 
 
-Changes = Mapping[str, object]
-"""Fields of a question, and what they become."""
+Changes = Mapping[str, object]  # fields of a question, and what they become
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +251,6 @@ class Question:
 
     @property
     def work(self) -> Workload:
-        """The serving step of the sequences in flight."""
         return self.seen(workload(self.phase, self.in_flight, self.context, self.speculative), self.context)
 
     def seen(self, work: Workload, prompt: Number) -> Workload:
@@ -265,7 +262,6 @@ class Question:
 
     @property
     def step(self) -> TrainStep:
-        """The training step."""
         return TrainStep(self.micro_batch, self.context)
 
     @property

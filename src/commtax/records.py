@@ -55,7 +55,7 @@ def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method
     if frozen:
         methods |= {"__setattr__": _refuse_set, "__delattr__": _refuse_delete}
     if frozen and slots:
-        methods |= {"__getstate__": _state, "__setstate__": _restore}
+        methods |= {"__getstate__": lambda self: [getattr(self, f.name) for f in _fields(type(self))], "__setstate__": _restore}
     return methods
 
 
@@ -64,7 +64,8 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
 
     def method(self: object, *args: object, **given: object) -> object:
         made = dict[str, Method]()
-        exec(write(cls), _IN | _named_in(cls), made)
+        slots = {f"set_{f.name}": getattr(cls, f.name).__set__ for f in _fields(cls) if _is_slot(cls, f.name)}
+        exec(write(cls), _IN | ({f"default_{f.name}": _default(f) for f in _fields(cls)} | slots), made)
         made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
         setattr(cls, name, made[name])
         return made[name](self, *args, **given)
@@ -74,12 +75,6 @@ def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Meth
 
 
 _fields = cast(Callable[[type], tuple[dataclasses.Field[object], ...]], cache(dataclasses.fields))
-
-
-def _named_in(cls: type) -> dict[str, object]:
-    """What its methods may name besides: defaults, and what sets a slot in half the time that ``object.__setattr__`` takes."""
-    slots = {f"set_{f.name}": getattr(cls, f.name).__set__ for f in _fields(cls) if _is_slot(cls, f.name)}
-    return {f"default_{f.name}": _default(f) for f in _fields(cls)} | slots
 
 
 def _is_slot(cls: type, name: str) -> bool:
@@ -144,10 +139,6 @@ def _refuse_set(self: object, name: str, value: object) -> None:  # noqa: ARG001
 
 def _refuse_delete(self: object, name: str) -> None:  # noqa: ARG001
     raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-
-
-def _state(self: object) -> list[object]:
-    return [getattr(self, f.name) for f in _fields(type(self))]
 
 
 def _restore(self: object, state: list[object]) -> None:

@@ -15,7 +15,9 @@ _FORMS = (  # as their issuers write them
     r"AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}",  # Google Cloud
     r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}",  # GitHub, GitLab
     r"nvapi-[A-Za-z0-9_-]{16,}",  # NGC
-    r"xox[abeprs]-[A-Za-z0-9-]{10,}",  # Slack
+    r"xox[abeprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{16,}",  # Slack
+    r"(?:gsk|npm|r8|dckr_pat|do[opr]_v1|[sr]k_(?:live|test)|wandb_v1|lsv2_[ps]t)_[A-Za-z0-9_]{16,}",  # Groq, npm, Replicate …
+    r"pypi-A[A-Za-z0-9_-]{24,}|(?:dapi|pplx-)[A-Za-z0-9]{24,}|tvly-[A-Za-z0-9-]{24,}",  # PyPI, Databricks, Perplexity, Tavily
     r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",  # JSON Web Tokens
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]*PRIVATE KEY-----)?",
 )
@@ -32,7 +34,8 @@ _VALUE = (  # up to the quotation mark that closes it, else to a space or a brac
 )
 _FLAG = r"--?(?:[\w-]*[_-])?(?:token|key|secret|password|passwd|credentials?)(?:=|\s+(?:-\s+)?|[\"',\s\\-]+\s)[\"'\\]*(?!-)"
 _MAY = re.compile(
-    r"hf_|sk-|AKIA|ASIA|AIza|ya29|gh[pousr]_|github_|glpat|nvapi|xox|eyJ|BEGIN |://[^\s/]*@|login |TOKEN|APIKEY"
+    r"hf_|sk-|AKIA|ASIA|AIza|ya29|gh[pousr]_|github_|glpat|nvapi|xox|xapp|eyJ|BEGIN |://[^\s/]*@|login |TOKEN|APIKEY"
+    r"|gsk_|npm_|r8_|_pat_|_v1_|k_live_|k_test_|lsv2_|pypi-|dapi|pplx-|tvly-"
     r"|(?<!inter)(?<!per)(?<!output)(?i:[_-](?:token|key)\b|secret|passw|passphrase|credential|bearer|authorization)"
 )
 """What stands in every text with a secret."""

@@ -32,10 +32,6 @@ def table(path: str) -> dict[str, Any]:
         with suppress(ValueError):
             kept: dict[str, Any] = json.loads(text)
             return kept
-    return _parse_toml(path, where, stamp)
-
-
-def _parse_toml(path: str, where: str, stamp: Stamp) -> dict[str, Any]:
     import tomllib  # not for those who find all tables kept
 
     with open(where, "rb") as file:
@@ -43,7 +39,9 @@ def _parse_toml(path: str, where: str, stamp: Stamp) -> dict[str, Any]:
     with suppress(TypeError):  # JSON has no dates
         text = json.dumps(made, separators=(",", ":")).encode()
         if where.startswith(PACKAGE) and time.time_ns() - max(stamp[:2]) > YOUNG_NS:
-            _keep(path, stamp, text)
+            if not _new:
+                atexit.register(_save)
+            _new[path] = (stamp, text)
     return made
 
 
@@ -56,7 +54,7 @@ def _shelf() -> Shelf:
     """All that is kept, from the first place that has any."""
     for place in _places():
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError), open(os.path.join(place, NAME), "rb") as file:
-            if not _is_ours(file.fileno(), place):
+            if not (place.startswith(PACKAGE) or not hasattr(os, "getuid") or os.fstat(file.fileno()).st_uid == os.getuid()):
                 continue
             about = json.loads(file.readline())
             if about["package"] == PACKAGE:
@@ -72,17 +70,6 @@ def _places() -> list[str]:
     return [*beside, os.path.join(home, "commtax")] if os.path.isabs(home) else beside
 
 
-def _is_ours(file: int, place: str) -> bool:
-    """Whether nobody else wrote it; who may write beside the bytecode may write that too."""
-    return place.startswith(PACKAGE) or not hasattr(os, "getuid") or os.fstat(file).st_uid == os.getuid()
-
-
-def _keep(path: str, stamp: Stamp, text: bytes) -> None:
-    if not _new:
-        atexit.register(_save)
-    _new[path] = (stamp, text)
-
-
 def _save() -> None:
     """All that is known, to the first place that takes it."""
     tables, begin = {}, 0
@@ -94,20 +81,15 @@ def _save() -> None:
     whole = b"\n".join([head, b"".join(text for _, text in known.values())])
     for place in _places():
         with suppress(OSError):
-            _write(place, whole)
+            if not place.startswith(PACKAGE):
+                os.makedirs(place, mode=0o700, exist_ok=True)
+            part = os.path.join(place, f".{NAME}-{os.getpid()}-{os.urandom(4).hex()}")
+            try:
+                with open(part, "xb") as file:
+                    file.write(whole)
+                os.replace(part, os.path.join(place, NAME))
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(part)
+                raise
             return
-
-
-def _write(place: str, whole: bytes) -> None:
-    """Whole or not at all, whoever else writes."""
-    if not place.startswith(PACKAGE):
-        os.makedirs(place, mode=0o700, exist_ok=True)
-    part = os.path.join(place, f".{NAME}-{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        with open(part, "xb") as file:
-            file.write(whole)
-        os.replace(part, os.path.join(place, NAME))
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(part)
-        raise

@@ -7,12 +7,14 @@ that whoever shows them shows the sentence; whoever decides looks at ``code`` an
 from collections.abc import Sequence
 from typing import Self
 
+from commtax.redaction import redact
+
 
 class Refusal(ValueError):  # noqa: N818
     """A question that cannot be answered: which rule it breaks, in which argument, and the nearest values that do not."""
 
     def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "") -> None:
-        super().__init__(rule)
+        super().__init__(redact(rule))  # which may quote what was given
         self.argument, self.nearest, self.kind = argument, tuple(nearest), kind
 
     @classmethod
@@ -40,8 +42,10 @@ ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", 
 """Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
 
 
-STRANGE = "not-understood"
-"""The code of what is said of pasted words that mean nothing to us: answers begin with it."""
+STRANGE, COSTLY = "not-understood", "may-cost"
+"""Codes of what is said of pasted words that mean nothing to us, with which answers begin, and of those that have no price and may
+cost, with which answers begin that weigh settings or plans."""
+MEANS = "means"  # the code of means of requests that were also simulated in time
 
 
 class Note(str):

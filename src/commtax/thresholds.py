@@ -14,8 +14,6 @@ Number = TypeVar("Number", int, float)
 
 
 class Thresholds(Generic[Number]):
-    """The numbers of one module as attributes."""
-
     def __init__(self, values: Mapping[str, Number]) -> None:
         vars(self).update(values)
 
@@ -43,5 +41,4 @@ def levels(module: str) -> Thresholds[float]:
 
 
 def thresholds(module: str) -> tuple[Thresholds[int], Thresholds[float]]:
-    """Both of a module."""
     return counts(module), levels(module)

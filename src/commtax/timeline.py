@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 
 Column = np.ndarray[Any, Any]
-Event = dict[str, object]
-"""Of a trace, as browsers read it."""
+Event = dict[str, object]  # of a trace, as browsers read it
 PRODUCER = "commtax"  # by which a trace of ours is known
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A number that changes in time."""
-
     name: str
     at_s: Column
     value: Column
@@ -92,7 +89,6 @@ class Timeline:
 
 
 def pairs(spans: Column) -> list[tuple[float, float]]:
-    """Rows of two as tuples."""
     return list(zip(spans[:, 0].tolist(), spans[:, 1].tolist(), strict=True))
 
 

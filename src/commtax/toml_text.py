@@ -10,14 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 
 Tree = Mapping[str, object]
-WIDTH = 132
-"""Columns that a table may take on one line."""
-DIGITS = 6
-"""Of a number that is measured: more than anything measured is sure of."""
-MOST_WHOLE = 1e14
-"""Whole numbers below are counts and bytes, and keep every digit."""
-LONG = 1e7
-"""Round numbers from here on are written with an exponent."""
+WIDTH = 132  # columns that a table may take on one line
+DIGITS = 6  # of a number that is measured: more than anything measured is sure of
+MOST_WHOLE = 1e14  # whole numbers below are counts and bytes, and keep every digit
+LONG = 1e7  # round numbers from here on are written with an exponent
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -99,21 +95,17 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
-        return _number(value)
+        short = shorten(value)
+        text = f"{short:.{DIGITS}g}"
+        if isinstance(short, int) and (abs(short) < LONG or float(text) != short):
+            return str(short)
+        return re.sub(r"e\+?(-?)0*", r"e\1", text)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{_key(key)} = {_value(held)}" for key, held in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     return _text(str(value))
-
-
-def _number(value: float) -> str:
-    short = shorten(value)
-    text = f"{short:.{DIGITS}g}"
-    if isinstance(short, int) and (abs(short) < LONG or float(text) != short):
-        return str(short)
-    return re.sub(r"e\+?(-?)0*", r"e\1", text)
 
 
 def _text(text: str) -> str:

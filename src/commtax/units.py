@@ -160,8 +160,7 @@ def round_up_seconds(seconds: float) -> float:
 
 
 DAY_S = 86400
-DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}
-"""Seconds of what people count long times in."""
+DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}  # seconds of what people count long times in
 SEVERAL = 1.5  # of a unit, from which on it is used: 80 minutes, but 1.7 hours
 
 
@@ -217,6 +216,15 @@ def format_money(usd: Number) -> str:
             figure = value / factor
             return f"${figure:,.0f} {word}" if figure >= THOUSAND else f"${figure:.3g} {word}"
     return f"${value:,.0f}" if value >= THOUSAND else f"${value:,.2f}" if value >= 1 or not value else f"${value:.3g}"
+
+
+def format_figure(value: Number) -> str:
+    """A figure in three digits, or all whole ones.
+
+    >>> format_figure(0.4267), format_figure(1.7), format_figure(999.96), format_figure(12345.6)
+    ('0.427', '1.7', '1,000', '12,346')
+    """
+    return f"{value:,.0f}" if abs(float(value)) >= 100 else f"{value:.3g}"
 
 
 def format_mean(value: Number) -> str:

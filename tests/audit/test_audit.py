@@ -4,14 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commtax
 from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit import audit, formats
-from commtax.audit.logged_run import UNSAID, logged_run
+from commtax.audit.claimed_run import UNSAID, audit_run, logged_run
 from commtax.audit.read_files import ReadFiles
+from commtax.calibrate import read_runs
 from commtax.evidence.finding import Claim
 from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup import StartupLog
@@ -20,11 +23,12 @@ from commtax.results import bench
 from commtax.results.bench_audit import audit_bench, floor_s
 from commtax.traces.profilers import kineto
 from commtax.traces.trace_audit import audit_traces
+from commtax.units import format_seconds
 from commtax.verbs import billing
 from commtax.verbs.settling import resolve_question
 from each import each
 from made_traces import decode_graphs
-from paths import FIXTURES, SHARED
+from paths import FIXTURES, ROOT, SHARED
 from start_logs import LOGS, name, of_log
 from tables import tables
 
@@ -366,3 +370,46 @@ def test_a_claim_takes_what_its_log_says():
 def test_kinds_by_content():
     kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
     assert set(kinds.values()) == {"log", "bench", "trace"}
+
+
+RESULT = """{"backend": "vllm", "model_id": "Qwen/Qwen3-32B", "completed": 80, "duration": 56.0, "max_concurrency": 8,
+ "total_input_tokens": 81920, "total_output_tokens": 40960, "mean_ttft_ms": 126.0, "mean_tpot_ms": 10.7}"""
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8]), seqs=st.sampled_from([16, 64, 256]), eager=st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_a_folder_is_one_deployment_for_audits_and_calibrations(tmp_path_factory, tp, seqs, eager):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "result.json").write_text(RESULT)
+    flags = f"-tp {tp} --max-num-seqs {seqs}" + (" --enforce-eager" if eager else "")
+    (folder / "serve.sh").write_text(f"#!/bin/sh\nvllm serve Qwen/Qwen3-32B {flags}\n")
+    (run,) = read_runs([folder], "8xh100-sxm")
+    audited = audit_run(folder, cluster="8xh100-sxm")
+    q = audited.claim.question
+    calibrated = tuple(run.options.get(name) for name in ("tp", "max_num_seqs"))
+    assert (q.plan.tp, q.limits.max_num_seqs, audited.claim.plan_source) == (tp, seqs, "from 'serve.sh'")
+    assert calibrated == (tp, seqs)
+    assert q.what_if.eager == bool(run.options.get("eager")) == eager
+    assert not audited.notes, "the command is no file that was left out"
+
+
+def test_commands_that_contradict_each_other_are_named(tmp_path):
+    (tmp_path / "result.json").write_text(RESULT)
+    for tp in (2, 4):
+        (tmp_path / f"tp{tp}.sh").write_text(f"vllm serve Qwen/Qwen3-32B -tp {tp}\n")
+    with pytest.raises(ValueError, match=r"tp: 'tp2.sh' says 2, and 'tp4.sh' says 4; name with --from"):
+        audit_run(tmp_path, cluster="8xh100-sxm")
+    assert audit_run(tmp_path, cluster="8xh100-sxm", tp=4).claim.tp == 4
+
+
+@pytest.mark.parametrize("clients", [8, 32, 128])
+def test_the_command_that_an_audit_names_tells_its_mean_and_range(clients):
+    result = ROOT / "examples" / "three-runs" / f"serve-{clients}.json"
+    section = audit_run(result, cluster="4xh100-sxm", tp=4).sections[0]
+    first = next(f for f in section.findings if f.code == "ttft_mean")
+    load = json.loads(result.read_text())
+    lengths = [str(load[f"total_{way}_tokens"] // load["num_prompts"]) for way in ("input", "output")]
+    asked = ("--input-len", lengths[0], "--output-len", lengths[1], "--num-prompts", str(load["num_prompts"]), "--spread", "0")
+    told = run_here("simulate", "qwen3-32b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", str(clients), *asked).stdout
+    low, mean, high = (format_seconds(s) for s in (first.low, first.predicted, first.high))
+    assert f"Mean TTFT {mean} ({low} to {high})" in told

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import audit, formats, unknown
+from commtax.audit import audit, formats
 from commtax.evidence import prefixes
 from commtax.evidence.finding import Finding, Section
-from commtax.evidence.short_lines import lines_with, split_lines
+from commtax.evidence.wordings import lines_with, split_lines
 from commtax.logs import training_log
 from commtax.report.auditing import tables
 from commtax.results import nccl_tests
@@ -162,4 +162,4 @@ def test_lines_by_any_way(text):
 
 @given(st.text(max_size=200))
 def test_what_was_found_is_one_line(text):
-    assert len(unknown.beginning(text.encode("utf-8", "replace")).splitlines()) == 1
+    assert len(formats.beginning(text.encode("utf-8", "replace")).splitlines()) == 1

@@ -111,7 +111,7 @@ def test_a_result_is_told_and_its_books_are_checked():
     told = [Finding(Note(f"tpot_{s}", f"TPOT ({s})"), None, t, "s") for s, t in (("mean", 0.08), ("p99", 0.089))]
     books = Finding("E2E = TTFT + (n - 1) TPOT", 71.5, 71.5, "s", 0.05).judged()
     lines = screen(Audit(None, (Section("bench", ("a.json",), (*told, books)),)))
-    assert lines[0] == "1 benchmark result, TPOT 80 ms: not judged: give --model"
+    assert lines[0] == "1 benchmark result, TPOT 80 ms: not judged: give --model and --cluster"
     assert [x.split() for x in lines[2:4]] == [["item", "measured"], ["TPOT", "(mean)", "80", "ms"]]
     assert lines[5].split() == ["item", "expected", "measured", "difference", "tolerance", "verdict"]
 

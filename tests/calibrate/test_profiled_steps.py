@@ -13,9 +13,8 @@ import commtax
 from commtax import catalog
 from commtax.calibrate import calibrate, read_runs
 from commtax.calibrate.drift import check_drift
-from commtax.calibrate.learning import learn
+from commtax.calibrate.learning import learn, price_step
 from commtax.calibrate.measurements import MeasuredRun, MeasuredStep
-from commtax.calibrate.step_lessons import price_step
 from commtax.catalog.posterior import Posterior
 from commtax.catalog.profile_files import parse, profile_text
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, Workload

@@ -12,8 +12,7 @@ import commtax
 from cli_run import run_here as run
 from commtax import catalog
 from commtax.catalog import models
-from commtax.catalog.config_completion import text_section
-from commtax.catalog.hf import architectures, family_name, from_config
+from commtax.catalog.hf import architectures, family_name, from_config, text_section
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import mtp_params, num_params
 from commtax.cost.traffic import inference

@@ -219,3 +219,10 @@ def test_whatever_a_saved_answer_holds_it_is_compared_or_refused(before, after):
         return
     assert difference_markdown(found)
     assert json.dumps(difference_document(found))
+
+
+def test_flags_that_worth_prints_are_compared():
+    """dbo needs DeepEP's kernels, which fit has no price for, and reads all the same."""
+    before = "vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel --all2all-backend deepep_high_throughput"
+    done = run_here("diff", before, f"{before} --enable-dbo", "-c", "2x8xh200-sxm", "--concurrency", "256", "--input-len", "4096")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.acceptance import measured_acceptance, measured_acceptances
-from commtax.catalog.drafters import drafter, drafter_kinds
+from commtax.catalog.drafters import drafter, drafter_kinds, measured_acceptance, measured_acceptances
 from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.inventory import num_params
 from commtax.cost.memory import drafter_weights

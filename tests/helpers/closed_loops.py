@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite, log
 from random import Random
 
 import numpy as np
@@ -20,6 +21,9 @@ CLUSTERS = ("8xh100-sxm", "8xh200-sxm", "8xa100-80-sxm", "8xb200-sxm")
 ENGINES = ("vllm", "vllm@0.11", "sglang", "trtllm")
 LIVES = 9  # requests of each client, of which the first third and the last sixth are not counted in the steady state
 FIGURES = ("tpot", "ttft", "rate")
+FAR = log(1.5)
+LEFT_OUT = {"lockstep", "ranks", "stages", "whole-prompts", "full-cache", "near-full", "waiting", "queue"}
+"""Codes of notes that say what the closed form leaves out, or that it queues for something scarce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,26 @@ class Pair:
         longest = int(str(self.words["input_len"])) * (1 + float(str(self.words["spread"])))
         return str(self.words["engine"]) == "trtllm" and longest > 4096
 
+    @property
+    def steady(self) -> Mapping[str, float]:
+        """Of requests between the first and the last ones."""
+        return {name: getattr(self, name) for name in FIGURES}
+
+    @property
+    def noted(self) -> bool:
+        """Whether the closed form says why it may be far from the simulation."""
+        return bool(LEFT_OUT & set(self.notes))
+
     def __str__(self) -> str:
         asked = ", ".join(f"{name} {value}" for name, value in self.words.items())
         whole = "  ".join(f"{value:.2f}" for value in self.whole.values())
         told = f"tpot {self.tpot:5.2f}  ttft {self.ttft:5.2f}  rate {self.rate:5.2f}  (all requests {whole})"
         return f"{told}  {asked}  {'FULL ' * self.full}{'waiting ' * self.waiting}{self.load:.0%} {','.join(self.notes)}"
+
+
+def far(ratios: Mapping[str, float]) -> bool:
+    """Whether any figure is more than 1.5 times the other way's."""
+    return any(isfinite(ratio) and abs(log(ratio)) > FAR for ratio in ratios.values())
 
 
 def drawn(rng: Random) -> dict[str, object]:

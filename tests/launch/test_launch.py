@@ -647,3 +647,13 @@ def test_servers_for_prompts_must_fit_too(tp, code):
     assert f"pasted were 1 of these and 1 for prompts (tp {tp})" in done.stdout
     assert "makes no difference" not in done.stdout
     assert run("simulate", "--from", text, "--cluster", "8xh100-sxm", "--input-len", "512").returncode == code
+
+
+def test_what_a_pasted_command_turns_off_or_forces_is_told():
+    job = "torchrun --nproc-per-node 8 pretrain_gpt.py --recompute-granularity selective --recompute-modules layernorm moe_act"
+    assert parse(job).options.get("recompute") == "layernorm,moe_act"
+    assert parse(job.replace("layernorm moe_act", "core_attn")).options.get("recompute") == "selective"
+    done = run("simulate", "--from", f"{VLLM} -tp 4 --no-enable-prefix-caching --attention-backend TRITON_ATTN", "-c", "4xh100-sxm")
+    said = " ".join(done.stdout.split())
+    assert "--no-enable-prefix-caching: prompts that share text are computed whole" in said
+    assert "--attention-backend TRITON_ATTN (whose attention kernels run" in said

@@ -171,6 +171,25 @@ def test_a_flag_that_no_price_has_is_named_with_what_it_would_have_changed():
     assert all(phrase and not phrase.endswith(".") for phrase in own)
 
 
+def test_forced_kernels_lead_what_weighs_settings():
+    pasted = "vllm serve meta-llama/Llama-3.1-8B --attention-backend FLEX_ATTENTION --swap-space 4"
+    lead, rest = unread_remarks("vllm", parse(pasted).unread)
+    assert lead == (
+        "may cost, and not in the answer: --attention-backend FLEX_ATTENTION (whose attention kernels run; "
+        "the engine's usual ones are priced)"
+    )
+    assert rest.startswith("not in the answer: --swap-space 4 (")
+    for verb, first in (("worth", True), ("bill", False)):
+        out = run_here(verb, "--from", pasted, "--cluster", "1xh100-sxm").stdout
+        assert out.startswith("may cost") == first
+        assert "FLEX_ATTENTION" in out
+
+
+@pytest.mark.parametrize("launch", ["vllm serve m --no-enable-prefix-caching", "sglang serve m --disable-radix-cache"])
+def test_prefix_caching_that_is_off_is_read(launch):
+    assert parse(launch.replace("sglang serve m", "python -m sglang.launch_server --model-path m")).options["prefix_cache"] == 0
+
+
 def test_settings_of_a_chart_are_flags_too():
     own = "tensorParallelSize: 2, enableDbo: true, speculativeConfig: {method: ngram, num_speculative_tokens: 4}"
     chart = f"servingEngineSpec:\n  modelSpec:\n  - name: x\n    modelURL: meta-llama/Llama-3.1-8B\n    vllmConfig: {{{own}}}"

@@ -18,9 +18,8 @@ from commtax.cost.inventory import num_params
 from commtax.evidence import prefixes
 from commtax.evidence.finding import Claim
 from commtax.logs import training_log
-from commtax.logs.pace import pace
 from commtax.logs.taxes import taxes
-from commtax.logs.training_audit import audit_training
+from commtax.logs.training_audit import audit_training, pace
 from commtax.logs.training_log import TrainedStep
 from commtax.logs.training_plan import logged_plan
 from commtax.machines import smi

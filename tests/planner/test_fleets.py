@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from math import floor
 
 import pytest
@@ -17,7 +18,7 @@ import commtax
 from cli_run import run_here
 from commtax.planner.columns import Rejected
 from commtax.planner.fleet_search import burden
-from commtax.planner.fleet_sizes import first_pair
+from commtax.planner.fleet_sizes import first_pair, largest_size
 from commtax.planner.fleet_trials import (
     SURE,
     _capacity_of_kinds,
@@ -32,7 +33,7 @@ from commtax.planner.fleet_trials import (
 )
 from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
-from commtax.report.fleets import fleet_reasons
+from commtax.report.fleets import fleet_reasons, fleet_sentence
 from commtax.report.planning import shorten_rejected
 from commtax.report.view.plan_table import page_words
 from forked import run_forked
@@ -256,6 +257,20 @@ def test_no_plan_holds_is_an_answer_with_the_obstacle():
     assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
 
 
+def test_where_no_plan_holds_the_nearest_is_that_which_answers_most():
+    """Pools too, each by its best fleet; the others follow in that order, and what it would take holds."""
+    asked, rate = {**SHORT, "processes": 1, "output_len": 256, "slo": {"p95_ttft": 5.0}}, 40
+    found = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=rate, **asked)
+    layouts = candidates(found.question, all_requests(found.question))[0]
+    most = max(capacity(layout, largest_size(layout, 4)) for layout in layouts)
+    assert not found.plans
+    assert found.near[0].capacity == pytest.approx(most, rel=0.03)
+    assert [t.capacity for t in found.near] == sorted((t.capacity for t in found.near), reverse=True)
+    assert found.would_take[1] == f"a rate below {found.near[0].capacity:.3g} requests/s, where it is no longer overloaded"
+    more = plan_fleet("llama-3.1-8b", "8xh100-sxm", request_rate=rate, **asked)
+    assert found.would_take[0].startswith(f"{more.plans[0].gpus} GPUs, ")
+
+
 @pytest.mark.parametrize("slo", [{}, {"p95_ttft": 1.0}])
 def test_a_confidence_that_would_do_is_tried_and_none_is_named_beyond_the_capacity(slo):
     """Between what is answered surely and what is answered at even chances, a lower confidence holds; above, none is named."""
@@ -294,6 +309,12 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         assert ("warning: close to " in said) is (edge and not room)
         assert ("would do, at 94% of capacity; but steps " in said) is (edge and room)
         assert "--" not in page_words(said)
+        pools = replace(chosen, layout=replace(chosen.layout, prefill_tp=1), size=(1, 1))
+        ahead = replace(found, plans=(pools, *found.plans), recommended=found.recommended + 1)
+        more = " ".join(fleet_reasons(ahead))
+        assert ("would do, at 94% of capacity; but steps " in more) is (edge and room), "whatever else is ahead"
+        assert "inside one host are unchecked" in more
+        assert ("best of what is checked" in fleet_sentence(ahead)) is not (edge and room)
 
 
 def test_a_terminal_is_told_what_to_run():

@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 import brute
 import commtax
+from commtax.cost.schedules import most_chunks
 from commtax.launch.read_command import parse
 from commtax.planner import plan, plan_training, rank_own_plan
 from commtax.planner.choosing import complexity
-from commtax.planner.columns import ServingPlans, objective_value
+from commtax.planner.columns import SIZED, ServingPlans, objective_value
 from commtax.planner.exchanges import exchanges
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
+from commtax.planner.training_search import BUDGET
 from commtax.spec import Plan, Workload
 from commtax.verbs.billing import price
-from commtax.verbs.settling import ask, resolve_question
+from commtax.verbs.settling import ask, resolve_question, settle
 from commtax.verbs.steps import step_bill
 from each import each
 from planned import command, questions, value
@@ -305,3 +307,24 @@ def test_the_page_details_the_plan_it_heads_with(tmp_path):
     assert int(found.plans.mode[0]) == 1
     assert page["view"]["state"]["tp"] == int(found.plans.tp[0])
     assert page["view"]["totals"]["step_s"] == pytest.approx(float(found.step_of(found.plans, 0).step_s))
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    [("llama-3.1-70b", "8x8xh100-sxm", 256), ("llama-3.1-405b", "2048x8xh100-sxm", 2048), ("mixtral-8x7b", "4x8xa100-80-sxm", 128)],
+)
+def test_no_count_of_chunks_beats_the_best_training_plan(model, cluster, batch):
+    """Each split of the ten fastest plans, interleaved in any legal count of chunks, is no faster than the best where it fits."""
+    found = plan_training(model, cluster, global_batch=batch)
+    rows, budget = found.plans, BUDGET * found.question.cluster.chip.visible_bytes
+    for i in range(min(10, len(rows))):
+        kind, pp = found.kinds[int(rows.kind[i])], int(rows.pp[i])
+        sizes = {name: int(getattr(rows, name)[i]) for name in SIZED}
+        for chunks in range(2, int(most_chunks(kind.model.num_layers, pp)) + 1) if pp > 1 else ():
+            put = kind.but(batch=batch // sizes["dp"], schedule="interleaved", chunks=chunks, **sizes)
+            try:
+                priced = price(settle(put))
+            except ValueError:
+                continue
+            fits = float(priced.memory_bytes_per_rank) <= budget
+            assert not fits or float(priced.step_s) >= float(rows.step_s[0]) * (1 - 1e-9), f"{sizes} in {chunks} chunks"

@@ -91,7 +91,7 @@ def test_the_fuller_pool_is_named(mixed):
 
 
 def test_two_clusters_are_compared_with_each_by_itself(mixed):
-    """Each searched as if it were asked for, without pools; both together are their sum."""
+    """Each searched as if it were asked for, in one pool and in two; both together are their sum, of as many GPUs as they use."""
     alone = [plan("llama-3.1-70b", place, **LIMITS, disaggregated=False) for place in ("8xh100-sxm", "8xh200-sxm")]
     rates = [float(one.plans.tokens_per_s[one.recommended]) for one in alone]
     usd = [float(one.usd_per_million_tokens(one.plans)[one.recommended]) for one in alone]
@@ -99,9 +99,17 @@ def test_two_clusters_are_compared_with_each_by_itself(mixed):
     for rate, price in zip(rates, usd, strict=True):
         assert f"{rate:,.0f} tokens/s (${price:.2f} per million)" in line
     together = sum(rate * price for rate, price in zip(rates, usd, strict=True)) / sum(rates)
-    assert f"{sum(rates):,.0f} tokens/s (${together:.2f} per million) together" in line
+    assert f"{sum(rates):,.0f} tokens/s (${together:.2f} per million) together on 16 GPUs" in line
     own = float(mixed.usd_per_million_tokens(mixed.plans)[mixed.recommended])
-    assert f"{1 - own / together:.0%} fewer tokens per dollar than these two pools" in line
+    fewer = 1 - sum(rates) / float(mixed.plans.tokens_per_s[mixed.recommended])
+    gpus = int(mixed.plans.gpus[mixed.recommended])
+    said = f"{fewer:.0%} fewer tokens/s than these two pools on {gpus} GPUs and {1 - own / together:.0%} fewer tokens per dollar"
+    assert said in line
+    split = next(line for line in mixed.why if line.startswith("each in two pools of its own"))
+    for place in ("8xh100-sxm", "8xh200-sxm"):
+        rows = plan("llama-3.1-70b", place, **LIMITS).plans
+        assert f"{place} {rows.tokens_per_s[rows.mode == 1][0]:,.0f} tokens/s" in split
+    assert "are unchecked" in split
     assert not list(alone_words(alone[0]))
 
 
@@ -116,3 +124,10 @@ def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simple
     assert "The prompt pool fills up first (" in told
     assert "The best simpler plan (stages or expert parallelism inside a host) is 2 replicas x TP 8" in told
     assert "Predictions of two pools against one err by 23%" in told
+
+
+def test_a_plan_says_as_simulate_does_what_its_servers_do_not_start_with(mixed):
+    loop = mixed.simulation(mixed.plans, mixed.recommended)
+    (note,) = (str(note) for note in loop.notes if note.code == "own-limits")
+    asked = ("--prefill-cluster", BOTH["prefill_cluster"], "--decode-cluster", BOTH["cluster"], "--ttft", "1s", "--tpot", "30ms")
+    assert note in " ".join(run_here("plan", "llama-3.1-70b", *asked).stdout.split())

@@ -8,12 +8,17 @@ from commtax.verbs.fit_advice import limit_flags
 
 
 def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
-    """vLLM's dummy run samples 1,024 rows of 201,088 logits, 38 bytes each: 7.3 GiB that 512 rows halve."""
+    """vLLM's dummy run samples 1,024 rows of 201,088 logits, 38 bytes each: 7.3 GiB, of which 256 rows take a quarter.
+
+    512 rows would do for as many clients, and leave no room for a request of the model's own length.
+    """
     found = commtax.plan("gpt-oss-120b", "1xh100-sxm", tpot_s="25ms")
     more = found.roomier
     assert (found.plans.concurrency[0], more.plans.concurrency[0]) == (8, 24)
-    assert any("--max-num-seqs 512: 112,615 KV tokens per replica instead of 18,357, 24 clients" in line for line in found.why)
-    assert commtax.fit("gpt-oss-120b", "1xh100-sxm", tp=1, max_num_seqs=512).kv_tokens == 112615
+    assert any("--max-num-seqs 256: 159,730 KV tokens per replica instead of 18,357, 24 clients" in line for line in found.why)
+    assert commtax.fit("gpt-oss-120b", "1xh100-sxm", tp=1, max_num_seqs=256).kv_tokens == 159730
+    assert any("would not start with the checkpoint's own 131,072 tokens: each GPU is 4.36 GiB" in line for line in found.why)
+    assert commtax.worth("gpt-oss-120b", "1xh100-sxm", concurrency=24).limits.flag == "--max-num-seqs 256"
 
 
 def test_limits_that_make_it_fit_come_first():

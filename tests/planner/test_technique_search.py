@@ -1,5 +1,6 @@
 """A search with techniques: what it leaves out changes no answer, and what it turns on it can answer for."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -12,10 +13,10 @@ from commtax.planner import serving_search
 from commtax.planner.columns import objective_value
 from commtax.planner.exchanges import exchanges
 from commtax.planner.serving_search import grounded, having_room, search, search_beside
-from commtax.planner.space import Roomy
+from commtax.planner.space import Roomy, space
 from commtax.records import replace
 from commtax.spec import Plan
-from commtax.verbs.settling import resolve_question
+from commtax.verbs.settling import resolve_question, settle
 
 V3 = {"engine": "vllm", "tpot_s": "50ms", "techniques": "auto"}
 
@@ -51,6 +52,35 @@ def test_loads_that_are_left_out_beat_nothing():
     beaten = {key: value for key, value in every.items() if 0.9 * value > bar.get(key, 0.0)}
     assert beaten
     assert {key: found[key] for key in beaten} == beaten
+
+
+@pytest.mark.parametrize(("model", "dcp"), [("deepseek-v3", 4), ("qwen3-235b", 2)])
+def test_caches_are_split_in_every_layout_that_can(model, dcp):
+    put = resolve_question(model, "8xh200-sxm", {"engine": "vllm", "dcp": dcp})
+    q, able = grounded(put), set()
+    for tp in (1, 2, 4, 8):
+        with contextlib.suppress(ValueError):
+            able.add(settle(put.but(tp=tp)).plan.tp)
+    way = next(by for by, one in enumerate(exchanges(q)) if one.dcp == dcp)
+    assert {*space(q.but(dcp=dcp), exchanges(q)[way]).tp.tolist()} == able != set()
+
+
+def test_each_technique_that_is_turned_on_adds_to_the_plan_at_its_own_load():
+    """And it has one range, whichever surface tells it: what worth doubts of drafts makes plan and simulate less sure, too."""
+    asked = {"engine": "vllm", "max_concurrency": 8, "disaggregated": False}
+    found = commtax.plan("llama-3.3-70b", "4xh100-sxm", techniques="auto", **asked)
+    for point in found.places:
+        on = found.turned_on(point.plans, point.recommended)
+        clients, tp = int(point.plans.concurrency[point.recommended]), int(point.plans.tp[point.recommended])
+        run = {"tp": tp, "concurrency": clients, "input_len": 1024, "output_len": 128}
+        whole = commtax.simulate("llama-3.3-70b", "4xh100-sxm", technique=",".join(on), **run)
+        for one in on:
+            rest = {"technique": ",".join(other for other in on if other != one)} if on[1:] else {}
+            assert whole.tokens_per_s > 1.01 * commtax.simulate("llama-3.3-70b", "4xh100-sxm", **rest, **run).tokens_per_s, on
+        weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=tp, concurrency=clients, context=1024, output_len=128)
+        (row,) = (row for row in weighed.rows if row.own == on[0])
+        low, high = found.range_of(point.plans, point.recommended, "tokens_per_s")
+        assert 0.7 < np.log(high / low) / np.log(row.high / row.low) < 1.3
 
 
 def test_experts_over_ranks_alike_are_laid_out_once():

@@ -33,7 +33,7 @@ ASKED = {
     "catalog": ("catalog", "chips", "h100-sxm"),
 }
 FIRST = {
-    "bill": r"Decode at batch 1: 11% of the step is communication",
+    "bill": r"Decode at batch 1: most of the time is fixed costs of kernels and host",
     "train": r"Step \d.* MFU \d",
     "why": r"line 8, tp attention output",
     "exact": r"One step: 66 operations",

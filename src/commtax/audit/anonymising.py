@@ -25,8 +25,7 @@ BEFORE_S = 1e-6  # what no step launched is launched so long before the first
 TRAINING = "Optimizer.step#anonymous"
 """An event of the host that only training has."""
 WORDS = table("audit/anonymous.toml")
-LABELS = {"wait": WAIT_KERNELS[0]}
-"""Of kinds that are known by their name alone."""
+LABELS = {"wait": WAIT_KERNELS[0]}  # of kinds that are known by their name alone
 NCCL = "ncclDevKernel"
 
 

@@ -1,19 +1,19 @@
 """The registry of what a run leaves behind: each format is one entry here, which names how it is known, its reader and its audit.
 
 A file that holds data (JSON, a database) is of one format. A text may hold several: an engine's start-up, NCCL's own lines and the
-table that a benchmark printed, one below the other, and then each is read.
+table that a benchmark printed, one below the other, and then each is read. The refusal of any other file says how it begins.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from commtax.audit import unknown
 from commtax.evidence import prefixes
 from commtax.evidence.finding import Section
-from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream
+from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream, table
 from commtax.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
 from commtax.logs.engine_logs import ENGINE_LOGS, tgi_log
 from commtax.logs.flight_audit import audit_analysis, audit_flight
@@ -26,6 +26,7 @@ from commtax.machines import matrices, smi, smi_query
 from commtax.machines.smi_audit import audit_links, audit_monitor
 from commtax.machines.state_audit import audit_states
 from commtax.machines.topology_audit import audit_topology
+from commtax.redaction import redact
 from commtax.results import bench, collective_json, collective_tests
 from commtax.results.bench_audit import audit_bench
 from commtax.results.collective_audit import audit_collectives
@@ -36,6 +37,73 @@ from commtax.traces.trace import Trace
 from commtax.traces.trace_audit import audit_traces
 
 COUNT = counts(__name__)
+
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.){0,200}+)"|[{}\[\]:]')
+LOOKED_FOR = (
+    "looked for traces of profilers (PyTorch, Nsight Systems, rocprofv3), logs (engines, NCCL, training, crashes), results "
+    "(of benchmarks, nccl-tests) and what nvidia-smi, amd-smi or rocm-smi print"
+)
+
+
+def hint(head: bytes) -> str:
+    """What such a file most likely is, and where it belongs; "" where nothing is known.
+
+    >>> hint(b"<!DOCTYPE html><html>"), hint(b"hello")
+    ('; it seems to be a web page: save the file itself', '')
+    """
+    text = decode_text(head)
+    likely = next((row["is"] for row in table("audit/hints.toml")["hint"] if all(sign in text for sign in row["signs"])), "")
+    return f"; it seems to be {likely}" if likely else ""
+
+
+def beginning(head: bytes) -> str:
+    """In words, from a file's beginning.
+
+    >>> beginning(b'{"a": {"b": 1}, "c": 2}'), beginning(b"\\n hello\\n"), beginning(b"")
+    ('found JSON with the keys a, c', "found a text that begins with 'hello'", 'found nothing: it is empty')
+    """
+    text = redact(decode_text(head)).lstrip()
+    if not text:
+        return "found nothing: it is empty"
+    if b"\0" in head:
+        return "found bytes that are no text"
+    keys = top_keys(text) if text[0] in "{[" else []
+    if keys or text[0] == "{":
+        return f"found JSON with the keys {', '.join(keys)}" if keys else "found JSON without keys"
+    return f"found a text that begins with '{_printable(text.splitlines()[0].strip())}'"
+
+
+def is_text(head: bytes) -> bool:
+    """Whether a file's beginning may be a text: some logs hold a few zero bytes, and UTF-16 says that it is.
+
+    >>> is_text(b"a log\\0\\n" * 9), is_text("log".encode("utf-16")), is_text(bytes(64) + b"a log")
+    (True, True, False)
+    """
+    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) * COUNT.most_zeros <= len(head)
+
+
+def _printable(text: str) -> str:
+    """As much as is shown, without signs that end a line or steer a terminal."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[: COUNT.most_signs])
+
+
+def top_keys(text: str) -> list[str]:
+    """The first keys of the outermost object, or of the first in a list."""
+    keys: list[str] = []
+    depth, last = 0, ""
+    for match in _TOKEN.finditer(text):
+        sign = match[0]
+        if sign in ("{", "["):
+            depth += sign == "{" or depth > 0  # objects of a list count from the first on
+        elif sign in ("}", "]"):
+            depth -= 1
+            if depth <= 0:
+                break
+        elif sign != ":":
+            last = match[1]
+        elif depth == 1 and len(keys) < COUNT.most_keys:
+            keys.append(_printable(last))
+    return keys
 
 
 class FileToRead:
@@ -202,16 +270,14 @@ BY_RECORD = {one.record: one for one in (*DATA, *TEXTS)}
 
 def formats_of(source: FileToRead) -> list[Format]:
     """The format of a file's data, or all those of its text."""
-    texts = TEXTS if unknown.is_text(source.head) else ()
+    texts = TEXTS if is_text(source.head) else ()
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
-        found, hint = unknown.beginning(source.head), unknown.hint(source.head)
-        raise Refusal(f"'{source.path}' is not recognised: {found}; {unknown.LOOKED_FOR}{hint}")
+        raise Refusal(f"'{source.path}' is not recognised: {beginning(source.head)}; {LOOKED_FOR}{hint(source.head)}")
     return fitting
 
 
 def kinds(path: Path) -> list[str]:
-    """What a file is."""
     with open_stream(path) as stream:
         return [f.kind for f in formats_of(FileToRead(stream))]
 

@@ -41,8 +41,7 @@ def dump_signs(dump: Dump) -> JobSigns:
     return JobSigns(dump.rank, world, dump.library, min(moments), max(moments), True)
 
 
-Files = list[tuple[int, JobSigns]]
-"""Each with its place among those that were given."""
+Files = list[tuple[int, JobSigns]]  # each with its place among those that were given
 
 
 def by_job(given: Sequence[JobSigns], names: Sequence[str]) -> list[list[int]]:

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 COUNT, LEVEL = thresholds(__name__)
-_counted: "Synchronized[int]"
-"""Bytes that all processes have read, in each of them."""
-Run = Sequence[Path]
-"""Files that are read together."""
-Said = list[object] | Refusal
-"""What they say, or why they say nothing."""
+_counted: "Synchronized[int]"  # bytes that all processes have read, in each of them
+Run = Sequence[Path]  # files that are read together
+Said = list[object] | Refusal  # what they say, or why they say nothing
 
 
 def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, processes: int = 1) -> list[Said]:

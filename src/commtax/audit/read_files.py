@@ -9,6 +9,7 @@ from commtax import catalog
 from commtax.audit.formats import BY_RECORD
 from commtax.audit.jobs import by_job, dump_signs, trace_signs
 from commtax.audit.parallel_reading import read_runs
+from commtax.calibrate.said_deployments import SaidDeployment, launches_in
 from commtax.catalog.hardware import recognise
 from commtax.catalog.models import known_model
 from commtax.evidence.identity import names_of
@@ -34,12 +35,14 @@ ANY = "any model"
 class ReadFiles:
     """All that the files say, each with the name of its file; and notes on those of a folder that say nothing.
 
-    ``jobs`` are the traces and the flight recorders' dumps of ``left``, those of one job together.
+    ``jobs`` are the traces and the flight recorders' dumps of ``left``, those of one job together; ``launches`` is what scripts
+    and YAML beside them start.
     """
 
     left: tuple[tuple[str, object], ...]
     notes: tuple[Note, ...] = ()
     jobs: tuple[Sequence[tuple[str, Trace | Dump]], ...] = ()
+    launches: tuple[SaidDeployment, ...] = ()
 
     @property
     def traces(self) -> list[tuple[str, Trace]]:
@@ -56,18 +59,22 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     named = dict(_files(given))
     runs = _runs(named)
     left: list[tuple[str, object]] = []
-    passed: list[str] = []
+    passed: dict[Path, Refusal] = {}
     for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
-        if not isinstance(said, Refusal):
-            left += [(paths[0].name, one) for one in said]
-        elif any(named[path] for path in paths):
-            raise said
+        if isinstance(said, Refusal):
+            passed |= dict.fromkeys(paths, said)
         else:
-            passed += [path.name for path in paths]
+            left += [(paths[0].name, one) for one in said]
+    launches = launches_in(passed, remarks := list[str]())
+    for path, refusal in passed.items():
+        if named[path] and path not in launches:
+            raise refusal
     if not left:
         found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
         raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
-    return gather(left, passed)
+    read = gather(left, [path.name for path in passed if path not in launches])
+    told = tuple(Note("launch", remark) for remark in remarks)
+    return replace(read, launches=tuple(launches.values()), notes=(*read.notes, *told))
 
 
 def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> ReadFiles:
@@ -130,7 +137,8 @@ def model_of(read: ReadFiles) -> Model:
     runs = (run for _, said in read.left if isinstance(said, tuple) for run in said if isinstance(run, BenchmarkRun))
     measured = (known_model(run.model) for run in runs if run.model)
     started = (known_model(name) for _, said in read.left if isinstance(said, StartupLog) for name in names_of(said.model) if name)
-    if model := next(filter(None, chain(told, measured, started)), None):
+    launched = (known_model(said.model) for said in read.launches if said.model)
+    if model := next(filter(None, chain(told, measured, started, launched)), None):
         return model
     if all(BY_RECORD[type(said)].by_place for _, said in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)

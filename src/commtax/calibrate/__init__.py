@@ -82,8 +82,7 @@ def read_runs(
     profiled = SaidDeployment("the command line", load=KnownLoad(input_len=context, batch=batch))
     read = read_all([File(file) for file in files], catalog.library("nccl").key, said, [profiled])
     read.refuse_missing(() if cluster else ("cluster",))
-    where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    rows = read.at(where)
+    rows = read.at(catalog.cluster(cluster) if isinstance(cluster, str) else cluster)
     if not rows.taught:
         raise Refusal(f"file: {rows.refused[0] if rows.refused else 'none of them holds a run of an engine'}")
     return rows.taught

@@ -20,6 +20,7 @@ from commtax.results.expected_figures import come_at_once
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.thresholds import thresholds
+from commtax.units import format_figure
 from commtax.verbs.closed_loop import simulate
 from commtax.verbs.keywords import BillOptions, SimulateOptions
 
@@ -141,7 +142,8 @@ def _reason_unloaded(one: LabelledResult) -> str:
     if not rate and result.tool in PRINT_LIMITS:
         return "neither a limit of concurrency nor a request rate is said; where there was one, --concurrency says it"
     if rate and _falls_behind(one):
-        return f"overloaded: {result.requests_per_s:.3g} of {rate:.3g} requests/s answered, and its queue grows with every request"
+        answered, sent = (format_figure(each or 0.0) for each in (result.requests_per_s, rate))
+        return f"overloaded: {answered} of {sent} requests/s answered, and its queue grows with every request"
     if rate and not _in_flight(one):
         return "does not say how many requests were in flight: neither requests/s nor their latency"
     return "" if _timed(one, "tpot") else "no mean time a token"
@@ -190,7 +192,9 @@ def _batch(one: LabelledResult) -> int:
 def _run(one: LabelledResult, cluster: Cluster) -> MeasuredRun:
     prompt, answer = _lengths(one)
     options = cast(SimulateOptions, _deployment(one, cluster))
-    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=_spread(one))
+    # How lengths vary; equal ones are what the engines' own benchmarks send unless told.
+    told = one.result.spread
+    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=told if told is not None else one.said.load.spread)
     options |= SimulateOptions(prefix_cache=one.result.hit_rate) if one.result.hit_rate else {}
     options |= _load(one)
     metrics: tuple[str, ...] = ("tpot", "ttft") if _is_closed(one) else ("tpot",)
@@ -212,12 +216,6 @@ def _load(one: LabelledResult) -> SimulateOptions:
     count = one.result.requests
     sent = SimulateOptions(num_prompts=count) if count else SimulateOptions()
     return sent | SimulateOptions(concurrency=min(one.clients, count or one.clients))
-
-
-def _spread(one: LabelledResult) -> float:
-    """How lengths vary; equal ones are what the engines' own benchmarks send unless told."""
-    told = one.result.spread
-    return told if told is not None else one.said.load.spread
 
 
 def _timed(one: LabelledResult, metric: str) -> tuple[float, float] | None:

@@ -28,7 +28,6 @@ SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length
 
 
 def table_name(row: SweepRow) -> str:
-    """The table that a row belongs to."""
     kind, dtype = row["kind"], row.get("dtype", "bf16")
     static = kind == "gemm" and dtype == "fp8" and row.get("mode") == "static"
     return f"{kind}.{dtype}{'-static' if static else ''}"
@@ -66,8 +65,7 @@ def _slower_backends(rows: Sequence[SweptKernel]) -> list[str]:
     for row in rows:
         if row.row["kind"] == "prefill":
             rates.setdefault(str(row.row.get("backend", "")), []).append(float(_kernel(row).flops) / row.seconds)
-    ranked = sorted(rates, key=lambda name: -float(np.median(rates[name])))
-    return ranked[1:]
+    return sorted(rates, key=lambda name: -float(np.median(rates[name])))[1:]
 
 
 def _fit_table(name: str, rows: list[SweptKernel], start: Table, place: MeasuredMachine) -> tuple[Table, ProfilePart]:

@@ -9,8 +9,7 @@ import numpy as np
 from commtax.cost.kernel import Kernel, KernelContext
 from commtax.spec import DTYPE_BYTES, Number
 
-Sizes = Mapping[str, Number]
-"""Columns of numbers."""
+Sizes = Mapping[str, Number]  # columns of numbers
 OUT_BYTES = 2.0  # an element of what products and attention write, and of queries: bf16
 ATTENTION = ("batch", "length", "heads", "kv_heads", "head_dim")
 SHAPES = {"gemm": ("m", "n", "k"), "decode": ATTENTION, "prefill": ATTENTION}

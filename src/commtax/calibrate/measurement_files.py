@@ -14,6 +14,7 @@ from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedC
 from commtax.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
 from commtax.calibrate.profiled_steps import missing_facts as missing_in_traces
 from commtax.calibrate.said_deployments import (
+    PROSE,
     SaidDeployment,
     from_command_lines,
     from_launch,
@@ -27,9 +28,7 @@ from commtax.calibrate.said_deployments import (
 from commtax.catalog.fabric import OPS, library
 from commtax.evidence import prefixes
 from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
-from commtax.launch.manifest import is_manifest
 from commtax.launch.read_command import from_settings
-from commtax.launch.shell import MAX_SIGNS
 from commtax.logs.engine_logs import ENGINE_LOGS
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
@@ -41,7 +40,6 @@ from commtax.traces.trace import Trace
 from commtax.units import MAX_COUNT, format_bytes
 
 COUNT = counts(__name__)
-PROSE = (".md", ".rst")  # files of a folder that tell of commands, which nobody need have run
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
@@ -109,7 +107,6 @@ def _without_repeats(groups: list[Group]) -> list[Group]:
 
 
 def read(path: Path, library_key: str) -> ReadFile:
-    """One file that was named."""
     if (traces := read_traces(path)) is not None:
         return ReadFile(path.name, traces=tuple(traces))
     if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
@@ -196,7 +193,7 @@ def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
     if log:
         lines = from_command_lines(written, name)
         return ReadFile(name, results=results, launch=joined(filter(None, (lines, from_log(log, name)))), is_log=True)
-    launch = from_command_lines(text, name) if results else _launch_of(text, name)
+    launch = from_command_lines(text, name) if results else from_text(text, name)
     return ReadFile(name, results=results, launch=launch) if results or launch else None
 
 
@@ -210,15 +207,9 @@ def _printed_results(text: str, name: str, refuse: bool) -> tuple[BenchmarkRun, 
         return ()
 
 
-def _launch_of(text: str, name: str) -> SaidDeployment | None:
-    """The deployment that a script or YAML starts; a text that is too long for one starts none."""
-    return from_text(text, name) if len(text) <= MAX_SIGNS or is_manifest(text) else None
-
-
 def _label_results(
     files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
 ) -> Iterator[LabelledResult]:
-    """Results with what is said of their deployment."""
     launches = [launch for file in files if (launch := file.launch)] or list(above)
     for file in files:
         for number, result in enumerate(file.results, 1):

@@ -201,7 +201,9 @@ class _Told:
 
     def _host_s(self, place: int, steps: Sequence[TraceStep]) -> float:
         """What a step has beside kernels and collectives, where another follows it at once: 0 where that cannot be told."""
-        if not self._launched_as_served(steps):
+        # Steps that decode and did not come from graphs, as they are served, tell nothing of a served host.
+        prompts, eager = any(s.prefill_seqs for s in steps), bool(self.options.get("eager"))
+        if not (prompts or eager or self.job.traces[0].replayed > LEVEL.replayed):
             return 0.0
         begins = {s.start_s for s in self.job.traces[place].steps}
         whole = [s for s in steps if s.end_s in begins]
@@ -215,11 +217,6 @@ class _Told:
         starts, lengths = busy.gaps
         inside = (starts >= step.start_s) & (starts < step.end_s) & (lengths <= MOMENT_S)
         return step.seconds - busy.seconds(step.start_s, step.end_s) - float(lengths[inside].sum())
-
-    def _launched_as_served(self, steps: Sequence[TraceStep]) -> bool:
-        """Whether steps that decode came from graphs, as they are served, or are served without."""
-        prompts, eager = any(s.prefill_seqs for s in steps), bool(self.options.get("eager"))
-        return prompts or eager or self.job.traces[0].replayed > LEVEL.replayed
 
     def notes(self, made: Iterable[MeasuredStep]) -> Iterator[str]:
         parts = {name for step in made for name in step.parts}

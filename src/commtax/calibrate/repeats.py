@@ -16,11 +16,9 @@ from commtax.calibrate.measurements import Measured, MeasuredRun, MeasuredStep, 
 from commtax.catalog.posterior import beliefs
 from commtax.options import options
 
-LOAD = ("requests.", "offered.")
-"""Parts of a question that say how a deployment was used, and not what it is."""
+LOAD = ("requests.", "offered.")  # parts of a question that say how a deployment was used, and not what it is
 T = TypeVar("T")
-Named = tuple[str, ...]
-"""Who or what a run is, as something to sort and to look up by."""
+Named = tuple[str, ...]  # who or what a run is, as something to sort and to look up by
 
 
 def distinct_runs(runs: Iterable[Measured]) -> list[Measured]:

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
+from pathlib import Path
 
 from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
 from commtax.catalog.techniques import changes_of
 from commtax.evidence.identity import names_of, other_model
-from commtax.files import expand_home
+from commtax.files import expand_home, read_text
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
 from commtax.launch.launch_record import AUTO_EP, Launch
+from commtax.launch.manifest import is_manifest
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
+from commtax.launch.shell import MAX_SIGNS
 from commtax.launch.unpriced import unread_remarks
 from commtax.logs.startup import StartupLog
 from commtax.logs.startup_facts import CPU, logged_options
@@ -29,10 +32,9 @@ from commtax.verbs.keywords import SimulateOptions
 
 SIMULATED = frozenset(taken_by("simulate()"))
 LEVEL = levels(__name__)
-ALONE = {"tp": 1, "pp": 1, "dp": 1}
-"""Sizes that a command leaves out."""
-SIZES = ("pp", "dp", "ep")
-"""Beside tp, those that a result may carry."""
+PROSE = (".md", ".rst")  # files of a folder that tell of commands, which nobody need have run
+ALONE = {"tp": 1, "pp": 1, "dp": 1}  # sizes that a command leaves out
+SIZES = ("pp", "dp", "ep")  # beside tp, those that a result may carry
 UNRELEASED = re.compile(r"0\.0(\.|$)|0\.1\.dev")  # what a build without tags calls itself
 VERSION = re.compile(r"v?(\d{1,9}(?:\.\w{1,30}){1,9})")
 OWN_ENGINE = "builtin"  # of ``commtax measure serve``, which no command of its own launches
@@ -72,7 +74,6 @@ class SaidDeployment:
     by: Mapping[str, str] = field(default_factory=dict)  # who says an option, where several speak
 
     def who(self, name: str) -> str:
-        """The source of an option, or of the model."""
         return self.by.get(name, self.source)
 
     @property
@@ -105,12 +106,27 @@ def _without(values: Mapping[str, object], names: Iterable[str]) -> dict[str, ob
 
 
 def from_text(text: str, source: str) -> SaidDeployment | None:
-    """The deployment that a script, YAML or a pasted command starts; None where the text starts none."""
+    """The deployment that a script, YAML or a pasted command starts; None where the text starts none, or is too long for one."""
+    if len(text) > MAX_SIGNS and not is_manifest(text):
+        return None
     try:
         launch = parse(text, source)
     except NothingLaunchedError:
         return None
     return from_launch(launch, f"'{source}'")
+
+
+def launches_in(paths: Iterable[Path], remarks: list[str]) -> dict[Path, SaidDeployment]:
+    """The deployments that scripts and YAML beside a run start; a command that cannot be read is told."""
+    found: dict[Path, SaidDeployment] = {}
+    for path in paths:
+        try:
+            said = None if path.suffix in PROSE else from_text(read_text(path), path.name)
+        except Refusal as refusal:
+            remarks += [f"{path.name}: {refusal}"] if refusal.argument == "from" else []
+        else:
+            found |= {path: said} if said else {}
+    return found
 
 
 def from_command_lines(text: str, source: str) -> SaidDeployment | None:
@@ -253,7 +269,6 @@ def _differing_models(ours: str, theirs: str) -> str:
 
 
 def suits(said: SaidDeployment, result: SaidDeployment) -> bool:
-    """Whether a result may be of a deployment."""
     try:
         _join(said, result)
     except Refusal:

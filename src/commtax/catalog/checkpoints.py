@@ -17,8 +17,7 @@ from commtax.records import dataclass
 from commtax.spec import Citation, Model
 from commtax.statement import Note
 
-LONGEST_NAME = 200
-"""Signs of a name without its owner; the Hub allows 96."""
+LONGEST_NAME = 200  # signs of a name without its owner; the Hub allows 96
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ class DataSet:
 
 @lru_cache(maxsize=64)
 def data_set(stem: str) -> DataSet:
-    """A data set by its key."""
     return plain_record(DataSet, table("lengths", stem), f"lengths/{stem}")
 
 
@@ -233,19 +232,15 @@ def quantile_lengths(values: Array, points: int = POINTS) -> Lengths:
     mean, points = float(np.mean(values)), min(points, len(values))
     quantiles = np.quantile(values, np.linspace(0, 1, points))
     if points > 2:
-        _keep_mean(quantiles, mean)
+        # Move quantiles from the highest down, each between its neighbours, until straight lines through them have this mean.
+        missing = mean * (len(quantiles) - 1) - (quantiles[1:] + quantiles[:-1]).sum() / 2
+        most = quantiles[-1]
+        for place in range(len(quantiles) - 1, 0, -1):
+            weight = 0.5 if place == len(quantiles) - 1 else 1.0
+            before = quantiles[place]
+            most = quantiles[place] = np.clip(before + missing / weight, quantiles[place - 1], most)
+            missing -= weight * (quantiles[place] - before)
     return Lengths("quantiles", mean, quantiles=tuple(quantiles.tolist()))
-
-
-def _keep_mean(quantiles: Array, mean: float) -> None:
-    """Move quantiles from the highest down, each between its neighbours, until straight lines through them have this mean."""
-    missing = mean * (len(quantiles) - 1) - (quantiles[1:] + quantiles[:-1]).sum() / 2
-    most = quantiles[-1]
-    for place in range(len(quantiles) - 1, 0, -1):
-        weight = 0.5 if place == len(quantiles) - 1 else 1.0
-        before = quantiles[place]
-        most = quantiles[place] = np.clip(before + missing / weight, quantiles[place - 1], most)
-        missing -= weight * (quantiles[place] - before)
 
 
 def rank_correlation(first: Array, second: Array) -> float:

@@ -1,6 +1,7 @@
-"""What drafts tokens beside a model: ``catalog/drafters.toml``, made into the layers and the head that it has for one."""
+"""What drafts tokens beside a model: ``catalog/drafters.toml``, made into layers and a head; and how many are accepted."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 
@@ -9,6 +10,62 @@ from commtax.records import dataclass
 from commtax.shipped_tables import table
 from commtax.spec import Attention, Block, Drafter, Extra, Mlp, Model
 from commtax.statement import OTHER_MODELS, Refusal
+
+USUAL_TEXT = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAcceptance:
+    """Tokens per step and sequence that one drafter's runs yielded."""
+
+    method: str
+    architecture: str
+    text: str
+    drafts: int
+    length: float
+    source: str
+    model: str = ""  # whose runs they were
+    on: str = ""  # of which benchmark
+
+    def told_of(self, model: str) -> str:
+        """What is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
+        borrowed = [f"with {self.model}"] if self.model and self.model != model else []
+        return " ".join([*borrowed, *([f"on {self.on}"] if self.on else [])])
+
+
+def accepted_spread(known: MeasuredAcceptance | None, model: str) -> float:
+    """By what share drafts that are accepted may differ from measured ones: the text does, and the model where it is another."""
+    spread = table("catalog/acceptance.toml")["spread"]
+    other = known is not None and known.model != model
+    return math.hypot(float(spread["text"]), float(spread["model"]) if other else 0.0)
+
+
+@lru_cache(maxsize=1)
+def measured_acceptances() -> Sequence[MeasuredAcceptance]:
+    return tuple(plain_record(MeasuredAcceptance, row, "acceptance.toml") for row in table("catalog/acceptance.toml")["row"])
+
+
+def measured_acceptance(method: str, architecture: str, drafts: int, text: str = "") -> MeasuredAcceptance | None:
+    """What comes nearest: of this architecture before any, of as many drafts or the next fewer; None where nobody measured any.
+
+    Where no text is asked for it is chat; but an architecture's own figures on other text come before another one's on chat.
+
+    >>> measured_acceptance("mtp", "DeepseekV3ForCausalLM", 3).length
+    2.82
+    >>> measured_acceptance("dspark", "DeepseekV4ForCausalLM", 5).text
+    'code'
+    """
+    known = [row for row in measured_acceptances() if row.method == method]
+    own = [row for row in known if row.architecture == architecture]
+    others = {text} if text else {USUAL_TEXT, *(row.text for row in own[:1])}
+    texts = sorted(others, key=lambda one: one != (text or USUAL_TEXT))
+    tries = [(rows, one) for rows in (own, [row for row in known if not row.architecture]) for one in texts]
+    for rows, one in tries:
+        fitting = sorted((row for row in rows if row.text == one), key=lambda row: row.drafts)
+        if fitting:
+            return max((row for row in fitting if row.drafts <= drafts), key=lambda row: row.drafts, default=fitting[0])
+    return None
+
 
 HEAD_DIM, KV_HEADS = 128, 8  # of a drafter's attention beside a model whose own is of another kind
 UNQUANTISED = ("nvfp4",)
@@ -51,7 +108,9 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
     if kind.layers == "model":
         return replace(plain, model=other, own_embedding=True, own_head=True)
     if kind.layers == "mtp" and model.mtp:
-        blocks = _first_module(model.mtp)
+        # Layers that guess one token: up to the next one that joins state and embedding.
+        starts = [i for i, block in enumerate(model.mtp) if any(extra.part == "mtp" for extra in block.extras)]
+        blocks = model.mtp[: starts[1]] if len(starts) > 1 else model.mtp
         modules = 1 if kind.times > 1 else min(drafts, len(model.mtp) // len(blocks))
         return replace(plain, model=_as_model(model, kind, blocks * kind.times, _quantised(model)), modules=modules)
     count = kind.otherwise if kind.layers == "mtp" else kind.layers
@@ -63,12 +122,6 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
 def _quantised(model: Model) -> Model:
     """The model as its layers for further tokens are stored."""
     return replace(model, quant=None) if model.quant and model.quant.dtype in UNQUANTISED else model
-
-
-def _first_module(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Layers that guess one token: up to the next one that joins state and embedding."""
-    starts = [i for i, block in enumerate(blocks) if any(extra.part == "mtp" for extra in block.extras)]
-    return blocks[: starts[1]] if len(starts) > 1 else blocks
 
 
 def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: Model | None) -> Model:
@@ -103,8 +156,7 @@ def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, .
     else:
         own = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
     dense = (block.ffn.intermediate for block in model.blocks if isinstance(block.ffn, Mlp))
-    width = next(dense, int(kind.width * model.hidden))
-    plain = Block(own, Mlp(width))
+    plain = Block(own, Mlp(next(dense, int(kind.width * model.hidden))))
     first = replace(plain, extras=_doubled(own, model.hidden)) if kind.doubled else plain
     return (first, *(plain,) * (count - 1))
 

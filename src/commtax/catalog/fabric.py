@@ -19,8 +19,7 @@ from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Pat
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
-FUSED = "all-reduce-norm"
-"""What a kernel does that sums over the ranks, adds the residual and norms."""
+FUSED = "all-reduce-norm"  # what a kernel does that sums over the ranks, adds the residual and norms
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
@@ -192,9 +191,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), be
     version, asked = name.partition("@")[2], library(name)
     if behind and asked.alone and library(behind).fallback:
         asked = replace(asked, fallback=library(behind).key)
-    if own:
-        return _make(asked, cluster, own, version)
-    return _made(asked, cluster, version)
+    return _make(asked, cluster, own, version) if own else _made(asked, cluster, version)
 
 
 def _made(asked: Library, cluster: Cluster, version: str = "") -> Fabric:
@@ -289,7 +286,6 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
 
 
 def _reason_assumed(last: Library, key: str, cluster: Cluster) -> str:
-    """Why a price is assumed."""
     chip, link = cluster.chip.key, cluster.intra
     if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
         return f"one host of {chip} was measured ({one.reference}); hosts on {link.kind} differ 2 to 8 times"

@@ -81,7 +81,6 @@ class Fields:
         return self.inside(value)
 
     def section(self, name: str) -> Fields | None:
-        """A nested section, or None where there is none."""
         return self.inner(name) if self.get(name) is not None else None
 
     def sequence(self, name: str, length: int) -> list[object] | None:

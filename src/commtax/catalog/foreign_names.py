@@ -92,7 +92,6 @@ def _squeezed_chips() -> dict[str, str]:
 
 
 def letters_and_digits(name: str) -> str:
-    """Letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name)
 
 

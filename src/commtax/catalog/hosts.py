@@ -9,8 +9,7 @@ from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 
 MAX_GPUS = 1_000_000
-_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
-"""Links that only one maker's chips have."""
+_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}  # links that only one maker's chips have
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 
@@ -77,7 +76,9 @@ def parse_counts(text: str) -> Cluster:
         hosts, gpus, remark = _split_into_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
-    return replace(usual_hosts(kind, hosts, gpus), remark=remark, typed=text.strip() if remark and not second else "")
+    known = catalogued_hosts(f"{hosts}x{gpus}x{kind.key}") if remark and not second else None
+    place = known or usual_hosts(kind, hosts, gpus)
+    return replace(place, remark=remark, typed=text.strip() if remark and not second else "")
 
 
 def _read_spelling(text: str, name: str) -> Cluster:
@@ -93,8 +94,9 @@ def _read_spelling(text: str, name: str) -> Cluster:
         raise Refusal(f"cluster '{text[:60]}': write {wanted}", "cluster", meant)
     near = did_you_mean(name, "chips", "clusters").removesuffix("?")
     instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
+    part = f" '{name}'" if name != normal(text) else ""
     raise Refusal(
-        f"cluster '{text}': unknown chip or host '{name}'{instead} it in a FILE.toml (commtax catalog --help shows one)", "cluster"
+        f"cluster '{text}': unknown chip or host{part}{instead} it in a FILE.toml (commtax catalog --help shows one)", "cluster"
     )
 
 

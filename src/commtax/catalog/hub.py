@@ -63,7 +63,6 @@ def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]
 
 
 def _reason(error: Exception) -> str:
-    """One line of it."""
     said = str(error.reason if isinstance(error, URLError) else error).strip()
     return said.splitlines()[0] if said else type(error).__name__
 
@@ -88,7 +87,6 @@ def _fetch_file(name: str, file_name: str) -> bytes:
 
 
 def endpoint() -> str:
-    """Where the Hub is."""
     return (os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co").rstrip("/")
 
 

@@ -31,15 +31,12 @@ SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
 """Seconds that are cycles of all multiprocessors together: of a block, a byte, a row, a token."""
 OF_THE_HOST = re.compile(r"exchange|.*-eager\.")
 """Tables whose times are a host's or a link's, whatever the chip's clock."""
-ROUNDING = 0.01
-"""Datasheets round peaks: clocks that they imply are equal within this."""
+ROUNDING = 0.01  # datasheets round peaks: clocks that they imply are equal within this
 LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")
 """How far kernels are off on chips that nothing was fitted on."""
 Tables = dict[str, Mapping[str, float]]
-Pace = tuple[float, int]
-"""Clock in Hz and multiprocessors; 0: not known."""
-Ratio = tuple[float, float]
-"""How many times longer a cycle is, and a cycle of all multiprocessors together."""
+Pace = tuple[float, int]  # clock in Hz and multiprocessors; 0: not known
+Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of all multiprocessors together
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
@@ -116,7 +113,6 @@ def _ratio(there: Pace, here: Pace) -> Ratio:
 
 
 def measured_chips(family: str) -> tuple[str, ...]:
-    """Chips that a family's constants were measured on."""
     return tuple(table("kernels", family).get("measured_on", ()))
 
 

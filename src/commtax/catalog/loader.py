@@ -1,20 +1,64 @@
-"""Strict reading of catalogue files: every number carries its source, and an unknown key is an error."""
+"""Strict reading of catalogue files, rows of Hub models too: every number carries its source, and an unknown key is an error."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commtax.catalog.hub_rows import Row, expand_row, rows
+from commtax.files import Json, JsonObject
 from commtax.files import table as kept
 from commtax.spec import Citation
 from commtax.statement import Refusal
 
-Table = dict[str, Any]
-"""A file of ours, whose keys its kind knows."""
+Table = dict[str, Any]  # a file of ours, whose keys its kind knows
+Row = tuple[Table, str, str, Json, list[Json], list[str]]
+"""The table that a row of ``hub.json`` stands in, and the row: key, id, parameters as published, values, other ids."""
+UNITS = {"B": 1e9, "M": 1e6}
+
+
+def rows(path: str) -> dict[str, Row]:
+    return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in kept(path)["family"] for r in family["rows"]}
+
+
+def expand_row(row: Row) -> JsonObject:
+    """A row as a model's own file would say it."""
+    family, key, name, counts, values, others = row
+    url, title = f"https://huggingface.co/{name}", f"config.json of {name} on the Hugging Face Hub"
+    rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
+    section = family.get("section", "")
+    sizes: JsonObject = {section: {**rest[section], **own}} if section else own
+    return {
+        "key": key,
+        "aliases": [name, *others],
+        "config": {"architectures": [family["architecture"]], **rest, **sizes},
+        "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
+        "published": [*_published_totals(counts, url)],
+        "assumed_length": key in family.get("assumed_length", ()),
+    }
+
+
+def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
+    """Totals of tensors are whole numbers; cards print them rounded. A second one is of those that a token uses."""
+    for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
+        exact = isinstance(count, int)
+        title = "tensor total of the checkpoint on the Hugging Face Hub" if exact else "as the model's card prints it"
+        params, digits = (count, 0) if isinstance(count, int) else parse_printed_count(str(count))
+        source: JsonObject = {"title": title, "url": url, "date": ""}
+        yield {"params": params, "kind": kind, "digits": digits, "beyond": 0, "includes": "", "source": source}
+
+
+def parse_printed_count(text: str) -> tuple[int, int]:
+    """A printed count, and its significant digits.
+
+    >>> parse_printed_count("12.30B"), parse_printed_count("0.4B")
+    ((12300000000, 4), (400000000, 1))
+    """
+    return round(float(text[:-1]) * UNITS[text[-1]]), len(re.sub(r"^0*", "", text[:-1].replace(".", "")))
+
+
 Facts = Mapping[str, object]
 T = TypeVar("T")
 NOTHING: Mapping[str, type] = {}
@@ -98,7 +142,6 @@ def table(kind: str, stem: str) -> Table:
 
 @lru_cache(maxsize=8)
 def aliases(kind: str) -> dict[str, str]:
-    """The keys of one kind by their other names."""
     return {normal(alias): stem for stem in stems(kind) for alias in table(kind, stem).get("aliases", ())}
 
 

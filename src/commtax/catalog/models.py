@@ -17,8 +17,7 @@ from commtax.spec import Citation, Model
 from commtax.statement import Note, Refusal
 
 MAX_HEADER_BYTES = 100 * 2**20
-Config = JsonObject
-"""A ``config.json``, as it is."""
+Config = JsonObject  # a ``config.json``, as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,6 @@ def _file(key: str) -> ModelFile:
 
 
 def published_counts(key: str) -> list[PublishedCount]:
-    """The published parameter counts of a bundled model."""
     return [PublishedCount(**{**row, "source": Citation(**row["source"])}) for row in table("models", key)["published"]]
 
 

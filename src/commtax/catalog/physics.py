@@ -1,15 +1,83 @@
-"""What a measured constant can be (``physics.toml``): one table for profiles that are read and that are written.
+"""What a measured constant can be (``physics.toml``), and documents that are read by such rules: one table for reading and writing.
 
 Below the ranges are the ceilings of a known chip or link: nothing that is measured on it moves bytes faster than its datasheet.
 """
 
-import math
+from __future__ import annotations
 
+import math
+from collections.abc import Collection, Mapping
+
+from commtax.catalog import physics
+from commtax.catalog.loader import Facts, suggest
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A table of the document, and the name it has for people."""
+
+    table: Facts
+    where: str = ""
+
+    @classmethod
+    def of(cls, value: object, where: str, what: str = "a table of names and values") -> TableView:
+        if not isinstance(value, dict):
+            raise Refusal(f"{where}={physics.short_repr(value)}: {what} is needed", where)
+        return cls(value, where)
+
+    def named(self, key: str) -> str:
+        return f"{self.where}.{key}" if self.where else key
+
+    def part(self, key: str) -> TableView:
+        return TableView.of(self.table.get(key, {}), self.named(key))
+
+    def check_known(self, known: Collection[str]) -> None:
+        unknown = sorted(set(self.table) - set(known))
+        if unknown:
+            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], known)}", self.named(unknown[0]))
+
+    def text(self, key: str, usual: str = "") -> str:
+        text = self.table.get(key, usual)
+        if not isinstance(text, str):
+            raise Refusal(f"{self.named(key)}={physics.short_repr(text)}: a text is needed", self.named(key))
+        return text
+
+    def switch(self, key: str) -> bool:
+        value = self.table.get(key, False)
+        if not isinstance(value, bool):
+            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: true or false is needed", self.named(key))
+        return value
+
+    def rows(self, key: str) -> list[object]:
+        """A list; one that is not there is empty."""
+        value = self.table.get(key, [])
+        if not isinstance(value, list):
+            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: a list is needed", self.named(key))
+        return value
+
+    def texts(self) -> dict[str, str]:
+        return {key: self.text(key) for key in self.table}
+
+    def some(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+        """The numbers of these names that are given."""
+        return {key: rule.read(self.table[key], self.named(key)) for key, rule in ranges.items() if key in self.table}
+
+    def all_of(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+        """The numbers of these names, each of which is needed."""
+        missing = [key for key in ranges if key not in self.table]
+        if missing:
+            raise Refusal(f"{self.where} lacks {', '.join(missing)}", self.named(missing[0]))
+        return self.some(ranges)
+
+    def numbers(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+        """All that is in it, as numbers of these names."""
+        self.check_known(ranges)
+        return {key: ranges[key].read(value, self.named(key)) for key, value in self.table.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +103,6 @@ class PhysicalRange:
 
 
 def short_repr(value: object) -> str:
-    """A short piece of what was given."""
     return repr(value)[:40]
 
 
@@ -48,14 +115,12 @@ DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
     {key: PhysicalRange(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
 )
 FLOPS, RANKS, SLOPE = _OTHER["flops_per_s"], _OTHER["ranks"], _OTHER["slope"]
-GROUPS = ("worlds", "ranks")
-"""Facts of a path that are lists of group sizes."""
+GROUPS = ("worlds", "ranks")  # facts of a path that are lists of group sizes
 NEEDED: dict[str, list[str]] = _TABLE["needed"]
 
 MOST_OF_A_LINK = 4.0
 """A path may count both directions, and bytes that a switch adds on their way: together never more than this."""
-WRITTEN = 1e-5
-"""Numbers are written with six digits, and rounding must not lift one over its ceiling."""
+WRITTEN = 1e-5  # numbers are written with six digits, and rounding must not lift one over its ceiling
 
 
 def check_chip(given: ChipFacts, chip: Chip) -> None:

@@ -13,7 +13,8 @@ its latencies by that of d, and what is left is the range. Where a deployment wa
 than runs usually do, its runs count for less, and no range of it is narrower than it repeats itself.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import pi
 from typing import NamedTuple
@@ -233,3 +234,24 @@ def _place(at: LoadPoint) -> tuple[Number, ...]:
 def posterior_of(own: Profile) -> Posterior:
     """Of a profile; asked for with every question."""
     return Posterior(own.lessons)
+
+
+def moves_of(own: Profile) -> Iterator[tuple[Deployment, dict[str, Change]]]:
+    """Each deployment with the constants that its runs tell something of: those that are surer than before any run."""
+    for deployment in dict.fromkeys(lesson.deployment for lesson in own.lessons):
+        changes = posterior_of(own).changes(deployment)
+        yield deployment, {name: x for name, x in changes.items() if range_words(x.after) != range_words(x.before)}
+
+
+def range_words(sigma: float) -> str:
+    """The 80 % range of a constant whose logarithm has a standard deviation.
+
+    >>> range_words(0.1), range_words(0.3)
+    ('±14%', '±47%')
+    """
+    return f"±{math.expm1(Z80 * sigma):.0%}"
+
+
+def move_words(change: Change) -> tuple[str, str, str]:
+    """How far a constant moved, its 80 % range now, and before any run."""
+    return f"{math.expm1(change.log):+.0%}", range_words(change.after), range_words(change.before)

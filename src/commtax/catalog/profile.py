@@ -41,18 +41,16 @@ def other_chip(own: Profile, chip: Chip) -> str:
     return key if key != chip.key else ""
 
 
-def refuse_other_chip(own: Profile, cluster: Cluster) -> None:
-    """Facts of a chip hold of no other; kernels, lessons and collectives of the same links are used there, aloud."""
+def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
+    """The cluster with its chip as it was measured.
+
+    Another chip's facts are refused; kernels, lessons and collectives of the same links are used there, aloud.
+    """
     measured_on = other_chip(own, cluster.chip)
     parts = {"intra": own.libraries, "inter": own.network}
     used = own.lessons or own.tables or any(part and same_link(own, which, cluster) for which, part in parts.items())
     if measured_on and (tells_chip(own) or not used):
         raise Refusal(f"profile '{own.name}': it was measured on {measured_on}, and the cluster has {cluster.chip.key}", "profile")
-
-
-def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
-    """The cluster with its chip as it was measured; another chip's facts are refused."""
-    refuse_other_chip(own, cluster)
     facts, chip = own.chip, cluster.chip
     if other_chip(own, chip):
         return cluster
@@ -163,7 +161,6 @@ def _left_out(own: Profile, cluster: Cluster, engine: Engine) -> Iterator[str]:
 
 
 def parts_of(own: Profile) -> list[str]:
-    """What it holds."""
     ops = [f"{name} {op}" for name, paths in own.libraries.items() for op in dict.fromkeys(p.op for p in paths)]
     kernels = [f"kernels {name}" for name in own.tables]
     times = [key for key in own.host if not key.startswith("sigma")]

@@ -11,42 +11,81 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path as File
 from typing import cast, get_args
 
 from commtax import catalog
-from commtax.catalog import network_curves, physics
+from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
-from commtax.catalog.posterior import Change
+from commtax.catalog.physics import TableView
+from commtax.catalog.posterior import Change, move_words, moves_of
 from commtax.catalog.profile_joining import join
 from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
-from commtax.catalog.profile_moves import move_words, moves_of
-from commtax.catalog.table_view import TableView
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
 from commtax.records import record_from
-from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, Path, Profile
+from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile
 from commtax.spec.constants import Algorithm
 from commtax.statement import Refusal, Source
 from commtax.toml_text import shorten_all, write_toml
 from commtax.units import plural
 
-VERSION = 2
-"""Which is written."""
-OLDER = 1
-"""… and which is read too."""
+
+def parse_curves(rows: object) -> tuple[NetworkCurve, ...]:
+    """All curves, each of another collective."""
+    made = tuple(_curve(row, f"network_curves[{i}]") for i, row in enumerate(_sequence(rows, "network_curves")))
+    if len({curve.op for curve in made}) < len(made):
+        raise Refusal("network_curves: one curve for each collective is needed", "network_curves")
+    return made
+
+
+def _curve(row: object, where: str) -> NetworkCurve:
+    part = TableView.of(row, where, "a table of a curve")
+    part.check_known({f.name for f in fields(NetworkCurve)})
+    if part.text("op") not in OPS:
+        raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
+    ranks, nbytes = (_rising(_numbers(part, part.table.get(key), key), part.named(key)) for key in ("ranks", "nbytes"))
+    factor, sigma = (_grid(part, key, len(ranks), len(nbytes)) for key in ("factor", "sigma"))
+    drift, grown, reshaped, domain = (
+        physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in ("drift", "grown", "reshaped", "domain")
+    )
+    groups = tuple(map(int, ranks))
+    return NetworkCurve(part.text("op"), groups, nbytes, factor, sigma, drift, grown, reshaped, int(domain))
+
+
+def _grid(part: TableView, key: str, groups: int, sizes: int) -> tuple[tuple[float, ...], ...]:
+    rows = tuple(_numbers(part, row, key) for row in _sequence(part.table.get(key), part.named(key)))
+    if len(rows) != groups or {len(row) for row in rows} != {sizes}:
+        raise Refusal(f"{part.named(key)}: {groups} x {sizes} numbers are needed, a row for each number of ranks", part.named(key))
+    return rows
+
+
+def _numbers(part: TableView, values: object, key: str) -> tuple[float, ...]:
+    return tuple(physics.CURVE[key].read(value, part.named(key)) for value in _sequence(values, part.named(key)))
+
+
+def _rising(values: tuple[float, ...], name: str) -> tuple[float, ...]:
+    if not values or list(values) != sorted(set(values)):
+        raise Refusal(f"{name}: numbers that rise are needed, at least one", name)
+    return values
+
+
+def _sequence(value: object, name: str) -> Sequence[object]:
+    if not isinstance(value, (list, tuple)):
+        raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
+    return value
+
+
+VERSION = 2  # which is written
+OLDER = 1  # … and which is read too
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
-MOST_TOML = 4 * MiB
-"""Signs of a file that is TOML."""
-LATER_PARTS = ("written", "network_curves", "deployment")
-"""What version 1 had not."""
-_NAMES = ("op", "algorithm", "name")
-"""Facts of a path that are words."""
+MOST_TOML = 4 * MiB  # signs of a file that is TOML
+LATER_PARTS = ("written", "network_curves", "deployment")  # what version 1 had not
+_NAMES = ("op", "algorithm", "name")  # facts of a path that are words
 _WHOLE = tuple(key for key, rule in physics.PATH.items() if rule.whole)
 GivenProfile = str | os.PathLike[str] | Profile
-GivenProfiles = GivenProfile | Sequence[GivenProfile]
-"""As Python callers name them."""
+GivenProfiles = GivenProfile | Sequence[GivenProfile]  # as Python callers name them
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
@@ -142,7 +181,7 @@ def document(profile: Profile) -> dict[str, object]:
         **_in_order(profile.host, physics.HOST),
         "chip": _in_order(profile.chip, ("key", "name", *physics.CHIP)),
         "network": dict(profile.network),
-        "network_curves": network_curves.document(profile.curves),
+        "network_curves": [asdict(curve) for curve in profile.curves],
         "links": dict(profile.links),
         "sources": dict(profile.sources),
         "kernels": {"tables": {name: dict(table) for name, table in profile.tables.items()}} if profile.tables else {},
@@ -181,7 +220,7 @@ def parse(document: object, name: str = "") -> Profile:
         tables=dict(_tables(whole.part("kernels").part("tables"))),
         libraries=dict(_libraries(whole)),
         network=network,
-        curves=network_curves.parse(whole.table.get("network_curves", [])),
+        curves=parse_curves(whole.table.get("network_curves", [])),
         host=whole.some(physics.HOST),
         links=whole.part("links").texts(),
         engine=whole.text("engine"),

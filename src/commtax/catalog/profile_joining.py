@@ -12,8 +12,7 @@ from typing import cast
 from commtax.spec import ChipFacts, Path, Profile, RunLesson
 from commtax.statement import Refusal
 
-NO_FACTS = ("key", "name")
-"""What a chip is called is no fact of it."""
+NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
 
 
 def join(profiles: Sequence[Profile]) -> Profile:
@@ -28,6 +27,11 @@ def tells_chip(own: Profile) -> bool:
 
 def lay_over(first: Profile, second: Profile) -> Profile:
     """The first with what the second holds in the place of its own."""
+    # The links that the joined collectives were measured on: whoever's they are says so.
+    inside = second if second.libraries or not first.libraries else first
+    across = second if second.network or not first.network else first
+    both = {**first.links, **second.links}
+    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
     return replace(
         _joined_runs(first, second),
         name=f"{first.name} + {second.name}",
@@ -36,7 +40,7 @@ def lay_over(first: Profile, second: Profile) -> Profile:
         libraries=_libraries(first, second),
         network=second.network or first.network,
         curves=second.curves if second.network else first.curves,
-        links=_links(first, second),
+        links={which: told[which] or link for which, link in both.items()},
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
     )
@@ -72,20 +76,7 @@ def _chip(first: Profile, second: Profile) -> ChipFacts:
 
 def _libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
     """Collectives of both by library, the later one's first; where they were measured on two links, the later one's alone."""
-    if not _on_one_link(first, second, "intra"):
+    told = {own.links["intra"] for own in (first, second) if own.libraries and "intra" in own.links}
+    if len(told) > 1:
         return second.libraries or first.libraries
     return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
-
-
-def _links(first: Profile, second: Profile) -> dict[str, str]:
-    """The links that the joined collectives were measured on: whoever's they are says so."""
-    inside = second if second.libraries or not first.libraries else first
-    across = second if second.network or not first.network else first
-    both = {**first.links, **second.links}
-    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
-    return {which: told[which] or link for which, link in both.items()}
-
-
-def _on_one_link(first: Profile, second: Profile, which: str) -> bool:
-    told = {own.links[which] for own in (first, second) if own.libraries and which in own.links}
-    return len(told) < 2

@@ -13,7 +13,7 @@ from itertools import islice
 
 from commtax.catalog import physics
 from commtax.catalog.loader import suggest
-from commtax.catalog.table_view import TableView
+from commtax.catalog.physics import TableView
 from commtax.records import dataclass, record_from
 from commtax.spec import LATENCIES, MEASURED, Deployment, RunLesson
 from commtax.spec.engine import HostTime, Paces
@@ -28,8 +28,7 @@ _LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not M
 """What a deployment that does not say it is."""
 _UNSAID = {f.name: f.default for f in fields(RunLesson) if f.name in physics.LATENCY and f.default is not MISSING}
 """What a latency that does not say it has."""
-MOST = 1_000
-"""Latencies of a profile: what they teach together takes time with the third power of their number."""
+MOST = 1_000  # latencies of a profile: what they teach together takes time with the third power of their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,14 @@ def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
     for index, row in enumerate(rows):
         part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
         part.check_known({*(f.name for f in fields(Deployment)), "run"})
-        deployment = _deployment(part)
+        facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
+        facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
+        facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
+        deployment = record_from(Deployment, facts)
         if not part.rows("run"):
             raise Refusal(f"{part.where} lacks run", part.named("run"))
         for i, run in enumerate(part.rows("run")):
             yield from _read_run(TableView.of(run, f"{part.where}.run[{i}]", "a table of a run"), deployment)
-
-
-def _deployment(part: TableView) -> Deployment:
-    facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
-    facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
-    facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
-    return record_from(Deployment, facts)
 
 
 def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:

@@ -6,8 +6,7 @@ from typing import Any
 from commtax.catalog.loader import plain_record, stems, table
 from commtax.spec import Engine, Program
 
-APART = ("program", "flags")
-"""Sections of an engine's file that its record is made without."""
+APART = ("program", "flags")  # sections of an engine's file that its record is made without
 
 
 @lru_cache(maxsize=1)
@@ -26,7 +25,6 @@ def _program(key: str) -> Program:
 
 
 def program(key: str) -> Program:
-    """The program of an engine that has one."""
     return next(one for one in programs() if one.key == key)
 
 

@@ -47,16 +47,11 @@ def _meant(counts: list[int], name: str, behind: bool, hosts: bool) -> list[str]
         if len(counts) == 1 and behind and counts[0] == own > 1:
             return [whole, stem]
         return [whole] if len(counts) < 2 or counts[1:] == [own] else [whole, f"{counts[0]}x{counts[1]}x{host['chip']}"]
-    key = _chip_name(name)
+    from commtax.catalog.foreign_names import find_device_chip  # not for those who write what the catalogue has
+
+    key = next((n for n in (normal(name), normal(name.removesuffix("s"))) if find("chips", n)), "") or find_device_chip(name)
     if not key or len(counts) > 2:
         return []
     if hosts and len(counts) == 1:
         return [f"{counts[0]}x{chip(key).gpus_per_host}x{key}", f"{counts[0]}x1x{key}"]
     return ["x".join([*map(str, counts), key])]
-
-
-def _chip_name(name: str) -> str:
-    """A chip's name as it was written, or its key where drivers call it so; "" where it is none."""
-    from commtax.catalog.foreign_names import find_device_chip  # not for those who write what the catalogue has
-
-    return next((n for n in (normal(name), normal(name.removesuffix("s"))) if find("chips", n)), "") or find_device_chip(name)

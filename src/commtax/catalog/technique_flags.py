@@ -21,13 +21,11 @@ from commtax.records import dataclass
 from commtax.spec import Engine, Technique
 
 FIELD = re.compile(r"\{([a-z_]+)([+-]\d+)?\}")
-PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")
-"""A field's place, once JSON around it can be read."""
+PLACE = re.compile(r"<([a-z_]+)([+-]\d+)?>")  # a field's place, once JSON around it can be read
 OPTIONAL = re.compile(r"(?:^|(?<=\s))\[(.+?)\](?=\s|$)")
 VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 SETTING = re.compile(r"([a-z][\w.]*)(?:=(.*))?")
-OF_REQUESTS = ("acceptance", "accepted_length")
-"""Fields of techniques that texts decide, and no flag."""
+OF_REQUESTS = ("acceptance", "accepted_length")  # fields of techniques that texts decide, and no flag
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ def _misses() -> Mapping[str, Mapping[str, float]]:
 
 
 def kind_of(group: str) -> str:
-    """The kind of a group of techniques (``Technique.group``)."""
     return DRAFTS if group == DRAFTS else OTHERS
 
 

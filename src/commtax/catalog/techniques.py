@@ -34,8 +34,7 @@ WORDS = {
     "redundant_experts": "COPIES",
 }
 """What values that stand behind techniques are called."""
-NONE = "none"
-"""What asks for no technique, among several that are compared."""
+NONE = "none"  # what asks for no technique, among several that are compared
 
 
 @lru_cache(maxsize=1)
@@ -123,7 +122,6 @@ def is_on(one: Technique, q: Question) -> bool:
 
 
 def has_changes(q: Question, changes: Mapping[str, object]) -> bool:
-    """Whether a question has all that techniques change."""
     return all(field_value(q, name) == value for name, value in changes.items())
 
 
@@ -135,7 +133,6 @@ def field_value(q: Question, name: str) -> object:
 
 
 def default_of(name: str) -> object:
-    """What a field is where nobody says."""
     part = _part_of(name)
     kind = Question.__dataclass_fields__[part].default if part and part != "plan" else Plan() if part else None
     return getattr(kind, name, 0)

@@ -17,8 +17,7 @@ from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
 MULTIPLIED = ("fp8", "nvfp4")
 """Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
-BESIDE = ("chip", "dtype", "family", "publisher")
-"""What runs of an engine differ in."""
+BESIDE = ("chip", "dtype", "family", "publisher")  # what runs of an engine differ in
 
 
 @dataclass(frozen=True, slots=True)

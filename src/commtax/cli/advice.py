@@ -20,7 +20,6 @@ from commtax.cli.output import Output
 from commtax.cli.pasting import fill_from_command
 from commtax.options import taken_by
 from commtax.planner import best_serving
-from commtax.planner.columns import ServingPlans
 from commtax.planner.deciding import settle_decision
 from commtax.planner.money import with_prices
 from commtax.report import advising
@@ -31,18 +30,10 @@ from commtax.verbs.keywords import BillOptions
 from commtax.verbs.settling import resolve_question
 
 EXIT_CODES = {"same": 0, "drifted": 1, "unknown": 3}
-ADVISED = ("next_runs", "decision", "check", "pp", "dp", "ep", "dtype")
-"""Options that belong to advice and checks alone."""
-WRITES = ("out", "name", "library", "batch")
-"""… and that belong to a profile that is written."""
-PROFILED = ("batch",)
-"""Of these, what a trace that is checked may not say itself."""
+ADVISED = ("next_runs", "decision", "check", "pp", "dp", "ep", "dtype")  # options that belong to advice and checks alone
+WRITES = ("out", "name", "library", "batch")  # … and that belong to a profile that is written
+PROFILED = ("batch",)  # of these, what a trace that is checked may not say itself
 USUAL_RUNS = 3
-
-
-def is_advice(given: GivenOptions) -> bool:
-    """Whether advice or a check is asked for, and not a profile."""
-    return bool(given.next_runs or given.decision or given.check)
 
 
 def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
@@ -55,10 +46,6 @@ def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) ->
     if given.decision:
         refuse(given, ("model", PLACE[0], "tp", *LOAD, "pasted"), "is said by the plan command of --for")
         _decide(files, output, given)
-    _next(files, output, given)
-
-
-def _next(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
     text, name, wanted = str(given.pasted or ""), str(given.model or ""), int(given.pop("next_runs"))
     if text:
         _, name = fill_from_command(text, name, given, output.remarks, VerbSubject.LOOP)
@@ -75,15 +62,7 @@ def _next(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRetur
 
 
 def _decide(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
-    searched = _searched(str(given.decision), files, output, given)
-    if not len(searched.plans):
-        raise Refusal("for: no plan keeps the limits, whatever is measured (commtax plan says what would have to change)", "for")
-    found = settle_decision(searched, int(given.next_runs or USUAL_RUNS))
-    output.answer(advising.settlement_document, advising.show_settlement, found)
-
-
-def _searched(text: str, files: Sequence[Path], output: Output, given: GivenOptions) -> ServingPlans:
-    """The plans of a pasted ``commtax plan`` command, with what files and a profile tell."""
+    text = str(given.decision)
     from commtax.cli.plan import goal_of, plan_command
 
     words = shlex.split(text)
@@ -100,7 +79,11 @@ def _searched(text: str, files: Sequence[Path], output: Output, given: GivenOpti
         goal = with_prices([goal_of(order)], order.given.price)[0]
     output.remarks += order.output.remarks
     own = profile_of(given) or goal.profile
-    return best_serving(goal.but(profile=_taught(files, given, goal.cluster, own, goal.model.key)))
+    searched = best_serving(goal.but(profile=_taught(files, given, goal.cluster, own, goal.model.key)))
+    if not len(searched.plans):
+        raise Refusal("for: no plan keeps the limits, whatever is measured (commtax plan says what would have to change)", "for")
+    found = settle_decision(searched, int(given.next_runs or USUAL_RUNS))
+    output.answer(advising.settlement_document, advising.show_settlement, found)
 
 
 def _check(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
@@ -121,8 +104,7 @@ def _taught(files: Sequence[Path], given: GivenOptions, place: Cluster, own: Pro
     if not files:
         return own
     learnt = learn(read_runs(files, place, **_said(given, model)), own or Profile("these files", chip={"key": place.chip.key}))
-    held = (*(own.lessons if own else ()), *learnt.profile.lessons)
-    return replace(learnt.profile, lessons=held)
+    return replace(learnt.profile, lessons=(*(own.lessons if own else ()), *learnt.profile.lessons))
 
 
 class SaidOfFiles(TypedDict):
@@ -137,7 +119,6 @@ class SaidOfFiles(TypedDict):
 
 
 def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
-    """As the command line says it."""
     name, size = str(given.model or model), int(given.tp or 0)
     batch, context = int(given.batch or 0), int(given.input_len or 0)
     launch, engine = str(given.pasted or ""), str(given.engine or "")
@@ -145,7 +126,6 @@ def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
 
 
 def refuse_advice(given: GivenOptions) -> None:
-    """Options of advice where a profile is written."""
     known = [name for name in ADVISED if name in taken_by("calibrate")]
     refuse(given, known, "belongs to --next, --for or --check")
     for name in known:

@@ -7,7 +7,7 @@ import click
 
 from commtax.audit import audit_read
 from commtax.audit.anonymising import write_anonymous
-from commtax.audit.logged_run import logged_run
+from commtax.audit.claimed_run import by_launch, launched_options, logged_run
 from commtax.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.cli.claim_options import ALONE, LOOKED_AT, SECONDS_TOLERANCE, claim_of, paste_launch, said_options
 from commtax.cli.options import GivenOptions, Verb, add_verb_options
@@ -34,7 +34,9 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content."""
     output, given = Output(as_json), GivenOptions(options)
-    markdown = _takes_markdown(given)
+    markdown = bool(given.pop("markdown"))
+    if markdown and (given.diff or given.metrics):
+        raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
     if not files and not given.metrics:
         raise Refusal("file: name what a run left behind, or a running server with --metrics URL")
     pasted = paste_launch(output, given)
@@ -66,16 +68,7 @@ def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> 
     _tell(output, findings, claimed, markdown)
 
 
-def _takes_markdown(given: GivenOptions) -> bool:
-    """Whether Markdown is asked for, which one run's files have."""
-    asked = bool(given.pop("markdown"))
-    if asked and (given.diff or given.metrics):
-        raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
-    return asked
-
-
 def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoReturn:
-    """The answer, and the exit code of its verdict."""
     unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
     code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
     if markdown:
@@ -88,12 +81,13 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
 
 def _claim(read: ReadFiles, output: Output, given: GivenOptions, pasted: bool) -> Claim:
     """What is said to have run; what neither an option nor a launch command says, as the files do."""
+    launched = {} if pasted else launched_options(read, str(given.model or ""), {name: given.get(name) for name in said_options()})
+    given.update({name: value for name, value in launched.items() if name in given})
     claim = claim_of(output, given, lambda: model_of(read), place_of(read))
-    return claim if pasted else logged_run(read).over(claim, said_options())
+    return claim if pasted else by_launch(read, logged_run(read).over(claim, said_options() | {*launched}), launched)
 
 
 def _read(files: tuple[Path, ...], given: GivenOptions) -> ReadFiles:
-    """What the files say, read on all cores and with a bar on a terminal."""
     with watch_reading(files) as watch:
         return read_all(files, given.nsys, watch=watch, processes=0)
 
@@ -106,7 +100,6 @@ def _check_one_job(read: ReadFiles, option: str) -> ReadFiles:
 
 
 def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: bool) -> NoReturn:
-    """The second of two runs against the first."""
     if len(files) != 2:
         raise Refusal.about(diff=f"two runs are compared, each a file or a folder; {plural(len(files), 'path')} given")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
@@ -122,7 +115,6 @@ def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: 
 
 
 def _share(read: ReadFiles, files: tuple[Path, ...], output: Output, out: Path) -> None:
-    """Traces without names, and where they are."""
     refuse_overwriting(out, files, "anonymise")
     _check_one_job(read, "anonymise")
     written = write_anonymous([trace for _, trace in read.traces], out)

@@ -58,7 +58,6 @@ def _own_length(order: Order, q: Question) -> list[Note]:
 
 
 def _show_exact(order: Order) -> None:
-    """What is sent, without seconds."""
     from commtax.report.exact_bytes import show_traffic, traffic_document
 
     given, q = order.given, order.question
@@ -68,5 +67,4 @@ def _show_exact(order: Order) -> None:
     refuse(given, ["emit"], "comes with a priced step; leave --exact out")
     refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
     refuse(given, [*TIMED, *["eager"] * q.trains], "changes seconds, and --exact has none")
-    traffic = question_traffic(settle(q))
-    order.output.answer(traffic_document, show_traffic, traffic)
+    order.output.answer(traffic_document, show_traffic, question_traffic(settle(q)))

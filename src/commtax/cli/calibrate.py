@@ -6,7 +6,7 @@ import click
 
 from commtax.calibrate import calibrate
 from commtax.catalog.profile_files import load_profile, write_profile
-from commtax.cli.advice import answer_advice, is_advice, refuse_advice
+from commtax.cli.advice import answer_advice, refuse_advice
 from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import PLACE, cluster_of
 from commtax.cli.output import Output
@@ -23,7 +23,7 @@ from commtax.statement import Refusal
 def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: object) -> None:
     """Your own measurements as a profile: nccl-tests output, rows of commtax measure, results of serving benchmarks, traces."""
     output, given = Output(as_json), GivenOptions(options)
-    if is_advice(given):
+    if given.next_runs or given.decision or given.check:
         answer_advice(files, output, GivenOptions({**given, "out": out, "name": name}))
     refuse_advice(given)
     if not files:

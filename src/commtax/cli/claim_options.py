@@ -16,8 +16,7 @@ from commtax.statement import Refusal
 from commtax.thresholds import levels
 from commtax.verbs.settling import resolve_question
 
-LOOKED_AT = ("metrics", "every", "window", "header", "export_prometheus", "grafana")
-"""What belongs to a running server."""
+LOOKED_AT = ("metrics", "every", "window", "header", "export_prometheus", "grafana")  # what belongs to a running server
 ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "tolerance", "nsys", "help", *LOOKED_AT)
 """What an audit without a claim takes."""
 SECONDS_TOLERANCE = levels("evidence.finding").seconds_tolerance
@@ -31,7 +30,6 @@ def paste_launch(output: Output, given: GivenOptions) -> bool:
 
 
 def said_options() -> set[str]:
-    """The options that somebody gave."""
     context = click.get_current_context()
     unsaid = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
     return {name for name in context.params if context.get_parameter_source(name) not in unsaid}

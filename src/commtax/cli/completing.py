@@ -12,18 +12,13 @@ from typing import TypedDict, cast
 from commtax.options import Option, taken_by
 from commtax.shipped_tables import PACKAGE, table
 
-ASKED = "_COMMTAX_COMPLETE"
-"""The variable that names the shell that asks."""
-FILES = ":files"
-"""An answer that stands for files, which shells know better."""
+ASKED = "_COMMTAX_COMPLETE"  # the variable that names the shell that asks
+FILES = ":files"  # an answer that stands for files, which shells know better
 GROUPS = ("profile", "measure")
-Offers = dict[str, str]
-"""What may be typed, each with what it is."""
+Offers = dict[str, str]  # what may be typed, each with what it is
 
 
 class CatalogueFacts(TypedDict, total=False):
-    """What is read of the catalogue's files."""
-
     name: str
     aliases: list[str]
     gpus_per_host: list[int]
@@ -51,7 +46,11 @@ def offered(words: list[str]) -> Offers:
     *before, typed = words
     verb, rest = _verb_of(before)
     if not verb:
-        return _starting(_verbs(before), typed)
+        pages = table(os.path.join("cli", "helps.toml"))["command"]
+        inside = f"{before[0]} " if before else ""
+        names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
+        others = {"--help": "All commands.", "--version": "The version."} if not before else {}
+        return _starting({name[len(inside) :]: pages[name]["asks"] for name in names} | others, typed)
     known = _flags_of(verb)
     flag, equals, value = typed.partition("=")
     if equals and flag in known:
@@ -84,15 +83,6 @@ def _verb_of(before: list[str]) -> tuple[str, list[str]]:
         return "", []
     deep = 2 if before[0] in GROUPS else 1
     return (" ".join(before[:deep]), before[deep:]) if len(before) >= deep else ("", [])
-
-
-def _verbs(before: list[str]) -> Offers:
-    """Commands, or those of a command that has several."""
-    pages = table(os.path.join("cli", "helps.toml"))["command"]
-    inside = f"{before[0]} " if before else ""
-    names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
-    others = {"--help": "All commands.", "--version": "The version."} if not before else {}
-    return {name[len(inside) :]: pages[name]["asks"] for name in names} | others
 
 
 def _flags_of(verb: str) -> Mapping[str, Option]:
@@ -166,8 +156,7 @@ def _models(typed: str) -> Offers:
         ids = {name: row[0] for row in rows for name in (row[1], *row[4])}
         own = {name: key for key in _stems("models") for name in _own_model(key).get("aliases", ()) if "/" in name}
         return ids | own | {FILES: ""}
-    keys = sorted({*_stems("models"), *(row[0] for row in rows)})
-    return dict.fromkeys(keys, "") | {FILES: ""}
+    return dict.fromkeys(sorted({*_stems("models"), *(row[0] for row in rows)}), "") | {FILES: ""}
 
 
 def _own_model(key: str) -> CatalogueFacts:
@@ -215,7 +204,6 @@ KINDS: Mapping[str, Callable[[str], Offers]] = {
 
 
 def main() -> None:
-    """Answer the shell that asks."""
     words = sys.argv[1:]
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     sys.stdout.write(answer(os.environ[ASKED], words or [""]))

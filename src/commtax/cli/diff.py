@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from typing import NoReturn
 
 import click
 
@@ -36,8 +35,7 @@ LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")
 """Options of simulate that a comparison has no use for."""
 ONE_LOAD = {"kind": "count", "help": "Clients that each wait for their answer, one number. With a rate: most requests in flight."}
 """Where simulate takes several loads, one is compared."""
-COMPARED = ("plan", "simulate", "bill", "fit")
-"""Verbs whose answers are compared."""
+COMPARED = ("plan", "simulate", "bill", "fit")  # verbs whose answers are compared
 TYPED = "commtax.typed"
 
 
@@ -67,19 +65,14 @@ def diff_command(
     sides = [_side(side, text, typed, price) for side, text in (("before", before), ("after", after))]
     found = compare_answers(sides[0], sides[1], rules)
     if markdown:
-        _print_markdown(found)
+        from commtax.report.markdown import difference_markdown
+
+        click.echo(difference_markdown(found), nl=False)
+        raise SystemExit(1 if found.broken else 0)
     Output(as_json).answer(difference_document, _show, found, code=1 if found.broken else 0)
 
 
-def _print_markdown(found: AnswerDifference) -> NoReturn:
-    from commtax.report.markdown import difference_markdown
-
-    click.echo(difference_markdown(found), nl=False)
-    raise SystemExit(1 if found.broken else 0)
-
-
 def _show(console: Console, found: AnswerDifference) -> None:
-    """The sentences, then the table."""
     first, *others = summary(found)
     say(console, first, "bold red" if found.broken else "bold")
     for other in others:
@@ -91,8 +84,7 @@ def _show(console: Console, found: AnswerDifference) -> None:
     notes(console, [*(f"{name}: {side.name}" for name, side in sides.items()), *unread])
 
 
-Typed = Sequence[tuple[click.Option, object]]
-"""Options with their values as they were typed."""
+Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
 
 
 def _side(side: str, text: str, typed: Typed, price: float | None) -> AnswerSide:
@@ -117,29 +109,14 @@ def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ..
         if text_of(saved.get("schema")).startswith("commtax."):
             _refuse_options(typed, f"{text} is an answer already")
             return [saved], ()
-    words = _command_words(content)
+    lines = [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    command = "\n".join(lines).replace("\\\n", " ")
+    words = shlex.split(command, comments=True)[1:] if command.lstrip().startswith("commtax ") else []
     if words:
         _refuse_options(typed, "a commtax command line says it itself")
         if words[0] not in COMPARED:
             raise Refusal(f"commtax {words[0]}: answers of {', '.join(COMPARED)} are compared")
         return [_answer(words)], ()
-    return _launched(text, typed)
-
-
-def _command_words(text: str) -> list[str]:
-    """The words behind ``commtax`` where a text is such a command line, below comments and over several lines; else none."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    command = "\n".join(lines).replace("\\\n", " ")
-    return shlex.split(command, comments=True)[1:] if command.lstrip().startswith("commtax ") else []
-
-
-def _refuse_options(typed: Typed, why: str) -> None:
-    for option, _ in typed:
-        raise Refusal(f"{option.name}: {why}; leave it out", option.name or "")
-
-
-def _launched(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...]]:
-    """A launch that serves is simulated under the load, and judged for memory; one that trains is billed."""
     from commtax.launch.launch_options import read_pasted
     from commtax.launch.unpriced import unread_remarks
 
@@ -151,6 +128,11 @@ def _launched(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...
         raise Refusal("load: say how many requests there are, such as --concurrency 32 or --request-rate 4")
     served = ["simulate", "--from", text, *_spelled(typed, "simulate", strict=True)]
     return [_answer(served), _answer(["fit", "--from", text, *_spelled(typed, "fit")])], unread
+
+
+def _refuse_options(typed: Typed, why: str) -> None:
+    for option, _ in typed:
+        raise Refusal(f"{option.name}: {why}; leave it out", option.name or "")
 
 
 def _spelled(typed: Typed, verb: str, strict: bool = False) -> list[str]:

@@ -14,8 +14,7 @@ from commtax.units import parse_bytes, parse_seconds
 from commtax.verbs.expecting import Expectation, billed_library, expect
 
 MOST_ROWS = 2_000  # of a file that is judged row by row
-VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
-"""Exit codes."""
+VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}  # exit codes
 
 
 @click.command("expect", cls=Verb)
@@ -41,7 +40,6 @@ def expect_command(
 
 
 def _measured_seconds(text: str, expectation: Expectation) -> float:
-    """A bus bandwidth or a time."""
     if not text.endswith("s"):
         raise Refusal.of("write a bus bandwidth (166GB/s), a time (25us), or a file's name", measured=text)
     is_rate = text.endswith("/s")

@@ -23,15 +23,11 @@ Records = list[tuple[str, str]]
 
 
 class HelpExample(TypedDict, total=False):
-    """A command that runs, and what it is for."""
-
     what: str
     run: str
 
 
 class HelpPage(TypedDict, total=False):
-    """What help says of a command above its options."""
-
     asks: str
     works: str
     says: list[str]
@@ -40,45 +36,34 @@ class HelpPage(TypedDict, total=False):
 
 
 class StartQuestion(TypedDict):
-    """What people ask, and the command that answers it."""
-
     ask: str
     run: str
 
 
 class StartPage(TypedDict):
-    """What ``commtax`` alone prints."""
-
     says: str
     ends: str
     questions: list[StartQuestion]
 
 
 class OverviewSection(TypedDict):
-    """Commands of one kind."""
-
     title: str
     commands: list[str]
 
 
 class OverviewPage(TypedDict):
-    """What ``commtax --help`` prints."""
-
     says: str
     ends: list[str]
     sections: list[OverviewSection]
 
 
 class HelpTexts(TypedDict):
-    """The table of help texts."""
-
     start: StartPage
     overview: OverviewPage
     command: dict[str, HelpPage]
 
 
 def helps() -> HelpTexts:
-    """The table of help texts."""
     return cast(HelpTexts, shipped_table(os.path.join("cli", "helps.toml")))
 
 
@@ -147,8 +132,7 @@ class Formatter(click.HelpFormatter):
         return super().getvalue().replace(HYPHEN, "-").replace(SPACE, " ")
 
 
-HYPHEN, SPACE = "\u2011", "\u00a0"
-"""Signs that no line is broken at, while a text is laid out."""
+HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
 
 
 def _whole(text: str) -> str:
@@ -182,8 +166,7 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-EXPLAINED = "commtax.help_all"
-"""Of a context: that all options are explained."""
+EXPLAINED = "commtax.help_all"  # of a context: that all options are explained
 EVERY = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help=ALL)
 """The option that explains all options."""
 
@@ -212,7 +195,11 @@ class Verb(click.Command):
         first = [shown.pop(name) for name in page_of(ctx).get("first", ()) if name in shown]
         folds = bool(first) and len(shown) > FEW and not ctx.meta.get(EXPLAINED)
         about = about if folds else about[:1]
-        rest = self._by_group(ctx, [*shown.values(), *([] if first else about)])
+        known = {**table.options(), **table.taken_by(_key(ctx).replace(" ", "-"))}
+        groups = {group: list[click.Option]() for group in GROUPS}
+        for param in [*shown.values(), *([] if first else about)]:
+            groups[known[param.name].group if param.name in known else "Output"].append(param)
+        rest = {group: some for group, some in groups.items() if some}
         if first:
             _write_records(formatter, "The options most people need", _records([*first, *about], ctx))
         for group, some in {} if folds else rest.items():
@@ -220,13 +207,6 @@ class Verb(click.Command):
         if folds:
             names = [(group, "  ".join(_flag(p) for p in some)) for group, some in rest.items()]
             _write_records(formatter, f"More options ({ctx.command_path} --help-all explains them)", names)
-
-    def _by_group(self, ctx: click.Context, params: Iterable[click.Option]) -> dict[str, list[click.Option]]:
-        known = {**table.options(), **table.taken_by(_key(ctx).replace(" ", "-"))}
-        groups = {group: list[click.Option]() for group in GROUPS}
-        for param in params:
-            groups[known[param.name].group if param.name in known else "Output"].append(param)
-        return {group: some for group, some in groups.items() if some}
 
 
 def _records(params: Iterable[click.Option], ctx: click.Context) -> Records:

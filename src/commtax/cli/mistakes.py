@@ -16,10 +16,8 @@ from commtax.statement import Refusal
 
 USUAL = "8xh100-sxm"
 UNITS = ("us", "ms", "s", "min")
-NEAR = 0.7
-"""Share of two names that is alike, from which on one may be a misspelling of the other."""
-MOST_NAMED = 4
-"""Commands that an answer names."""
+NEAR = 0.7  # share of two names that is alike, from which on one may be a misspelling of the other
+MOST_NAMED = 4  # commands that an answer names
 
 
 def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
@@ -30,9 +28,17 @@ def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
     if error.message.startswith("Got unexpected extra argument"):
         return _of_words(re.findall(r"\((.*)\)", error.message)[0].split(), verb, arguments)
     if error.message.startswith("No such command"):
-        return _of_command(verb)
+        if bundled_model(verb):
+            ask = f"commtax fit {verb} --cluster {USUAL}"
+            return f"'{verb}' is a model; ask something about it: {ask} (all commands: commtax --help)"
+        if _is_cluster(verb):
+            return f"'{verb}' is a cluster; ask what runs on it: commtax fit llama-3.1-70b --cluster {verb}"
+        near = get_close_matches(verb, [known for known in helps()["command"] if " " not in known], 1)
+        return f"'{verb}' is no command; {f'did you mean {near[0]}? ' if near else ''}commtax --help lists all"
     if error.message.endswith("requires an argument."):
-        return _of_value(error.message, verb)
+        flag = error.message.split("'")[1]
+        key = next((n for n, option in taken_by(verb).items() if flag in (*option.flags, f"--{n.replace('_', '-')}")), "")
+        return f"{flag}: write what it is, such as {flag} {USUAL}" if key == "cluster" else ""
     return ""
 
 
@@ -57,7 +63,7 @@ def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> st
     if takers:
         return f"{flag}: {verb} has no such option; {_listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
     if technique := next((one for one in techniques().values() if name in (one.key, *one.also)), None):
-        told = value or next(iter(technique.words), "")
+        told = value if value and (value in technique.words or not technique.words) else next(iter(technique.words), "")
         return f"{flag}: a technique: write --technique {'='.join(filter(None, (technique.key, told)))}"
     near = get_close_matches(name, [one.lstrip("-") for one in error.possibilities or ()], 1, NEAR)
     return f"No such option '{flag}'{f'. Did you mean --{near[0]}?' if near else f'; commtax {verb} --help lists all'}"
@@ -72,7 +78,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _value_of(flag: str, arguments: list[str]) -> str:
-    """What was typed behind an option."""
     for position, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name == flag:
@@ -108,22 +113,6 @@ def _of_words(words: list[str], verb: str, arguments: list[str]) -> str:
     if "technique" in taken_by(verb) and first.partition("=")[0] in techniques():
         return f"'{first}' is a technique: write --technique {first}"
     return ""
-
-
-def _of_command(name: str) -> str:
-    """Somebody named what the question is about, and no question."""
-    if bundled_model(name):
-        return f"'{name}' is a model; ask something about it: commtax fit {name} --cluster {USUAL} (all commands: commtax --help)"
-    if _is_cluster(name):
-        return f"'{name}' is a cluster; ask what runs on it: commtax fit llama-3.1-70b --cluster {name}"
-    near = get_close_matches(name, [known for known in helps()["command"] if " " not in known], 1)
-    return f"'{name}' is no command; {f'did you mean {near[0]}? ' if near else ''}commtax --help lists all"
-
-
-def _of_value(message: str, verb: str) -> str:
-    flag = message.split("'")[1]
-    key = next((n for n, option in taken_by(verb).items() if flag in (*option.flags, f"--{n.replace('_', '-')}")), "")
-    return f"{flag}: write what it is, such as {flag} {USUAL}" if key == "cluster" else ""
 
 
 def _is_cluster(text: str) -> bool:

@@ -19,16 +19,13 @@ from commtax.units import parse_bytes, parse_count, parse_fraction, parse_second
 from commtax.verbs.settling import AUTO_EP
 
 Command = Callable[..., None]
-Written = str | float
-"""A value as it was typed, or as a default."""
-DETAILS = "details"
-"""The option that all answers are told with or without: no command need take it."""
+Written = str | float  # a value as it was typed, or as a default
+DETAILS = "details"  # the option that all answers are told with or without: no command need take it
 _PER_SECOND = re.compile(r"\s*(?:rps|qps|(?:req(?:uest)?s?\s*)?(?:/\s*s|/\s*sec|per second))\s*$", re.I)
 """What people write behind a number of requests a second."""
 _PER_HOUR = re.compile(r"^\s*(?:\$|USD)|(?:\$|USD)?\s*(?:/\s*h|/\s*hr|/\s*hour|per hour)?\s*$", re.I)
 """What people write around a price of a GPU-hour."""
-MAX_VALUES = 1_024
-"""Values of one option that are shown."""
+MAX_VALUES = 1_024  # values of one option that are shown
 
 
 class GivenOptions(dict[str, Any]):
@@ -129,11 +126,6 @@ def _number(value: Written, name: str) -> float:
         raise Refusal(f"{name}: '{str(value)[:40]}' is not a number{f'; write {bare[0]}' if bare else ''}", name) from None
 
 
-def _rate(value: Written, name: str) -> float:
-    """A number; "20 rps" and "20/s" are 20."""
-    return _number(_PER_SECOND.sub("", str(value)), name)
-
-
 def _prices(value: object, name: str) -> float | list[float | None]:
     """A price of a GPU-hour, or one a cluster, the catalogue's where there is none: ``2.5``, ``2.5,4`` or ``2.5,``."""
     try:
@@ -157,7 +149,7 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "length": Kind("N|DIST", _length),
     "integer": int,
     "number": Kind("X", _number),
-    "rate": Kind("RATE", _rate),
+    "rate": Kind("RATE", lambda value, name: _number(_PER_SECOND.sub("", str(value)), name)),  # "20 rps" and "20/s" are 20
     "rates": Kind("R,R", _rates),
     "share": Kind("SHARE", parse_fraction),
     "confidence": Kind("80%", confidence_of),
@@ -198,16 +190,14 @@ def _flag(option: Option) -> Callable[[Command], Command]:
     kind = KINDS.get(option.kind)
     metavar = option.metavar if kind else option.kind
     if option.kind == JOINED:
-        given = GivenOptions(multiple=True, default=(), callback=_joined(option.default))
+        given = GivenOptions(
+            multiple=True, default=(), callback=lambda _context, _param, values: ",".join(dict.fromkeys(values)) or option.default
+        )
     elif option.required:
         given = GivenOptions(required=True)
     else:
         given = GivenOptions(default=option.default, multiple=option.multiple)
     return click.option(*_spellings(option), option.name, type=kind, metavar=metavar, help=option.help, **given)
-
-
-def _joined(default: object) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], object]:
-    return lambda _context, _param, values: ",".join(dict.fromkeys(values)) or default
 
 
 def _keep_details(context: click.Context, _param: click.Parameter, value: bool) -> None:

@@ -15,11 +15,11 @@ from commtax.catalog.profile import load_profile, measured_chip
 from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
 from commtax.cli.pasting import apply_topology, fill_from_command
-from commtax.options import asked_of_all, taken_by
+from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
 from commtax.spec import Cluster, Model, Profile
-from commtax.statement import Refusal
+from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
@@ -86,6 +86,7 @@ def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], N
 def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False), emit_file=given.pop("emit_file", "") or "")
+    output.leading = (STRANGE, COSTLY) if verb in WEIGHING else output.leading
     if output.emit_file and not given.emit:
         raise Refusal.about(emit_file="name what to write with --emit, such as --emit kubernetes")
     _pools(given)
@@ -108,7 +109,13 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     else:
         trained = [name for name, option in taken.items() if option.group == "Training"]
         refuse(given, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
-    known, engines = _called_as_pasted(catalog.model(name, family), launch, model), _engine_names(given, about)
+    engines = list(dict.fromkeys(str(given.engine or "").split(",")))
+    if len(engines) > 1 and "" in engines:
+        raise Refusal.of("a name is missing between the commas", engine=given.engine)
+    if len(engines) > 1 and not (about is VerbSubject.SEARCH and given.phase == "train"):
+        rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {engines[0]}"
+        raise Refusal.of(rule, (engines[0],), engine=given.engine)
+    known = _called_as_pasted(catalog.model(name, family), launch, model)
     asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
     given.engine = engines[0]
     return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
@@ -122,17 +129,6 @@ def _called_as_pasted(known: Model, launch: Launch | None, named: str) -> Model:
     if not called or "$" in called:
         return known
     return replace(known, aliases=tuple(dict.fromkeys((called, *known.aliases))))
-
-
-def _engine_names(given: GivenOptions, about: VerbSubject) -> list[str]:
-    """The engine; several by commas where training plans are searched."""
-    names = list(dict.fromkeys(str(given.engine or "").split(",")))
-    if len(names) > 1 and "" in names:
-        raise Refusal.of("a name is missing between the commas", engine=given.engine)
-    if len(names) > 1 and not (about is VerbSubject.SEARCH and given.phase == "train"):
-        rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {names[0]}"
-        raise Refusal.of(rule, (names[0],), engine=given.engine)
-    return names
 
 
 def options_beside(verb: str, what: str) -> list[str]:
@@ -165,8 +161,8 @@ def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
 
 
 def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
-    """The question of the options that make one."""
-    options = GivenOptions({name: given[name] for name in asked_of_all() if name in given})
+    askable = [name for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)]
+    options = GivenOptions({name: given[name] for name in askable if name in given})
     options.profile, options.sequence_parallel = own, given.sequence_parallel or None
     options.phase = "decode" if about.whole and given.phase != "train" else given.phase or "decode"
     if about is VerbSubject.SEARCH:  # which may try several types
@@ -181,17 +177,12 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
     if about in (VerbSubject.STEP, VerbSubject.SERVER):
         options.batch = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
     if about is VerbSubject.LOOP:
-        return _requests_question(model, place, options, given)
+        options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
+        if options.concurrency is not None and (given.request_rate is not None or given.trace is not None):
+            options.max_concurrency, options.concurrency = options.concurrency, None
+        plain, offered = split(options)
+        return resolve_question(model, place, plain).but(offered=offered)
     return resolve_question(model, place, options)
-
-
-def _requests_question(model: Model, place: Cluster, options: GivenOptions, given: GivenOptions) -> Question:
-    """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
-    options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
-    if options.concurrency is not None and (given.request_rate is not None or given.trace is not None):
-        options.max_concurrency, options.concurrency = options.concurrency, None
-    plain, offered = split(options)
-    return resolve_question(model, place, plain).but(offered=offered)
 
 
 def profile_of(given: GivenOptions) -> Profile | None:
@@ -202,6 +193,8 @@ def profile_of(given: GivenOptions) -> Profile | None:
     return own
 
 
+WEIGHING = ("plan", "worth")
+"""Verbs that say whether settings are worth it."""
 PLACE = ("cluster", "intra", "inter", "nics")
 """Options that say where: hosts, and the links that they have instead of their own."""
 

@@ -41,6 +41,7 @@ class Output:
     remarks: list[str] = field(default_factory=list)
     emitted: dict[str, str] | None = None  # commands by what they are for, where they were asked for
     emit_file: str = ""  # where the first of them goes
+    leading: Sequence[str] = (STRANGE,)  # codes of remarks that the answer begins with
     aside: str = ""  # said beside the answer to those who want details: it differs from run to run
 
     def answer(
@@ -65,9 +66,9 @@ class Output:
             from commtax.report.tables import notes, say
 
             console = terminal()
-            leading = [remark for remark in self.remarks if isinstance(remark, Note) and remark.code == STRANGE]
+            leading = [remark for remark in self.remarks if isinstance(remark, Note) and remark.code in self.leading]
             for remark in leading:
-                say(console, f"{remark}.", "bold red")
+                say(console, f"{remark}.", "bold red" if remark.code == STRANGE else "")
             show(console, *parts)
             for line in self._commands():
                 click.echo(line)

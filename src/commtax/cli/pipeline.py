@@ -30,7 +30,14 @@ def pipeline_command(as_json: bool, **options: object) -> None:
         _budget(kind, given, output)
     if given.microbatches is None:
         raise Refusal.about(microbatches="give -m, or --budget to be told how many are needed")
-    _pipeline(kind, given, output)
+    stages, microbatches, chunks = given.stages, given.microbatches, given.chunks
+    check_cells(stages, microbatches, max(chunks, kind.chunks))
+    ran = PipelineRun(kind, stages, microbatches, chunks, parse_durations(given))
+    if given.svg:
+        write_text(given.svg, pipelines.to_svg(ran.timeline), "svg")
+    if given.chrome_trace:
+        write_text(given.chrome_trace, ran.timeline.to_chrome(), "chrome_trace")
+    output.answer(pipelines.pipeline_document, pipelines.show_pipeline, ran)
 
 
 def _budget(kind: Schedule, given: GivenOptions, output: Output) -> NoReturn:
@@ -53,17 +60,6 @@ def _budget(kind: Schedule, given: GivenOptions, output: Output) -> NoReturn:
         lambda: {"schema": "commtax.pipeline-budget/1", **answer},
         lambda _console: click.echo(f"{kind.name}: {within} need {needed:,} microbatches ({bubble:.2%})"),
     )
-
-
-def _pipeline(kind: Schedule, given: GivenOptions, output: Output) -> NoReturn:
-    stages, microbatches, chunks = given.stages, given.microbatches, given.chunks
-    check_cells(stages, microbatches, max(chunks, kind.chunks))
-    ran = PipelineRun(kind, stages, microbatches, chunks, parse_durations(given))
-    if given.svg:
-        write_text(given.svg, pipelines.to_svg(ran.timeline), "svg")
-    if given.chrome_trace:
-        write_text(given.chrome_trace, ran.timeline.to_chrome(), "chrome_trace")
-    output.answer(pipelines.pipeline_document, pipelines.show_pipeline, ran)
 
 
 def parse_durations(given: GivenOptions) -> Durations:

@@ -17,6 +17,7 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import METER, STOP, is_watched
+from commtax.options import taken_by
 from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
@@ -26,26 +27,17 @@ from commtax.question import Question
 from commtax.records import replace
 from commtax.spec import SERVING_AXES, Plan
 from commtax.statement import Refusal
-from commtax.units import parse_seconds, parse_tokens
-from commtax.verbs.keywords import PlanFleetOptions
-
-if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch
-
-
-from typing import TYPE_CHECKING
-
-from commtax.options import taken_by
-from commtax.units import plural
+from commtax.units import parse_seconds, parse_tokens, plural
 from commtax.verbs.disaggregation import check_one_place
+from commtax.verbs.keywords import PlanFleetOptions
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
+    from commtax.launch.launch_record import Launch
     from commtax.planner.fleet_trials import Trial
 
 
-MOST_LISTED = 1000
-"""Plans that are listed at most: a table that somebody may still read."""
+MOST_LISTED = 1000  # plans that are listed at most: a table that somebody may still read
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
@@ -61,7 +53,11 @@ def plan_command(order: Order) -> None:
     if given.phase not in ("serve", "train"):
         raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
     if given.emit:
-        _check_emit(order)
+        from commtax.launch.forms import emitted_words
+
+        able = emitted_words(order.question.trains)
+        if order.given.emit not in able:
+            raise Refusal.of(f"one of {', '.join(able)} here", able, emit=order.given.emit)
     if given.request_rate is not None:
         _fleets(order)
     refuse(given, options_beside("plan", "rate"), "belongs to --request-rate")
@@ -70,15 +66,6 @@ def plan_command(order: Order) -> None:
     if order.others:
         _serve_on_several(order)
     _serve(order)
-
-
-def _check_emit(order: Order) -> None:
-    """Refuse an engine or a place that cannot start what is searched for, before the search."""
-    from commtax.launch.forms import emitted_words
-
-    able = emitted_words(order.question.trains)
-    if order.given.emit not in able:
-        raise Refusal.of(f"one of {', '.join(able)} here", able, emit=order.given.emit)
 
 
 def _serve(order: Order) -> NoReturn:
@@ -263,8 +250,7 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     return training_standing(searched, run)
 
 
-OTHERWISE = ("max_concurrency", "plot", "html")
-"""Options that a search for a rate has no use for."""
+OTHERWISE = ("max_concurrency", "plot", "html")  # options that a search for a rate has no use for
 INTERRUPTED = 130
 
 
@@ -291,7 +277,6 @@ def _fleets(order: Order) -> NoReturn:
 
 
 def _with_rate(order: Order) -> list[Question]:
-    """The question on each of its clusters."""
     from commtax.planner.fleets import limits_of
 
     given, (lengths, dtypes) = order.given, _lengths_and_types(order)

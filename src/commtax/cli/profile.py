@@ -16,8 +16,7 @@ from commtax.statement import Refusal
 from commtax.verbs.checking import dtype as dtype_of
 from commtax.verbs.profiles import AskedOfProfile, coverage, difference
 
-TELLS_NOTHING = 1
-"""The exit code of a profile that tells nothing of what is asked."""
+TELLS_NOTHING = 1  # the exit code of a profile that tells nothing of what is asked
 
 
 @click.group("profile", cls=VerbGroup)
@@ -54,8 +53,7 @@ def check_command(files: tuple[Path, ...], as_json: bool, **options: object) -> 
     """Can it be read, does it hold physics, and what does it tell of a question? Exit 1: nothing of it, 2: not readable."""
     output, own = Output(as_json), _joined(files)
     found = coverage(own, _asked(GivenOptions(options), output))
-    code = 0 if found.used else TELLS_NOTHING
-    output.answer(profiles.coverage_document, profiles.show_coverage, found, code=code)
+    output.answer(profiles.coverage_document, profiles.show_coverage, found, code=0 if found.used else TELLS_NOTHING)
 
 
 def _joined(files: tuple[Path, ...]) -> Profile:

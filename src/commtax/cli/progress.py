@@ -22,8 +22,7 @@ USUAL_WIDTH = 80  # of terminals that do not say theirs
 PATIENCE_S = 1.0  # before the first line
 TOLD_FROM = 0.02  # share done from which the time left can be told
 STOP = "; Ctrl-C: the answer so far"
-Done = Callable[[], tuple[float, str]]
-"""The share that is done, and what that is, in words."""
+Done = Callable[[], tuple[float, str]]  # the share that is done, and what that is, in words
 
 
 def tell(text: str = "") -> None:
@@ -54,7 +53,6 @@ class Meter:
         self._done: Done | None = None
 
     def start(self, what: str, done: Done | None = None, ends: str = "") -> None:
-        """Something new begins."""
         self.what, self.ends, self.began, self.share, self._done = what, ends, time.monotonic(), 0.0, done
 
     def is_at(self, share: float) -> None:
@@ -77,7 +75,6 @@ METER = Meter()
 
 
 def is_watched() -> bool:
-    """Whether anybody looks."""
     wish = os.environ.get("COMMTAX_PROGRESS", "")
     return wish == "always" or (wish != "never" and sys.stderr.isatty())
 

@@ -30,8 +30,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_seconds
 from commtax.verbs.checking import number
 
-SHORTEST_S, LONGEST_S = 0.1, 86_400.0
-"""Between two looks, and of a window."""
+SHORTEST_S, LONGEST_S = 0.1, 86_400.0  # between two looks, and of a window
 USUAL_EVERY_S, USUAL_WINDOW_S = 15.0, 60.0
 MOST_KEPT = 32  # looks that the dashboard shows
 NO_VERDICT = 3
@@ -46,7 +45,10 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
     span_s, every_s = (_seconds(given, name) for name in ("window", "every"))
     page = MetricsPage(str(given.metrics), given.header or ())
     if given.grafana:
-        _write_dashboard(given.grafana, output)
+        from importlib.resources import files as shipped
+
+        write_text(given.grafana, (shipped("commtax") / "report" / "grafana_dashboard.json").read_text(encoding="utf-8"), "grafana")
+        output.remarks.append(Note("grafana", f"{given.grafana}: import it in Grafana (Dashboards, New, Import)"))
     if given.export_prometheus and every_s is None:
         every_s = USUAL_EVERY_S
     first = page.fetch()
@@ -56,24 +58,19 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
         _follow(watch, first, every_s, output, str(given.export_prometheus or ""))
     if span_s is not None:
         watch.remember(first)
-        _wait(span_s)
+        end, told = time.monotonic() + span_s, sys.stderr.isatty()
+        while (left := end - time.monotonic()) > 0:
+            if told:
+                tell(f"the second look comes in {left:.0f} s")
+            time.sleep(min(left, 1.0) if told else left)
+        if told:
+            tell()
     seen = watch.look(first if span_s is None else None)
     output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=_exit_code(seen, claimed))
 
 
 def _seconds(given: GivenOptions, name: str) -> float | None:
     return None if given[name] is None else float(number(given[name], name, SHORTEST_S, LONGEST_S, " s"))
-
-
-def _wait(seconds: float) -> None:
-    """With the time left on a terminal."""
-    end, told = time.monotonic() + seconds, sys.stderr.isatty()
-    while (left := end - time.monotonic()) > 0:
-        if told:
-            tell(f"the second look comes in {left:.0f} s")
-        time.sleep(min(left, 1.0) if told else left)
-    if told:
-        tell()
 
 
 def _exit_code(seen: ServerAudit, claimed: bool) -> int:
@@ -91,16 +88,7 @@ def _model_named(page: Exposition) -> Model:
         raise Refusal(f"model: name what runs with --model; {said}, which is no model of the catalogue", "model") from None
 
 
-def _write_dashboard(path: str, output: Output) -> None:
-    from importlib.resources import files as shipped
-
-    write_text(path, (shipped("commtax") / "report" / "grafana_dashboard.json").read_text(encoding="utf-8"), "grafana")
-    output.remarks.append(Note("grafana", f"{path}: import it in Grafana (Dashboards, New, Import)"))
-
-
 class ServerWatch:
-    """Looks at one server, and what was seen."""
-
     def __init__(self, page: MetricsPage, claim: Claim | None, window_s: float) -> None:
         self.page, self.claim = page, claim
         self.looks, self.failures, self.last_s = 0, 0, 0.0
@@ -131,15 +119,13 @@ class ServerWatch:
             return None
 
     def exposition(self) -> str:
-        """The predicted band for Prometheus."""
         from commtax.report.predicted_band import exposition
 
         last = None if self.trouble or not self.history else self.history[-1]
         return exposition(last, self.looks, self.failures, self.last_s)
 
 
-Show = Callable[[ServerAudit | None], None]
-"""Told of each look; None where it failed."""
+Show = Callable[[ServerAudit | None], None]  # told of each look; None where it failed
 
 
 def _follow(watch: ServerWatch, first: LookAtServer, every_s: float, output: Output, export: str) -> NoReturn:

@@ -5,8 +5,7 @@ from unicodedata import normalize
 
 from commtax.files import table
 
-READABLE = "commtax-readable"
-"""The name of the error handler of encoders."""
+READABLE = "commtax-readable"  # the name of the error handler of encoders
 
 
 def _readable(error: UnicodeError) -> tuple[str, int]:

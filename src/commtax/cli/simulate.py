@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals
 from commtax.sim.serving.running import ServingRun
-from commtax.statement import Note, Refusal
+from commtax.statement import MEANS, Note, Refusal
 from commtax.units import format_seconds, parse_seconds, plural
 from commtax.verbs import requests
 from commtax.verbs.checking import number, positive
@@ -69,9 +70,11 @@ def simulate_command(order: Order) -> None:
     if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
         simulated = replace(simulated, notes=(*simulated.notes, *_other_layout(simulated)))
     judged = list(_judged(simulated, slo))
-    simulated = replace(simulated, notes=(*map(_limit_note, judged), *simulated.notes))
+    told = [_limit_note(x, simulated) for x in judged]
+    simulated = replace(simulated, notes=(*told, *simulated.notes))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
-    order.output.answer(closed_loop.simulation_document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
+    document = partial(closed_loop.simulation_document, judged=judged)
+    order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
 
 
 def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
@@ -83,8 +86,9 @@ def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
     yield from judged_limits(figures, {name: slo.limits[name] for name in names})
 
 
-def _limit_note(judged: JudgedLimit) -> Note:
-    name = judged.name.removesuffix("_s").upper()
+def _limit_note(judged: JudgedLimit, simulated: ClosedLoop) -> Note:
+    loads, times = np.atleast_1d(simulated.requests.concurrency), np.atleast_1d(getattr(simulated, judged.name))
+    name = judged.name.removesuffix("_s").upper() + f" of {loads[np.argmax(times)]:,} clients" * (len(loads) > 1)
     verdict = "keeps" if judged.kept else "misses"
     likely = f"a run keeps it with a probability of {percent(judged.probability)}"
     text = f"mean {name} {format_seconds(judged.value)} {verdict} the limit of {format_seconds(judged.limit)}; {likely}"
@@ -132,12 +136,15 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
 
 
 def _means(q: Question) -> list[Note]:
-    """The closed form's means of a benchmark of clients: those that audits compare with, calibrated on published runs."""
-    if q.offered.request_rate or q.offered.trace is not None or q.offered.inputs or q.offered.outputs or q.requests.disaggregated:
+    """The closed form's means of a benchmark of clients: what audits compare with a result, calibrated on published runs."""
+    offered = q.offered
+    drawn = offered.trace is not None or offered.inputs or offered.outputs
+    if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
     loop = serve(settle(q))
     told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
-    return [Note("means", f"audit compares such a benchmark with the closed form's means: {', '.join(told)}")]
+    basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
+    return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, one order of requests in time, for tails and queues")]
 
 
 def _ends(loop: ClosedLoop, name: str) -> str:
@@ -181,7 +188,6 @@ FILES = ("plot", "timeline", "save")
 
 
 def _in_time(order: Order, q: Question) -> NoReturn:
-    """One run, or several beside each other."""
     given = order.given
     slo = _slo(given)
     for name in FILES:
@@ -196,7 +202,12 @@ def _in_time(order: Order, q: Question) -> NoReturn:
         _sweep(order, q, slo, *swept)
     if not q.offered.request_rate and q.offered.trace is None and np.isinf(q.requests.num_prompts):
         raise Refusal.about(num_prompts="a closed loop in time has an end; say how many requests, such as 1000")
-    _one(order, q, slo)
+    from commtax.report.requests import outcome_document, show_outcome
+
+    o = requests.serve(settle(check_single_load(q)), _follow)
+    _write(order, o)
+    told = replace(o, notes=(*([] if order.output.as_json else _means(q)), *o.notes))
+    order.output.answer(outcome_document, show_outcome, told, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 
 def _slo(given: GivenOptions) -> Slo:
@@ -222,15 +233,6 @@ def _swept(given: GivenOptions, q: Question) -> tuple[str, tuple[float, ...]] | 
     return None
 
 
-def _one(order: Order, q: Question, slo: Slo) -> NoReturn:
-    from commtax.report.requests import outcome_document, show_outcome
-
-    o = requests.serve(settle(check_single_load(q)), _follow)
-    order.output.remarks += [] if order.output.as_json else _means(q)
-    _write(order, o)
-    order.output.answer(outcome_document, show_outcome, o, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
-
-
 def _follow(ran: ServingRun) -> None:
     """Show how far a run is, and those of its first requests behind it that tell its ranges and its capacity."""
     whole = max(1, len(ran.book.arrival_s))
@@ -244,7 +246,6 @@ def _follow(ran: ServingRun) -> None:
 
 
 def _write(order: Order, o: RequestsInTime) -> None:
-    """The files that were asked for."""
     given = order.given
     if given.save:
         arrivals.write(o.as_sent, given.save, o.results, "save")
@@ -274,5 +275,4 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     swept = sweep(name, values, counting.counted(questions))
     if given.plot:
         plot_sweep(swept, Path(given.plot))
-    code = 1 if swept.most(slo) is None else 0
-    order.output.answer(sweep_document, show_sweep, swept, slo, code=code)
+    order.output.answer(sweep_document, show_sweep, swept, slo, code=1 if swept.most(slo) is None else 0)

@@ -180,9 +180,8 @@ def _lockstep(load: ClosedLoopLoad) -> Number:
 
 
 def _arrivals_per_batch(load: ClosedLoopLoad, seqs: Number, stages: Number) -> Number:
-    """Of those that arrive in a step, who comes to the same of the batches in flight: all who ended together."""
-    step = arrivals_per_step(load, seqs)
-    return np.maximum(step / stages, np.minimum(step, (seqs - 1) * _lockstep(load)))
+    """Of those that arrive in a step, who comes to the same of the batches in flight: all where all ended together."""
+    return arrivals_per_step(load, seqs) * np.maximum(1 / stages, _lockstep(load))
 
 
 def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
@@ -245,7 +244,8 @@ def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Nu
     if engine.serves.prefill_first:
         return seqs
     queued = _queued_prompts(load, seqs, fed_requests(load, budget, stages, engine))
-    return np.where(load.output_len > 1, np.maximum(1.0, seqs - queued), 1.0)
+    most = 1 + budget * stages / (load.rows + load.computed / _life(load))  # whose own rows leave room for as many that follow
+    return np.where(load.output_len > 1, np.maximum(1.0, np.minimum(seqs - queued, most)), 1.0)
 
 
 def _life(load: ClosedLoopLoad) -> Number:
@@ -273,9 +273,25 @@ def prompts_ahead(
     burst: Number = np.minimum(others, (others + most - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
-        steady = np.minimum(others, np.maximum(crowd, each - 1))
+        steady = np.minimum(others, queued + np.maximum(crowd, each - 1))
     share: Number = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)
+
+
+def _gathering(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
+    """Return the share of a prompt's seconds that passes while no request comes, since prompts stop decoding and so none ends."""
+    came = arrivals_per_step(load, seqs) * steps.prompt_s * steps.chunks / steps.together  # seconds of prompts in a step's
+    return np.maximum(0.0, 1 - steps.decode_s / np.maximum(LEAST_S, came)) * engine.serves.prefill_first
+
+
+def gathered_prompts(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
+    """Return the prompts that wait before one because their requests gathered.
+
+    Where prompts stop decoding, it goes on until the first who ended has come back: the requests of ``request_s / decode_s`` steps
+    end meanwhile. They come back as far apart as they ended, and each waits for the prompts of those before it.
+    """
+    gathered = np.minimum(seqs - 1, arrivals_per_step(load, seqs) * engine.host.request_s / steps.decode_s)
+    return gathered / 2 * _gathering(load, steps, seqs, engine)
 
 
 def burst_prompts(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine) -> Number:
@@ -314,23 +330,28 @@ def closed_loop(
     idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
     extra = extra * waited_for
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
-    ahead = np.maximum(ahead, least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
-    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
-    stretch = (everywhere - ahead + everywhere * full.recomputed) * extra / np.maximum(1.0, decodes)
-    tpot = steps.decode_s + stretch
-    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
-    boundary = boundary * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    together = steps.ranks * np.minimum(seqs, load.concurrency) - 1  # others of all ranks, which step together
+    way, recomputed = engine.host.request_s + load.loading_s, 1 + full.recomputed
+    boundary = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    boundary = boundary - np.minimum(way, steps.decode_s / 2 / steps.stages)  # the next step began as the last request ended …
+    boundary = boundary * np.minimum(1.0, np.maximum(others, together)) * (decodes > 0)  # … if others are in it
     own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
+    everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
+    beside_way = way * (1 - _gathering(load, steps, seqs, engine))  # in which others' prompts are computed
+    present = _present(load, seqs, beside_way, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
+    others, everywhere = others * present, everywhere * present
+    ahead = np.maximum(np.minimum(ahead, others), least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
+    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
+    stretch = np.maximum(0.0, everywhere * recomputed - ahead) * extra / np.maximum(1.0, decodes)
+    tpot = steps.decode_s + stretch
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     if begin:
         steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
         before = _in_whole_steps(begin, before, steady, own, np.minimum(1.0, seqs / load.num_prompts), seqs, steps.stages)
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
     before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
-    way = engine.host.request_s + load.loading_s
     life = way + boundary + own + before + decodes * tpot
-    slot = _slot_wait(load, seqs) * life
+    slot = np.maximum(0.0, _slot_wait(load, seqs) * (life - way) - way)
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     frontend = _frontend_wait_s(load, engine, life + slot)
@@ -348,12 +369,22 @@ def closed_loop(
     )
 
 
+def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
+    """Return the share of the running requests that are in steps, which those on their way through the server are not.
+
+    A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
+    """
+    whole = way + alone + others
+    life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
+    return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
+
+
 def _in_whole_steps(
     begin: Beginning, before: Number, steady: Number, own: Number, share: Number, seqs: Number, stages: Number
 ) -> Number:
-    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take clearly less."""
+    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take less: of one stage clearly."""
     whole = steady + share * np.maximum(0.0, begin.wait_s(seqs, stages) - own - steady)
-    return np.where(whole < CHEAPER * before, whole, before)[()]
+    return np.where(whole < np.where(stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
 
 
 def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:

@@ -50,6 +50,12 @@ class PlanToCheck:
         return self.named or f"tp={self.plan.tp}"
 
     @property
+    def cut(self) -> str:
+        """The ranks that each expert is cut over: those of tp, or all of a server's."""
+        inside = int(expert_ranks(self.plan, self.engine).inside)
+        return self.degree if inside == self.plan.tp else f"the {inside} ranks that each expert is cut over"
+
+    @property
     def kv_heads(self) -> int:
         """The first number of heads of keys and values (or groups) that tp neither divides nor is divided by; else the first."""
         counts = _shared_counts(self.model) or (1,)

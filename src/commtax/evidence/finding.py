@@ -135,7 +135,6 @@ class Claim:
         return int(self.plan.tp)
 
     def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: str | int) -> StepBill:
-        """The priced step of this plan."""
         return price(settle(self.question.but(phase=phase, batch=batch, context=context, **changes)))
 
     @cached_property
@@ -261,7 +260,6 @@ class Usage:
         return self.idle_s / self.total_s if self.total_s > 0 else 0.0
 
     def of(self, steps: int) -> Usage:
-        """The mean of so many steps."""
         return Usage(*(getattr(self, f.name) / steps for f in fields(self)))
 
 

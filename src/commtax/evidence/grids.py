@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from commtax.evidence.short_lines import lines_with
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import lines_with, patterns
 from commtax.thresholds import counts
 
 COUNT = counts(__name__)

@@ -50,7 +50,6 @@ def _ratio(f: Finding) -> float:
 
 
 def _figure_text(value: float | None, unit: str) -> str:
-    """A figure in its unit."""
     if value is None:
         return "-"
     return format_seconds(value) if unit == "s" else format_bytes(value) if unit == "bytes" else f"{value:,.4g}"

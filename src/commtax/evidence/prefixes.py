@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from io import StringIO
 
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.thresholds import counts
 
 COUNT = counts(__name__)

@@ -5,6 +5,16 @@ from collections.abc import Iterator
 from commtax.files import table
 from commtax.records import dataclass
 
+LEFT_OUT = {
+    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
+    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
+    "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
+    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
+    "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
+    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
+}
+"""What each code means to a reader."""
+
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
@@ -16,10 +26,12 @@ class Crowd:
     spread: float  # lengths vary by this share of their mean to either side
     ranks: float = 1.0  # of attention that step together …
     patient: bool = False  # … and hold prompts back until each has one
+    stages: float = 1.0  # of a pipeline
     prompts: float = 0.0  # share of the time per token that goes to prompts
     longest: float = 0.0  # tokens of the longest prompt, where prompts are not cut
     fed: float = float("inf")  # requests whose prompts are let in at once: the others hold nothing
     budget: float = 0.0  # tokens that a step has room for, beside its decodes
+    load: float = 0.0  # share of what workers of their own for prompts and the wire pass at most
 
 
 def left_out(crowd: Crowd) -> Iterator[str]:
@@ -31,11 +43,16 @@ def left_out(crowd: Crowd) -> Iterator[str]:
     []
     """
     known = {name: row["value"] for name, row in table("judgement/closed_loops.toml").items()}
-    if crowd.clients > 1 and 2 * crowd.spread * crowd.steps <= known["apart"]:
+    meet = 2 * crowd.spread * crowd.steps <= known["apart"] or crowd.prompts > 2 * crowd.spread
+    if crowd.clients * crowd.ranks > 1 and meet:
         yield "lockstep"
     if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
         yield "ranks"
+    if crowd.stages > 1 and crowd.prompts > known["prompts"]:
+        yield "stages"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
     if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:
         yield "full-cache"
+    if crowd.load > known["filled"]:
+        yield "near-full"

@@ -37,16 +37,23 @@ def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[s
 
 
 def best_changes(
-    worth: Callable[[Changes], float], room: Callable[[Changes], float], tried: Mapping[str, tuple[float, ...]]
+    worth: Callable[[Changes], float],
+    room: Callable[[Changes], float],
+    tried: Mapping[str, tuple[float, ...]],
+    starts: Callable[[Changes], bool],
 ) -> Changes:
     """Return the changes that are worth it: each must add its gain to those before it, and is the mildest that gets nearly all.
 
     No change is worth more than the ``room`` that it makes, which is known sooner. One that later ones make useless is left out.
+    Of values that get nearly all, the mildest with which a server ``starts`` as it is comes before milder ones.
 
-    >>> best_changes(lambda on: 1.0, lambda on: 2.0 if on else 1.0, {"share": (0.95,)})
+    >>> seqs = {"seqs": (512, 64), "share": (0.95,)}
+    >>> best_changes(lambda on: 1.0, lambda on: 2.0 if on else 1.0, {"share": (0.95,)}, lambda on: True)
     {}
-    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), {"seqs": (512, 64), "share": (0.95,)})
+    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), seqs, lambda on: True)
     {'seqs': 512}
+    >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), seqs, lambda on: on["seqs"] < 512)
+    {'seqs': 64}
     """
     known = table("judgement/engine_limits.toml")
     kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
@@ -54,7 +61,8 @@ def best_changes(
         more = (value for value in values if room(kept | {name: value}) > least * room(kept))
         found = {value: worth(kept | {name: value}) for value in more}
         if found and (best := max(found.values())) > now * least:
-            kept[name] = next(value for value, one in found.items() if one >= best * known["nearly"])
+            good = [value for value, one in found.items() if one >= best * known["nearly"]]
+            kept[name] = next((value for value in good if starts(kept | {name: value})), good[0])
             now = found[kept[name]]
     for name in tuple(kept):
         others = {other: value for other, value in kept.items() if other != name}

@@ -39,7 +39,7 @@ def advice_on_gain(verdict: str, gain: float, full_gain: float) -> str:
     """
     if verdict != UNDECIDED:
         return {GAINS: SET, LOSES: LEAVE}.get(verdict, "")
-    return MEASURE if gain > 1 else WHEN_FULL if full_gain > 1 else NO_GAIN
+    return MEASURE if is_worth_telling(gain) else WHEN_FULL if is_worth_telling(full_gain) else NO_GAIN
 
 
 def is_lost_when_full(gain: float, full_gain: float) -> bool:
@@ -50,3 +50,12 @@ def is_lost_when_full(gain: float, full_gain: float) -> bool:
 def is_worth_telling(gain: float) -> bool:
     """Whether a gain is large enough to be told beside another answer."""
     return gain > 1 + LEVEL.told
+
+
+def moves_time(before_s: float, after_s: float) -> bool:
+    """Whether a time grows so much beside a gain, or falls so much, that the gain alone is half of the story.
+
+    >>> moves_time(0.115, 0.352), moves_time(0.115, 0.12), moves_time(158, 14)
+    (True, False, True)
+    """
+    return after_s > before_s * (1 + LEVEL.grown) or after_s < before_s * (1 - LEVEL.fallen)

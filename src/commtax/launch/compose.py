@@ -1,6 +1,6 @@
 """Docker Compose: one service for each server, on the GPUs of one host, and a router where several are one to clients."""
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, check_hosts, listening, words_of
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, listening, words_of
 from commtax.launch.kubernetes import SCRIPT, router_script
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
@@ -9,8 +9,9 @@ Service = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    """A compose.yaml for one host."""
-    check_hosts(deployment, "compose", 1, "Compose starts containers on one; kubernetes and slurm do more")
+    if wide := next((pool for pool in deployment.pools if pool.hosts > 1), None):
+        rule = f"a server of this plan spans {wide.hosts} hosts, and Compose starts containers on one"
+        raise Refusal(f"emit 'compose': {rule}; kubernetes and slurm do more", "emit")
     used, here = sum(pool.servers * pool.job.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
     if used > here:
         raise Refusal(f"emit 'compose': {used} GPUs are more than the {here} of one host; kubernetes and slurm do more", "emit")
@@ -27,7 +28,15 @@ def write(deployment: DeployedPlan) -> str:
         if lines := pool.command().settings:
             files[f"{pool.role or 'llm'}.yaml"] = {"content": "\n".join(lines) + "\n"}
     if deployment.apart:
-        services["router"] = _router(deployment, names, files)
+        prompts, decodes = ([(name, PORT) for name in names[role]] for role in ("prefill", "decode"))
+        command = deployment.router(prompts, decodes)
+        image, script = router_script(deployment, command)
+        ready = {name: {"condition": "service_healthy"} for role in names for name in names[role]}
+        service: Service = {"image": image, "entrypoint": list(SCRIPT), "command": [script], "ports": [f"{PORT}:{PORT}"]}
+        if command.settings:
+            files["disagg.yaml"] = {"content": "\n".join(command.settings) + "\n"}
+            service["configs"] = [{"source": "disagg.yaml", "target": "/settings/disagg.yaml"}]
+        services["router"] = service | {"depends_on": ready}
     tree: Service = {"name": deployment.name, "services": services, "volumes": {"models": {}}}
     return "\n".join([*deployment.remarks(), yaml_text([{**tree, **({"configs": files} if files else {})}])])
 
@@ -54,16 +63,3 @@ def _server(deployment: DeployedPlan, pool: Pool, name: str, gpus: list[int], po
     else:
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return service | {"healthcheck": check}
-
-
-def _router(deployment: DeployedPlan, names: dict[str, list[str]], files: dict[str, Tree]) -> Service:
-    """What clients talk to."""
-    prompts, decodes = ([(name, PORT) for name in names[role]] for role in ("prefill", "decode"))
-    command = deployment.router(prompts, decodes)
-    image, script = router_script(deployment, command)
-    ready = {name: {"condition": "service_healthy"} for role in names for name in names[role]}
-    service: Service = {"image": image, "entrypoint": list(SCRIPT), "command": [script], "ports": [f"{PORT}:{PORT}"]}
-    if command.settings:
-        files["disagg.yaml"] = {"content": "\n".join(command.settings) + "\n"}
-        service["configs"] = [{"source": "disagg.yaml", "target": "/settings/disagg.yaml"}]
-    return service | {"depends_on": ready}

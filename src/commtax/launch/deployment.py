@@ -18,7 +18,6 @@ from commtax.launch.yaml_text import Explained
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Chip, Program
-from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.longest_request import startable
 
@@ -43,12 +42,10 @@ class Pool:
 
     @property
     def hosts(self) -> int:
-        """Hosts of one server."""
         return self.job.all_hosts
 
     @property
     def gpus_per_host(self) -> int:
-        """GPUs of one server on each of its hosts."""
         return self.job.gpus if self.hosts == 1 else self.job.question.cluster.gpus_per_host
 
     @property
@@ -62,7 +59,6 @@ class Pool:
         return own.join(written, self.role, number, host) if self.role else written
 
     def named(self, name: str) -> str:
-        """The pool's name in a deployment."""
         return f"{name}-{self.role}" if self.role else name
 
 
@@ -90,7 +86,6 @@ class DeployedPlan:
 
     @property
     def version(self) -> str:
-        """The engine's version, in full."""
         own = self.question.engine.version
         return str(FACTS["release"].get(self.program.key, {}).get(own, own))
 
@@ -111,7 +106,6 @@ class DeployedPlan:
 
     @property
     def start_s(self) -> int:
-        """What a start may take."""
         return start_s(self.question)
 
     @property
@@ -125,7 +119,6 @@ class DeployedPlan:
 
     @property
     def start_remark(self) -> str:
-        """Why a start may take so long."""
         rate = FACTS["first_load_Bps"]
         return f"up to {self.start_s // 60} min: {self.stored_bytes / 1e9:,.0f} GB at {rate / 1e6:g} MB/s, then the warm-up"
 
@@ -209,14 +202,6 @@ def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
         own += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
     secret = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
     return [*own, {"name": "HF_HOME", "value": FACTS["cache"]}, {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}]
-
-
-def check_hosts(deployment: DeployedPlan, form: str, most: int, instead: str) -> None:
-    """Refuse servers that a form cannot start."""
-    wide = next((pool for pool in deployment.pools if pool.hosts > most), None)
-    if wide:
-        rule = f"a server of this plan spans {wide.hosts} hosts, and {instead}"
-        raise Refusal(f"emit '{form}': {rule}", "emit")
 
 
 def model_name(deployment: DeployedPlan) -> str:

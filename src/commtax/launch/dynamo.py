@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, variables, words_of
-from commtax.launch.jobs import Command, model_id
+from commtax.launch.jobs import model_id
 from commtax.launch.kubernetes import claim, mounts, resources, settings_maps, volumes
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 
@@ -12,7 +12,17 @@ Component = dict[str, Tree]
 
 def write(deployment: DeployedPlan) -> str:
     """The graph: a frontend, and a component for each pool."""
-    own = [_frontend(deployment), *(_worker(deployment, pool) for pool in deployment.pools)]
+    words = ["python3", "-m", "dynamo.frontend"]
+    container = {
+        "name": "main",
+        "image": FACTS["dynamo"][deployment.program.key],
+        "command": words,
+        "args": [f"--http-port={PORT}"],
+    }
+    own = [
+        {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}},
+        *(_worker(deployment, pool) for pool in deployment.pools),
+    ]
     graph = {
         "apiVersion": FACTS["dynamo"]["api"],
         "kind": "DynamoGraphDeployment",
@@ -22,20 +32,14 @@ def write(deployment: DeployedPlan) -> str:
     return "\n".join([*deployment.remarks(), yaml_text([claim(deployment), *settings_maps(deployment), graph])])
 
 
-def _image(deployment: DeployedPlan) -> str:
-    return str(FACTS["dynamo"][deployment.program.key])
-
-
-def _frontend(deployment: DeployedPlan) -> Component:
-    """What clients talk to, which also chooses among workers."""
-    words = ["python3", "-m", "dynamo.frontend"]
-    container = {"name": "main", "image": _image(deployment), "command": words, "args": [f"--http-port={PORT}"]}
-    return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}}
-
-
 def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
-    command = _dynamo_command(deployment, pool)
-    container: Component = {"name": "main", "image": _image(deployment)}
+    command, key, own = pool.command(), deployment.program.key, FACTS["dynamo"]
+    role = [f"--{own['role'][key]} {pool.role}"] if pool.role and key in own["role"] else []
+    names = own["flags"].get(key, {})
+    head = [f"python3 -m dynamo.{key}", f"--{own['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
+    args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
+    command = replace(command, args=args, told_by=_renamed(command.told_by, names))
+    container: Component = {"name": "main", "image": FACTS["dynamo"][deployment.program.key]}
     words = words_of(command, f"/settings/{pool.role or 'llm'}")
     container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
     container["resources"] = {"limits": resources(deployment, pool)}
@@ -46,16 +50,6 @@ def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
     if pool.hosts > 1:
         component["multinode"] = {"nodeCount": Explained(pool.hosts, "hosts of one server")}
     return component | {"sharedMemorySize": shared, "podTemplate": {"spec": {"containers": [container], "volumes": kept}}}
-
-
-def _dynamo_command(deployment: DeployedPlan, pool: Pool) -> Command:
-    """The engine's command as Dynamo's worker takes it: the same flags behind another program."""
-    command, key, own = pool.command(), deployment.program.key, FACTS["dynamo"]
-    role = [f"--{own['role'][key]} {pool.role}"] if pool.role and key in own["role"] else []
-    names = own["flags"].get(key, {})
-    head = [f"python3 -m dynamo.{key}", f"--{own['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
-    args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
-    return replace(command, args=args, told_by=_renamed(command.told_by, names))
 
 
 def _renamed(arg: str, names: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
-``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
+``ratio`` (from 0), ``text``, ``several`` (words, kept with commas), ``name`` (their word, in ``names``), ``on`` (a switch).
 What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
 ``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
 from importlib import import_module
+from itertools import takewhile
 from types import ModuleType
 
 from commtax.catalog.programs import flag_table
@@ -22,8 +23,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
 Value = int | float | str | bool
-Flags = Mapping[str, tuple[str, str]]
-"""The field and the kind of a flag, underscores in its name as dashes."""
+Flags = Mapping[str, tuple[str, str]]  # the field and the kind of a flag, underscores in its name as dashes
 RULES = {
     "int": "a whole number from 1 to 2^48 is needed",
     "count": "a whole number is needed, such as 4096 or 32k",
@@ -31,7 +31,7 @@ RULES = {
     "ratio": "a fraction from 0 to 1 is needed",
 }
 """What the kinds of values must be."""
-KINDS = (*RULES, "text", "name", "on")
+KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
@@ -75,14 +75,12 @@ def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]
     return flags, {name: spellings[0] for name, _, spellings in spelled}
 
 
-QUIET, _ = _flags(COMMON)
-"""Flags of any program that change no price."""
+QUIET, _ = _flags(COMMON)  # flags of any program that change no price
 TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 
 
 @lru_cache(maxsize=64)
 def flags_of(engine: str) -> FlagTable:
-    """The flags of an engine."""
     own = flag_table(engine)
     same, libraries = own.get("same", {}), own.get("libraries", {})
     names = {**COMMON["names"], **own.get("names", {})}
@@ -141,20 +139,28 @@ class FlagReading:
         loose = []
         for name, value, written in _pairs(args, {**own.asked, **own.flags}):
             switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
-            asked = self._say(own, name, value, written)
+            asked, quiet = self._say(own, name, value, written), QUIET.get(name, ("", ""))[0]
             if not name:
                 loose.append(written)
             elif name in own.flags:
                 self._keep(own, name, value, written)
-            elif QUIET.get(name, ("", ""))[0] == "prefixes":
+            elif quiet == "prefixes":
                 self.note("prefix caching", "prefix caching is on; --prefix-cache says how much of each prompt is found there")
-            elif asked or name in QUIET or (value is not None and COMMON["unmodelled"].get(name) == value):
+            elif quiet == "unshared":
+                self.compute_prompts_whole(written)
+            elif asked or quiet or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
                 self.values.pop(switch, None)
             else:
                 self.unread.append(written)
         return loose
+
+    def compute_prompts_whole(self, written: str) -> None:
+        """Note that prefix caching is off, by what was written."""
+        self.values.prefix_cache = 0
+        how = "simulate --shared-prefix TOKENS, with and without it, says what that costs"
+        self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
     def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
         """Whether techniques are asked for by a flag; what it says is then kept by path."""
@@ -202,7 +208,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
         raise Refusal("the flag needs a value", "from")
-    if kind in ("text", "name"):
+    if kind in ("text", "several", "name"):
         return value
     if value.lower() in LEFT_TO_THE_ENGINE:
         return None
@@ -230,11 +236,12 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
         name, equals, value = word.partition("=")
         name = flag_name(name)
         kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
+        words = list(takewhile(lambda one: not _is_flag(one), args[at:]))[: {"on": 0, "several": None}.get(kind, 1)]
         if equals:
             yield name, value, word
-        elif kind != "on" and at < len(args) and not _is_flag(args[at]):
-            yield name, args[at], f"{word} {args[at]}"
-            at += 1
+        elif words:
+            yield name, ",".join(words), " ".join([word, *words])
+            at += len(words)
         else:
             yield name, None, word
 

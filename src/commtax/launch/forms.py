@@ -16,21 +16,18 @@ hosts are all alike."""
 
 def emitted_words(trains: bool) -> tuple[str, ...]:
     """Words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
-    able = FORMS if not trains else TRAINING
-    return (*(one.emitted_as for one in programs() if one.trains == trains), *able)
-
-
-def emitted_engine(question: Question, word: str) -> str:
-    """The engine whose command is written: the one that ``--emit`` names, or the question's own."""
-    return program_of(question.engine).emitted_as if word in FORMS else word
+    return (*(one.emitted_as for one in programs() if one.trains == trains), *(TRAINING if trains else FORMS))
 
 
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
     """What starts a plan in one of the forms, by what it is for: ``copies`` of it, and servers for ``prompts`` of their own."""
     if question.trains:
-        return {"launch": _training(question, form)}
-    plan = question.plan
-    used = int(plan.num_gpus) * copies
+        from commtax.launch.slurm import write_training
+
+        if form not in TRAINING:
+            raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
+        return {"launch": write_training(question, program_of(question.engine))}
+    used = int(question.plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
         raise Refusal(f"emit: the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}", "emit")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
@@ -43,11 +40,3 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
     if form != "llm-d":
         return {"launch": write(deployment)}
     return {"launch": write(deployment), "router": own.scheduler(deployment), "install": own.install(deployment)}
-
-
-def _training(question: Question, form: str) -> str:
-    from commtax.launch.slurm import write_training
-
-    if form not in TRAINING:
-        raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
-    return write_training(question, program_of(question.engine))

@@ -20,8 +20,7 @@ MASTER = "$MASTER_ADDR"
 EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
 RANK = "--node-rank $NODE_RANK"
 PORT = 8100  # first port of servers for prompts and of those that decode
-Address = tuple[str, int]
-"""Host and port."""
+Address = tuple[str, int]  # host and port
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,6 @@ class LaunchJob:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one server."""
         return int(self.plan.num_gpus) // int(self.plan.dp) * self.dp
 
     @property
@@ -85,17 +83,14 @@ class LaunchJob:
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
-        left = [f"#{self._nameless(name)} put the name of yours for {name}" for name in asked.unsaid]
+        named = ((name, place_value(self.question, name.lower())) for name in asked.unsaid)
+        known = ((name, f" no Hugging Face name of {own} is known:" if own else "") for name, own in named)
+        left = [f"#{why} put the name of yours for {name}" for name, why in known]
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         gone = [(one.key, since) for one in self.techniques if (since := one.dropped.get(self.engine, ""))]
         left += [f"# {program(self.engine).title} {since} and later have no {key}: run an earlier one" for key, since in gone]
         remark = "\n".join([*filter(None, [command.remark]), *left])
         return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
-
-    def _nameless(self, name: str) -> str:
-        """Why what was asked for cannot be written, where something was."""
-        own = place_value(self.question, name.lower())
-        return f" no Hugging Face name of {own} is known:" if own else ""
 
 
 def model_id(model: Model) -> str:
@@ -132,11 +127,9 @@ class Command:
     told_by: str = "--config"  # the flag of its file of settings
 
     def line(self, file: str) -> str:
-        """The command itself."""
         return " ".join([*self.variables, *self.args, *([f"{self.told_by} {file}.yaml"] if self.settings else [])])
 
     def written(self, file: str) -> list[str]:
-        """The lines that write its settings."""
         return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
 
 

@@ -32,7 +32,6 @@ def write(deployment: DeployedPlan) -> str:
 
 
 def claim(deployment: DeployedPlan) -> Document:
-    """The volume that keeps downloaded weights."""
     pods = sum(pool.servers * pool.hosts for pool in deployment.pools)
     return {
         "apiVersion": "v1",
@@ -174,7 +173,6 @@ def addresses(deployment: DeployedPlan) -> tuple[list[Address], list[Address]]:
 
 
 def _router(deployment: DeployedPlan) -> Iterator[Document]:
-    """What clients talk to."""
     name, command = f"{deployment.name}-router", deployment.router(*addresses(deployment))
     image, script = router_script(deployment, command)
     container: Document = {"name": "router", "image": image, "command": list(SCRIPT), "args": [script]}

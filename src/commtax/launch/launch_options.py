@@ -41,7 +41,10 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
         options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
         options.prefill_tp, options.prefill_dp = servers.prefill_tp or 1, servers.prefill_dp or 1
     else:  # caches go nowhere
-        _drop_carrier(options)
+        asked = [word for word in str(options.technique).split(",") if word and not is_carrier(technique(word.partition("=")[0]))]
+        options.technique = ",".join(asked)
+        if not asked:
+            del options["technique"]
     if servers.count > 1 and not servers.prefill_workers:
         options.replicas = servers.count
     if int(launch.options.dp or 1) > 1:
@@ -55,14 +58,6 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
 def unsearched_options() -> tuple[str, ...]:
     """What a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
     return tuple(COMMON["unsearched"].split())
-
-
-def _drop_carrier(options: SaidValues) -> None:
-    """Leave out what carries caches between servers, where one of them is looked at."""
-    asked = [word for word in str(options.technique).split(",") if word and not is_carrier(technique(word.partition("=")[0]))]
-    options.technique = ",".join(asked)
-    if not asked:
-        del options["technique"]
 
 
 def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> SaidValues:

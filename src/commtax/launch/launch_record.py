@@ -19,14 +19,11 @@ TOLD = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
 """Options of ours that a command may set, in the order in which they are told."""
 USUAL_LORA_RANK = 16  # max_lora_rank of vLLM's LoRAConfig
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
-BENCHMARKS = ("throughput", "latency")
-"""Words behind ``trtllm-bench`` that are no model."""
+BENCHMARKS = ("throughput", "latency")  # words behind ``trtllm-bench`` that are no model
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers beside each other."""
-
     count: int = 1  # equal ones
     role: str = ""  # "prefill" or "decode" where a server does one of them
     prefill_tp: int | None = None  # of the servers for prompts beside those that decode
@@ -107,18 +104,13 @@ def _settle_serving(reading: FlagReading) -> None:
     if values.input_len != "":
         values.spread = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
     _settle_request_rate(reading)
-    _adapters(reading)
-    values.dtype = str(values.quantization) or str(values.compute)
-    values.library = "nccl" if values.plain_nccl else values.library
-
-
-def _adapters(reading: FlagReading) -> None:
-    """A server keeps room for adapters where it is told to serve any; of a rank that is not said it takes the usual one."""
     if not reading.values.lora:
         reading.values.lora_rank = reading.values.max_loras = ""
     elif reading.values.lora_rank == "":
         reading.values.lora_rank = USUAL_LORA_RANK
         reading.note("lora rank", f"the adapters' rank is not said: {USUAL_LORA_RANK}, vLLM's usual one")
+    values.dtype = str(values.quantization) or str(values.compute)
+    values.library = "nccl" if values.plain_nccl else values.library
 
 
 def _settle_request_rate(reading: FlagReading) -> None:

@@ -75,8 +75,7 @@ def scheduler(deployment: DeployedPlan) -> str:
 def _plugins() -> str:
     """The scheduler's own configuration for two pools."""
     named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
-    decider = named[1]
-    handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": decider}}
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": named[1]}}
     picker = {"pluginRef": named[-1]}
     profiles = [
         {
@@ -95,7 +94,6 @@ def _plugins() -> str:
 
 
 def install(deployment: DeployedPlan) -> str:
-    """What installs both charts, from files with the values above."""
     name = deployment.name
     lines = [f"helm repo add {OWN['chart'].partition('/')[0]} {OWN['repository']}"]
     lines += [f"helm install {name}-router {OWN['router_chart']} --version {OWN['router_version']} -f router.yaml"]

@@ -193,7 +193,15 @@ def dash_key(name: str) -> str:
 
 def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
     """What a mapping says of the servers in it."""
-    role = _role(node, key)
+    held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
+    said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
+    said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
+    cache_settings = node.get("lmcacheConfig")
+    if isinstance(cache_settings, dict):
+        said.insert(0, {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(cache_settings.get("kvRole")), ""))
+    found = re.search("prefill|decode", " ".join(x for x in said if isinstance(x, str)), re.I)
+    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
+    role = found[0].lower() if found else "decode" if beside else ""
     if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
         around = replace(around, replicas=1, told={k: v for k, v in around.told.items() if k == "model"})
     told = {**around.told, **_sizes(node), **({"role": role} if role else {})}
@@ -232,19 +240,6 @@ def _name(node: JsonObject, key: str) -> str:
     return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
 
 
-def _role(node: JsonObject, key: str) -> str:
-    """Prompts or decoding, by a key, a name, a label or a type that says so."""
-    held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
-    said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
-    said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
-    cache_settings = node.get("lmcacheConfig")
-    if isinstance(cache_settings, dict):
-        said.insert(0, {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(cache_settings.get("kvRole")), ""))
-    found = re.search("prefill|decode", " ".join(x for x in said if isinstance(x, str)), re.I)
-    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
-    return found[0].lower() if found else "decode" if beside else ""
-
-
 def _sizes(node: JsonObject) -> dict[str, str]:
     """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
     known = _TABLE["parallelism"]
@@ -272,7 +267,6 @@ def _engine(node: JsonObject) -> str:
 
 
 def _image(node: JsonObject) -> str:
-    """An image with its tag."""
     own = node.get("image", node)
     if isinstance(own, dict):
         name, tag = own.get("repository", own.get("name", "")), own.get("tag", "")

@@ -10,11 +10,9 @@ from commtax.launch.flags import COMMON, DASHES, QUIET, flag_name, flags_of
 from commtax.launch.unpriced import TABLE
 from commtax.statement import Refusal
 
-MISSPELT = "misspelt"
-"""The kind of such refusals."""
+MISSPELT = "misspelt"  # the kind of such refusals
 SHORT, LONG = 3, 8  # letters of names in which a slip of the keys alone is one, and from which two mistakes are
-ALIKE = frozenset(str(COMMON["alike"]).split())
-"""Real flags that differ from others by a letter or two."""
+ALIKE = frozenset(str(COMMON["alike"]).split())  # real flags that differ from others by a letter or two
 
 
 def refuse_misspelt(engine: str, unread: Iterable[str]) -> None:
@@ -42,6 +40,8 @@ def nearest_flags(engine: str, name: str) -> list[str]:
 
     >>> nearest_flags("vllm", "tensor-paralel-size"), nearest_flags("vllm", "max-num-batched"), nearest_flags("vllm", "tp-size")
     (['tensor-parallel-size'], ['max-num-batched-tokens'], ['tensor-parallel-size'])
+    >>> nearest_flags("vllm", "max-num-sequences"), nearest_flags("vllm", "max-model-length")
+    (['max-num-seqs'], ['max-model-len'])
     >>> nearest_flags("vllm", "seed-tokens"), nearest_flags("sglang", "attn-dp-size")
     ([], [])
     """
@@ -50,7 +50,7 @@ def nearest_flags(engine: str, name: str) -> list[str]:
     apart = {known: _mistakes(name, known) for known in _known(engine) if _resembles(name, known)}
     if apart:
         return sorted(known for known, count in apart.items() if count == min(apart.values()))[:4]
-    if len(name) >= LONG and (longer := [known for known in _known(engine) if known.startswith(name)]):
+    if longer := [known for known in _known(engine) if (len(name) >= LONG and known.startswith(name)) or _is_abridged(name, known)]:
         return longer[:4]
     own = flags_of(engine)
     fields = {other.flags[name][0] for one in programs() if name in (other := flags_of(one.key)).flags}
@@ -70,6 +70,19 @@ def _resembles(name: str, known: str) -> bool:
     if len(known) <= SHORT:
         return _is_slip(name, known)
     return abs(len(name) - len(known)) <= 2 and _mistakes(name, known) <= (2 if len(known) >= LONG else 1)
+
+
+def _is_abridged(name: str, known: str) -> bool:
+    """Whether two names have as many words, some alike, and of the others one is short for the other."""
+    words = list(zip(name.split("-"), known.split("-"), strict=False))
+    alike = [a == b or (a[:1] == b[:1] and (_stands_in(a, b) or _stands_in(b, a))) for a, b in words]
+    return name.count("-") == known.count("-") and all(alike) and any(a == b for a, b in words)
+
+
+def _stands_in(short: str, word: str) -> bool:
+    """Whether letters stand in a word in their order."""
+    letters = iter(word)
+    return all(letter in letters for letter in short)
 
 
 def _is_slip(name: str, known: str) -> bool:

@@ -26,11 +26,9 @@ from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
 TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
-QUIET = tuple(COMMON["quiet"].split())
-"""Beginnings of variables that are addresses, logs and places."""
+QUIET = tuple(COMMON["quiet"].split())  # beginnings of variables that are addresses, logs and places
 NO_FILES: Mapping[str, str] = {}
-Wanted = Callable[[str], bool]
-"""Whether a model of this name is the one that was asked for."""
+Wanted = Callable[[str], bool]  # whether a model of this name is the one that was asked for
 
 
 class NothingLaunchedError(Refusal):
@@ -107,25 +105,20 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
     for call in calls:
         launch = _command(call, known, served)
         if launch and not _is_bench(launch):
-            return _place_on_hosts(launch, served)
+            nnodes = launch.place.nnodes or served.hosts
+            count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
+            chip = find_device_chip(re.sub("[-_]", " ", served.chip)) if served.chip else ""
+            here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None, chip=chip)
+            launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
+            if served.guessed:
+                guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
+                launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
+            used, asked = launch.num_gpus // count, served.gpus * nnodes
+            if not served.gpus or used == asked:
+                return launch
+            differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
+            return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
     return None
-
-
-def _place_on_hosts(launch: Launch, served: DescribedServer) -> Launch:
-    """A server on its hosts: a job of several may be one replica of a set that counts hosts."""
-    nnodes = launch.place.nnodes or served.hosts
-    count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
-    chip = find_device_chip(re.sub("[-_]", " ", served.chip)) if served.chip else ""
-    here = replace(launch.place, nnodes=nnodes if nnodes > 1 and count == 1 else None, chip=chip)
-    launch = replace(launch, servers=replace(launch.servers, count=count), place=here)
-    if served.guessed:
-        guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
-        launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
-    used, asked = launch.num_gpus // count, served.gpus * nnodes
-    if not served.gpus or used == asked:
-        return launch
-    differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
-    return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
 
 
 def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
@@ -151,7 +144,6 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
 
 @lru_cache(maxsize=1)
 def _starts() -> list[tuple[str, str, str, int]]:
-    """How programs are called."""
     starts = [(one.key, *start) for one in programs() for start in one.starts]
     return [*starts, *(("torchrun", *start) for start in COMMON["torchrun"]["starts"])]
 
@@ -175,11 +167,19 @@ def _read(
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
     told = server_settings(engine, served.told, env) if served else {}
-    understood = reading.say_variables(flags_of(engine), env) + _take_library(reading, engine, env)
+    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
+    for name, words in known.items():
+        reading.values.library = words[env[name].upper()] or reading.values.library
+    understood = reading.say_variables(flags_of(engine), env) + list(known)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
-    _take_surroundings(reading, engine, told, loose)
+    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
+    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
+        reading.values["model"] = told["model"]
+    own = flags_of(engine)
+    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
+    reading.take(flags, own)
     for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
         if file in reading.values:
             _read_file(str(reading.values.pop(file)), named, written, engine, reading)
@@ -205,24 +205,6 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
 
 
-def _take_surroundings(reading: FlagReading, engine: str, told: Mapping[str, str], loose: list[str]) -> None:
-    """What stands around a container holds where its own words say nothing, and names a model that they only have a place of."""
-    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
-    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
-        reading.values["model"] = told["model"]
-    own = flags_of(engine)
-    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
-    reading.take(flags, own)
-
-
-def _take_library(reading: FlagReading, engine: str, env: Mapping[str, str]) -> list[str]:
-    """Keep whose collectives the environment asks for, by the engine's table; returns the variables that say so."""
-    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
-    for name, words in known.items():
-        reading.values.library = words[env[name].upper()] or reading.values.library
-    return list(known)
-
-
 def _srun(before: list[str]) -> int:
     """Hosts that a job launcher in front names."""
     text = " ".join(before)
@@ -239,8 +221,7 @@ def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, r
     if text is None:
         reading.unread.append(f"{named} {name} (no such file here)")
         return
-    flags = [f"--{path}={value}" for path, value in settings_of(text)]
-    reading.take(flags, flags_of(engine))
+    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags_of(engine))
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
@@ -292,7 +273,6 @@ def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
 
 
 def _is_bench(launch: Launch) -> bool:
-    """Whether a command sends requests."""
     return launch.client or bool(launch.options.concurrency or launch.options.request_rate)
 
 
@@ -308,7 +288,6 @@ def _count_equal_servers(launches: list[Launch]) -> Launch:
 
 
 def _common_part(launch: Launch) -> Launch:
-    """What replicas have in common."""
     one, here = replace(launch.servers, count=1), launch.place
     return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_options_without_load(launch), servers=one)
 

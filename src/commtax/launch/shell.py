@@ -157,7 +157,13 @@ def commands(text: str) -> Iterator[list[str]]:
     for m in ASSIGNED.finditer(text):
         values.setdefault(m[1], m[2].strip("\"'"))
     for _ in range(3):  # variables may hold variables
-        text = _put_in_variables(text, values)
+        pieces, at, size = [], 0, 0
+        for use in USED.finditer(text):
+            pieces += [text[at : use.start()], values.get(use[1], use[0]).replace("\n", " ")]
+            at, size = use.end(), size + len(pieces[-1]) + len(pieces[-2])
+            if size > MAX_SIGNS:
+                raise Refusal(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone", "from")
+        text = "".join([*pieces, text[at:]])
     reader = shlex.shlex(LINE.sub(lambda m: m[1] or " ; ", text), posix=True, punctuation_chars=";&|")
     reader.whitespace_split, reader.commenters = True, ""
     try:
@@ -180,14 +186,3 @@ def _strip_comments(text: str) -> str:
     "a 'b #c' "
     """
     return COMMENT.sub(lambda match: match[1] or "", text)
-
-
-def _put_in_variables(text: str, values: dict[str, str]) -> str:
-    """The text with its variables put in; they may hold each other many times over, so that there is a limit."""
-    pieces, at, size = [], 0, 0
-    for use in USED.finditer(text):
-        pieces += [text[at : use.start()], values.get(use[1], use[0]).replace("\n", " ")]
-        at, size = use.end(), size + len(pieces[-1]) + len(pieces[-2])
-        if size > MAX_SIGNS:
-            raise Refusal(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone", "from")
-    return "".join([*pieces, text[at:]])

@@ -99,7 +99,6 @@ def _listed(hosts: range) -> str:
 
 
 def _server(made_by: Program, pool: Pool, number: int, hosts: range, gpus: str) -> Iterator[str]:
-    """The lines that start one server."""
     host, first = f"${{HOSTS[{hosts[0]}]}}", f"FIRST_{number}"
     own = command_of(made_by.key)
     command: Command = own.write(replace(pool.job, address=f"${first}"))

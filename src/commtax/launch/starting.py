@@ -1,6 +1,7 @@
 """What starts a plan, all of its servers, and the benchmark that would check it: for the command line and the page alike."""
 
-from commtax.launch.forms import FORMS, emitted_engine, written
+from commtax.catalog.programs import program_of
+from commtax.launch.forms import FORMS, written
 from commtax.launch.writing import apart_command, benchmark_command, launch_command
 from commtax.question import Question
 
@@ -18,4 +19,5 @@ def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, de
         launch = {"launch": apart_command(q.but(prefill_workers=prompts, decode_workers=copies), word)}
     else:
         launch = {"launch": launch_command(q if q.trains else q.but(replicas=copies), word, devices)}
-    return launch if q.trains else launch | {"benchmark": benchmark_command(q, emitted_engine(q, word))}
+    engine = program_of(q.engine).emitted_as if word in FORMS else word
+    return launch if q.trains else launch | {"benchmark": benchmark_command(q, engine)}

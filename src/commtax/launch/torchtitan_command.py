@@ -18,7 +18,6 @@ FLAGS = flags_of("torchtitan")
 
 
 def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -> None:
-    """Sizes of a torchtitan job; its model is a flavour of a family."""
     values = reading.values
     for name, variable, usual in (("gpus_per_node", "NGPU", "8"), ("flavour", "CONFIG", ""), ("family", "MODULE", "")):
         values.setdefault(name, env.get(variable, usual))

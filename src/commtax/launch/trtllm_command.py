@@ -14,6 +14,8 @@ FLAGS = flags_of("trtllm")
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
     reading.values.eager = str(reading.values.graphs).lower() in ("null", "none", "~")
+    if str(reading.values.reuse).lower() == "false":
+        reading.compute_prompts_whole("enable_block_reuse: false")
     if str(reading.values.mode) in ("prefill", "decode"):
         reading.values["role"] = str(reading.values.mode)
     elif reading.values.transceiver:  # prompts are computed without the overlapping scheduler

@@ -5,9 +5,13 @@ from collections.abc import Iterable
 
 from commtax.files import table
 from commtax.launch.flags import flag_name, flags_of, usual_key
-from commtax.statement import STRANGE, Note
+from commtax.statement import COSTLY, STRANGE, Note
 
-TABLE = table("launch/unpriced.toml")
+TABLE = {
+    section: {name: str(phrase) for names, phrase in rows.items() for name in names.split()}
+    for section, rows in table("launch/unpriced.toml").items()
+}
+MAY_COST = frozenset(TABLE["costly"]["settings"].split())
 
 
 def would_change(engine: str, key: str) -> str:
@@ -16,23 +20,24 @@ def would_change(engine: str, key: str) -> str:
         parts = key.split(".")
         for size in range(len(parts), 0, -1):
             if phrase := known.get(".".join(parts[:size])):
-                return str(phrase)
+                return phrase
     return ""
 
 
 def unread_remarks(engine: str, unread: Iterable[str], where: str = "answer") -> list[str]:
-    """What is said of words that are not in an answer: first those that mean nothing to us, then those whose effect is known.
+    """Return what is said of words that are not in an answer: those that mean nothing to us, those that may cost, then others.
 
     >>> unread_remarks("vllm", ["--foo 3", "--cpu-offload-gb 4"])[1]
     'not in the answer: --cpu-offload-gb 4 (weights in host memory, sent to the GPU in every step)'
     """
-    told = {word: would_change(engine, _key(engine, word)) for word in unread}
-    strange, known = (
-        [word for word, phrase in told.items() if not phrase],
-        [f"{w} ({phrase})" for w, phrase in told.items() if phrase],
-    )
-    remarks: list[str] = [Note(STRANGE, f"not understood, and not in the {where}: {', '.join(strange)}")] if strange else []
-    return remarks + ([f"not in the {where}: {', '.join(known)}"] if known else [])
+    kinds: dict[str, list[str]] = {STRANGE: [], COSTLY: [], "": []}
+    for word in unread:
+        key = _key(engine, word)
+        phrase = would_change(engine, key)
+        kind = STRANGE if not phrase else COSTLY if MAY_COST & {key, key.partition(".")[0]} else ""
+        kinds[kind].append(f"{word} ({phrase})" if phrase else word)
+    says = {STRANGE: "not understood, and not in", COSTLY: "may cost, and not in", "": "not in"}
+    return [Note(kind, f"{says[kind]} the {where}: {', '.join(words)}") for kind, words in kinds.items() if words]
 
 
 def _key(engine: str, word: str) -> str:

@@ -26,7 +26,14 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     does = "prefill" if values.prefill_worker else "decode" if values.decode_worker else str(values.mode)
     does = does if does in ("prefill", "decode") else ""
     if "kv_transfer" in values:
-        does = _role(reading, does)
+        text = str(reading.values.kv_transfer)
+        try:
+            config = need_object(parse_json(text, "kv_transfer"))
+            kind, does = config["kv_connector"], FLAGS.names["role"].get(text_of(config["kv_role"]), "") or does
+        except (ValueError, KeyError, TypeError):
+            kind = ""
+        if kind not in FLAGS.words["kv-transfer-config.kv-connector"] or not does:
+            reading.unread.append(f"--kv-transfer-config {text}")
     values["role"] = does
 
 
@@ -38,19 +45,6 @@ def complete(reading: FlagReading) -> None:
         said[method] = SaidWord(kind, said[name].written)
     elif method not in said and "speculative-config.num-speculative-tokens" in said:
         said[method] = SaidWord("mtp", said["speculative-config.num-speculative-tokens"].written)  # the model's own
-
-
-def _role(reading: FlagReading, does: str) -> str:
-    """Prompts or decoding, where a server does one of them: as its connector says, or else what stands around it."""
-    text = str(reading.values.kv_transfer)
-    try:
-        config = need_object(parse_json(text, "kv_transfer"))
-        kind, role = config["kv_connector"], FLAGS.names["role"].get(text_of(config["kv_role"]), "") or does
-    except (ValueError, KeyError, TypeError):
-        kind, role = "", does
-    if kind not in FLAGS.words["kv-transfer-config.kv-connector"] or not role:
-        reading.unread.append(f"--kv-transfer-config {text}")
-    return role
 
 
 def write(job: LaunchJob) -> Command:

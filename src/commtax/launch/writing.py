@@ -90,7 +90,6 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
 
 
 def _emitted_program(name: str) -> Program:
-    """The program that ``--emit`` calls so."""
     known = {one.emitted_as: one for one in programs()}
     if name not in known:
         raise Refusal(f"emit '{name}': one of {', '.join((*known, *table('launch/deployments.toml')['forms'].split()))}", "emit")
@@ -113,7 +112,6 @@ def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
 
 
 def _replicas(job: LaunchJob, devices: str, port: int) -> list[str]:
-    """One line a server: its GPUs and port, or its own first host."""
     lines, each, write = [], job.gpus, command_of(job.engine).write
     order = devices.split(",") if devices else [str(i) for i in range(job.question.cluster.gpus_per_host)]
     per_host = max(1, len(order) // each)

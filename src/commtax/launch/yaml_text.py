@@ -8,8 +8,7 @@ from commtax.records import dataclass
 PLAIN = re.compile(r"(?:--?)?[A-Za-z_/$][\w ./$(){}@+=,:-]*|\d+(?:Gi|gb|s)")
 """Text that needs no quotes, unless it means something else to YAML."""
 OTHERWISE = re.compile(r"(?i)(?:true|false|null|yes|no|on|off|y|n|~)|.*(?:: | #|:$| $).*|.*[{}].*", re.S)
-Tree = object
-"""A mapping, a list, text, a number, a switch, or one of those with a comment."""
+Tree = object  # a mapping, a list, text, a number, a switch, or one of those with a comment
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,6 @@ def _lines(tree: Tree, indent: str) -> Iterator[str]:
 
 
 def _entry(head: str, value: Tree, indent: str) -> Iterator[str]:
-    """A key or a dash with what belongs to it."""
     value, note = (value.value, f"  # {value.why}") if isinstance(value, Explained) else (value, "")
     if isinstance(value, str) and "\n" in value:
         yield f"{head} |{note}"
@@ -64,7 +62,6 @@ def _entry(head: str, value: Tree, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Tree) -> str:
-    """A value on its line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping | list | tuple):

@@ -70,8 +70,7 @@ class _OpenTraceback:
     code: str = ""
 
 
-Key = tuple[int, str]
-"""At which sign a process's lines begin, and what stands before."""
+Key = tuple[int, str]  # at which sign a process's lines begin, and what stands before
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ from commtax.thresholds import counts
 from commtax.units import GiB
 
 COUNT = counts("logs.startup")
-Introduced = tuple[str, str, bool]
-"""A process's name, what tells its runs apart, and whether a line introduces it."""
+Introduced = tuple[str, str, bool]  # a process's name, what tells its runs apart, and whether a line introduces it
 
 
 class _EngineReading:
@@ -31,7 +30,6 @@ class _EngineReading:
         return iter(())
 
     def worker(self, line: str) -> str:
-        """Who wrote a line."""
         raise NotImplementedError
 
     def take(self, worker: str, line: str) -> None:
@@ -314,5 +312,4 @@ class EngineLog:
 vllm_log, sglang_log = EngineLog("vllm", _Vllm, "a vLLM log"), EngineLog("sglang", _Sglang, "an SGLang log")
 trtllm_log = EngineLog("trtllm", _Trtllm, "a TensorRT-LLM log")
 tgi_log = EngineLog("tgi", _Tgi, "a start of Text Generation Inference")
-ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)
-"""Logs that tell how their engine ended, too."""
+ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their engine ended, too

@@ -113,7 +113,6 @@ def rank_of(path: PurePath) -> int:
 
 
 def parse(document: object, rank: int, name: str = "dump", partial: str = "") -> Dump:
-    """A dump from what its file holds."""
     rows = document.get("entries") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(rows, list | type(None)):
         raise Refusal(f"{name}: a flight recorder's dump has a list 'entries'; found {type(document).__name__}")

@@ -44,7 +44,10 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
     notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), tuple(_causes(troubles, root))
     code = root.code if root and not root.entry.where else ""  # a cause with a line of the program is told by itself
     section = Section("flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=causes, culprit=blamed, blamed=code)
-    return replace(section, collectives=tuple(_rows(groups)), facts=_facts(ranks))
+    versions = sorted({d.version for d in ranks.values() if d.version})
+    libraries = sorted({d.library for d in ranks.values() if d.library})
+    said = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
+    return replace(section, collectives=tuple(_rows(groups)), facts={name: value for name, value in said.items() if value})
 
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
@@ -63,7 +66,6 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
 
 
 def _fault_as_cause(fault: Fault) -> Cause:
-    """A fault as a cause."""
     group = f" of group {fault.group}" if fault.group else ""
     what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
     where = f"; called from {fault.where}" if fault.where else ""
@@ -85,8 +87,7 @@ def _rank_numbers(dumps: Sequence[Dump]) -> list[int]:
     return taken
 
 
-Calls = Mapping[int, Mapping[int, FlightEntry]]
-"""By rank and by number."""
+Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
 
 
 Group = tuple[str, tuple[int, ...]]
@@ -194,13 +195,6 @@ def _notes(ranks: Mapping[int, Dump]) -> Iterator[Note]:
         yield Note("ranks", f"there is no dump of {ranks_in_words(gone)}: whether they came is not known")
     if len(ranks) == 1:
         yield Note("ranks", "one rank's dump tells where it stood; those of all ranks tell who did not come")
-
-
-def _facts(ranks: Mapping[int, Dump]) -> dict[str, str]:
-    versions = sorted({d.version for d in ranks.values() if d.version})
-    libraries = sorted({d.library for d in ranks.values() if d.library})
-    said = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
-    return {name: value for name, value in said.items() if value}
 
 
 def _rows(groups: Mapping[Group, Calls]) -> Iterator[CollectiveRow]:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.evidence.collective_names import call_op
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.thresholds import counts
 
 COUNT = counts(__name__)
@@ -103,7 +102,9 @@ def _rows(text: str) -> Iterator[Fault]:
     """The collectives of a table, each with the ranks that it lacks."""
     columns: list[str] = []
     for full in split_lines(text):
-        cells = _cells(full[: COUNT.most_line])
+        line = full[: COUNT.most_line]
+        parts = line.strip().strip("|").split("|") if "|" in line else SAYS.cells.split(line.strip())
+        cells = [part.strip() for part in parts]
         if all(name in cells for name in _NAMED):
             columns = cells
         elif columns and len(cells) + 1 >= len(columns):
@@ -120,11 +121,6 @@ def _row(row: dict[str, str]) -> Fault:
     group, op = row.get("pg_desc") or row.get("group_id", ""), _op(row.get("collective_name", ""))
     missing = _ranks(row.get("missing_ranks", ""))
     return Fault(int(row["collective_seq_id"]), op, group, missing, why=differs, state=row.get("collective_state", ""))
-
-
-def _cells(line: str) -> list[str]:
-    parts = line.strip().strip("|").split("|") if "|" in line else SAYS.cells.split(line.strip())
-    return [part.strip() for part in parts]
 
 
 def _op(name: str) -> str:

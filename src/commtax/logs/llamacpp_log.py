@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from commtax.evidence.finding import Claim, Finding, Section
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.files import MiB
 from commtax.logs.serving_load import range_in_words
 from commtax.statement import Note

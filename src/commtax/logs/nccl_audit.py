@@ -20,8 +20,7 @@ SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP,
 COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 _CAUSES = table("logs/log_causes.toml")
-Blamed = tuple[Culprit, str]
-"""Who is to blame, and the code of the cause that says so; "" where none does."""
+Blamed = tuple[Culprit, str]  # who is to blame, and the code of the cause that says so; "" where none does
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 

@@ -68,8 +68,7 @@ class Progress:
     completed: int
 
 
-Who = tuple[str, str]
-"""A process and its own name for a communicator."""
+Who = tuple[str, str]  # a process and its own name for a communicator
 
 
 @dataclass(slots=True)
@@ -144,7 +143,6 @@ def _version(log: NcclLog, line: str) -> None:
 
 
 def _read_nccl_line(log: NcclLog, host: str, process: str, message: str, warning: bool) -> None:
-    """One line of NCCL itself."""
     if warning and (len(log.warnings) < COUNT.most_warnings or message[: COUNT.most_text] in log.warnings):
         log.warnings[message[: COUNT.most_text].strip()] += 1
     if warning and process not in log.returned and len(log.returned) < COUNT.most and SAYS.not_done.search(message):
@@ -281,7 +279,6 @@ def _members(op: str, entering: int, leaving: int) -> int:
 
 
 def _read_watchdog(log: NcclLog, line: str) -> None:
-    """PyTorch's watchdog."""
     if "ank" in line and len(log.heard) < COUNT.most and (match := SAYS.heard.search(line)):
         log.heard.add(int(match[1] or match[2]))
     if "Watchdog caught" in line and len(log.timeouts) < COUNT.most_timeouts and (match := SAYS.timeout.search(line)):

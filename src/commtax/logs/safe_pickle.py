@@ -69,7 +69,6 @@ def loads(raw: bytes, name: str) -> tuple[object, str]:
 
 
 def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str) -> None:
-    """One instruction."""
     if op in _PUSHED:
         stack.append(arg)
     elif op in _MADE:

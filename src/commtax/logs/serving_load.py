@@ -48,7 +48,6 @@ def _lines(values: Sequence[float]) -> str:
 
 
 def served_cause(code: str, said: str) -> Cause:
-    """A cause with what to change about it."""
     return Cause(code, said, change=CAUSES["served"][code])
 
 

@@ -40,7 +40,6 @@ def logged_options(log: StartupLog) -> dict[str, str | int]:
 
 
 def has_8bit_cache(log: StartupLog) -> bool:
-    """Whether the cache has a byte a number."""
     return log.said("kv_cache_dtype").lower().startswith(EIGHT_BITS)
 
 

@@ -68,7 +68,6 @@ def tax_sentence(found: list[Tax], measured_s: float, mfu: float) -> str:
 
 
 def tax_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mfu: float) -> Iterator[Cause]:
-    """Each tax with what would lower it."""
     offered = {c.code: c for c in counterfactuals(priced) if c.delta_s < 0}
     for tax in found:
         share = tax.seconds / measured_s

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import median
 
-from commtax.evidence.short_lines import lines_with, short_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import lines_with, patterns, short_lines
 from commtax.files import table
 from commtax.spec import AXES, SIZES
 from commtax.statement import Note
@@ -35,8 +34,7 @@ _NAMES: Mapping[str, tuple[str, float]] = {
 }
 Figures = dict[str, float]
 _PROGRAMS = ("megatron", "bridge", "torchtitan", "maxtext", "composer", "lightning", "deepspeed", "deepspeed clocks", "trainer")
-_UNNUMBERED = ("bridge", "deepspeed clocks")
-"""Whose lines count where several print, those that say most first."""
+_UNNUMBERED = ("bridge", "deepspeed clocks")  # whose lines count where several print, those that say most first
 
 
 @dataclass(frozen=True, slots=True)

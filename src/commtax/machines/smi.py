@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from commtax.evidence.short_lines import lines_with, short_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import lines_with, patterns, short_lines
 from commtax.thresholds import counts
 from commtax.units import GiB
 

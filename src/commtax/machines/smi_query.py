@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from commtax.evidence.short_lines import short_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, short_lines
 from commtax.files import table
 from commtax.machines import smi_tables
 from commtax.thresholds import counts
@@ -69,12 +68,8 @@ def _listed_gpus(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             above = [*above[: len(found[1]) // INDENT - 1], found[2]]
             if found[3] is not None and len(gpus[-1][1]) < COUNT.most_lines:
                 gpus[-1][1]["/".join(above)] = found[3].strip()
-    return ((name, said) for name, said in gpus if name or _is_of_gpu(said))
-
-
-def _is_of_gpu(said: Mapping[str, str]) -> bool:
-    """Whether lines without a heading are of a GPU, and not of the driver."""
-    return any(f"/{word}/" in f"/{path}/" for path in said for word in KNOWN)
+    # Lines without a heading may be of the driver, and not of a GPU.
+    return ((name, said) for name, said in gpus if name or any(f"/{word}/" in f"/{path}/" for path in said for word in KNOWN))
 
 
 def figure(said: Mapping[str, str], *paths: str) -> float | None:

@@ -6,15 +6,13 @@ Each gives what ``-q`` would have said, under the same names, so that one judge 
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from commtax.evidence.short_lines import short_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, short_lines
 from commtax.files import table
 from commtax.thresholds import counts
 
 COUNT = counts(__name__)
 _FIELDS = table("machines/smi_fields.toml")
-Sample = tuple[str, dict[str, str]]
-"""A GPU as it is called, and what is said of it."""
+Sample = tuple[str, dict[str, str]]  # a GPU as it is called, and what is said of it
 LOST = "Readings/Lost"  # where the driver prints ERR! instead of a figure
 SAYS = patterns(__name__)
 

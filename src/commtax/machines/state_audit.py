@@ -120,7 +120,6 @@ def _chips(states: States, claim: Claim | None) -> Iterator[Finding]:
 
 
 def _bytes(words: str) -> float | None:
-    """Memory as it is printed."""
     number, _, unit = words.partition(" ")
     return float(number) * WORDS["units"][unit] if unit in WORDS["units"] and number.replace(".", "", 1).isdecimal() else None
 

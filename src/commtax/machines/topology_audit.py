@@ -22,7 +22,6 @@ NONE_LISTED = "the legend lists no NV#: topo -mp prints PCIe paths alone"
 
 
 def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topology") -> Section:
-    """The matrices of one host."""
     links = matrices.links
     findings = [counted_gpus(matrices.num_gpus, claim)]
     causes: list[Cause] = []
@@ -97,7 +96,6 @@ def _alone(links: Topology) -> list[int]:
 
 
 def _word(links: Topology) -> str:
-    """What the fast links are called."""
     marks = {kind for row in links.links for kind in row}
     return next((word for mark, word in FABRICS.items() if any(kind.startswith(mark) for kind in marks)), "NVLink")
 

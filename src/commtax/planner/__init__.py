@@ -109,7 +109,8 @@ def best_serving(put: Question) -> ServingPlans:
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
         techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
-        return replace(answer, why=(*explain(answer, own), *techniques, *alone_words(answer), *roomier_words(answer)))
+        said = (*explain(answer, own), *techniques, *_own_length_words(answer), *alone_words(answer), *roomier_words(answer))
+        return replace(answer, why=said)
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
@@ -216,6 +217,15 @@ def _own_length(run: Question, prompts: Plan | None) -> str:
     if prompts:
         servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
     return "; ".join(own_limits_notes(servers, run.requests.tokens))
+
+
+def _own_length_words(answer: ServingPlans) -> list[str]:
+    """That the recommended plan's servers would not start with the model's own length, and what ``--emit`` tells them instead."""
+    rows, i = answer.plans, answer.recommended
+    if answer.question.limits.max_model_len or not (longest := answer.longest(rows, i)):
+        return []
+    said = _own_length(answer.put(rows, i), rows.prompter(i) if rows.mode[i] else None)
+    return [f"{said}; --emit writes --max-model-len {longest}"] if said else []
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:

@@ -206,7 +206,7 @@ class ServingPlans(SearchAnswer):
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
     plain: "ServingPlans | None" = None  # where techniques were sought: the plans without any, and which to run
     roomier: "ServingPlans | None" = None  # where memory binds: the answer with engine limits that make more room
-    alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself, in one pool
+    alone: tuple["ServingPlans", ...] = ()  # with prompts on another cluster: each of both by itself
 
     @property
     def usual(self) -> OperatingPoint:

@@ -16,10 +16,10 @@ from commtax.judgement.margins import margin
 from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
+from commtax.planner.fleet_lengths import all_requests
 from commtax.planner.fleet_trials import (
     Task,
     Trial,
-    all_requests,
     larger_fleets,
     least_fleet,
     rate_of,
@@ -68,10 +68,10 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
 def recommended_place(ranking: Sequence[Trial]) -> int:
     """The place of the simplest fleet that the best beats by no more than the margin, of those that stay clear of their limits."""
     able = [at for at, trial in enumerate(ranking) if trial.clear] or list(range(len(ranking)))
-    return able[_simplest_place([ranking[at] for at in able])]
+    return able[simplest_place([ranking[at] for at in able])]
 
 
-def _simplest_place(ranking: Sequence[Trial]) -> int:
+def simplest_place(ranking: Sequence[Trial]) -> int:
     """The place of the simplest fleet that the first beats by no more than the margin."""
     ahead = (Plan(tp=trial.layout.prefill_tp) if trial.layout.apart else None for trial in ranking)
     asked = [trial.layout.question for trial in ranking]
@@ -188,7 +188,7 @@ class Search:
         """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
         those that are the nearest instead."""
         while True:
-            self.broken.sort(key=lambda trial: trial.over)
+            self.broken.sort(key=lambda trial: trial.distance)
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
             if self.held or not unseen:
                 return
@@ -216,7 +216,7 @@ class Search:
 
     def _leaders(self) -> list[Trial]:
         """The best fleet, and the simplest within the margin where its layout is another."""
-        best, chosen = self.held[0], self.held[_simplest_place(self.held)]
+        best, chosen = self.held[0], self.held[simplest_place(self.held)]
         alike = (best.layout.question.plan, best.layout.prefill_tp) == (chosen.layout.question.plan, chosen.layout.prefill_tp)
         return [best] if alike else [best, chosen]
 

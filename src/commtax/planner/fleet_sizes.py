@@ -86,6 +86,13 @@ def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
     return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
 
 
+def largest_size(layout: Layout, most_gpus: int) -> Size:
+    """The fleet of a layout that answers most by the closed form, on no more GPUs."""
+    able = able_sizes(layout, 0.0, most_gpus) if layout.apart else []
+    copies = max(1, min(layout.most, (most_gpus - layout.prefill_tp) // layout.group))
+    return max(able, key=lambda size: layout.throughput(*size), default=(copies, int(layout.apart)))
+
+
 def counts(least: int, most: int, fine: int) -> list[int]:
     """Numbers of workers from the least to the most: all up to ``fine``, and from there on in steps of one in so many.
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
-from math import exp, inf, isfinite, isnan, nan
+from math import exp, inf, isnan, nan
 
 import numpy as np
 
@@ -18,19 +18,17 @@ from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_lengths import COUNTED, MOST, is_sampled, run_lengths, sample_of_fleet
-from commtax.planner.fleet_sizes import able_sizes, first_size, no_more
-from commtax.planner.layouts import ALONE, Layout
+from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet
+from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
+from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
-from commtax.spec import Plan
-from commtax.spec.stream import RequestStream
 from commtax.verbs.fleet_samples import used_of
 from commtax.verbs.loads import first_requests
-from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.request_streams import longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
@@ -78,6 +76,15 @@ class Trial:
     @property
     def holds(self) -> bool:
         return self.over <= 1
+
+    @property
+    def distance(self) -> tuple[bool, float]:
+        """How far a fleet that does not hold is from holding, less is nearer: overloaded ones last, by the rate over what they
+        answer, for their times only grow with the run. Where nobody has looked at the capacity, no more than the distance is."""
+        most = SLACK * self.layout.throughput(*self.size) if isnan(self.capacity) else self.capacity
+        rate = rate_of(self.layout.question)
+        crowded = overloaded(rate, most, self.stretch)
+        return crowded, rate / most if crowded else self.over
 
     @property
     def sample(self) -> Size:
@@ -138,26 +145,12 @@ def rate_of(q: Question) -> float:
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
-def all_requests(q: Question) -> RequestStream:
-    """The longest stream that any fleet of a question sees, at one request/s."""
-    count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
-    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
-    alike = replace(alike, prefill_workers=None, decode_workers=None)
-    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
-
-
-@cache_few_answers
-def _cached_stream(q: Question) -> RequestStream:
-    return stream_of(q)
-
-
 def least_fleet(task: Task) -> Trial:
-    """The least fleet of a layout that holds; where none does, the largest one."""
+    """The least fleet of a layout that holds; where none does, the one that answers most."""
     layout = task.layout
     able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
-        copies = max(1, min(layout.most, (task.most_gpus - layout.prefill_tp) // layout.group))
-        size = copies, int(layout.apart)
+        size = largest_size(layout, task.most_gpus)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
         name, token_s = slow
@@ -178,11 +171,14 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds
 
-    size = able[at := first_size(layout, able, holds)]
-    if size in hopeless and is_sampled(layout, size) and not too_slow(layout, size):  # a run would say nothing else
-        most = _most_answered(layout, size)
-        most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
-        return Trial(layout, size, _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
+    at = first_size(layout, able, holds)
+    if not holds(at):  # then that which answers most
+        at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
+        size = able[at]
+        if not holds(at) and size in hopeless and is_sampled(layout, size) and not too_slow(layout, size):  # a run says no more
+            most = _most_answered(layout, size)
+            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
+            return Trial(layout, size, _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
 

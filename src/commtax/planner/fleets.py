@@ -33,7 +33,7 @@ from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
-from commtax.units import format_seconds, plural, round_up_seconds
+from commtax.units import format_figure, format_seconds, plural, round_up_seconds
 from commtax.verbs import checking
 from commtax.verbs.disaggregation import check_one_place
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
@@ -42,7 +42,7 @@ from commtax.verbs.settling import describe_layout, resolve_question
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
-NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet holds, and how often these double
+DOUBLINGS = 2  # of the GPUs that layouts are tried on where no fleet holds
 LISTED = 10
 SLACKS = (1.0, 1.02, 1.05, 1.1)  # times the limit that a fleet is thought to keep, tried one after the other
 LEAST_PROMPTS = 100  # of a run, where somebody says how many
@@ -196,7 +196,7 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     every = (trial for search in searches for trial in search.held)
     # those that dollars cannot rank stand behind those that they do
     held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
-    broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
+    broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
     plans = leaders_of_ranking(held, [trial.layout.question.cluster.key for trial in held], top)
     chosen = held[recommended_place(held)] if held else None
     plans = plans if chosen is None or any(trial is chosen for trial in plans) else (*plans, chosen)
@@ -258,8 +258,9 @@ def obstacle(trial: Trial) -> str:
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
-        surely = f", {most / trial.stretch:.3g} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"is overloaded: {most:.3g} requests/s are the most that {gpus} can answer{surely}, of {rate_of(q):.3g}"
+        sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
+        surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
+        return f"is overloaded: {can} requests/s are the most that {gpus} can answer{surely}, of {asked}"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
@@ -282,7 +283,7 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     nearest = answer.near[0]
     if overloaded(rate_of(q), nearest.capacity, nearest.stretch):
         most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
-        yield f"a rate below {most:.3g} requests/s, where it is no longer overloaded"
+        yield f"a rate below {format_figure(most)} requests/s, where it is no longer overloaded"
     else:
         if looser := _limits_that_hold(nearest, workers):
             yield f"limits of {' and '.join(f'{limit_name(name)} {format_seconds(limit)}' for name, limit in looser)}"
@@ -333,7 +334,7 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     """The least fleet of the nearest layouts on more GPUs."""
     for place, _ in zip(larger_clusters(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
         tasks = []
-        for trial in answer.near[:NEAR]:
+        for trial in answer.near:
             layout = trial.layout
             copies = place.num_gpus // layout.group
             grown = replace(layout, question=layout.question.but(cluster=place), most=copies)

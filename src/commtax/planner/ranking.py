@@ -6,6 +6,7 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.techniques import changes_of
+from commtax.judgement.margins import ratio_error
 from commtax.planner import columns
 from commtax.planner.columns import NO_SERVING, ServingColumns
 from commtax.planner.exchanges import exchanges
@@ -31,10 +32,18 @@ def family(c: ServingColumns) -> Array:
     return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
-def passed_over_plan(keys: list[Array], every: ServingColumns) -> ServingColumns:
-    """The plan that would be the best, were it not for what stands against it; ``keys`` rank what it is taken from."""
-    first = _rank_by_keys(keys[1:])[0]
-    return every.take(np.array([first] if keys[0][first] < np.max(keys[0]) else [], dtype=int))
+def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> ServingColumns:
+    """Return the plan that would be the best, were it not for what stands against it; ``keys`` rank what it is taken from.
+
+    Of the loads at which it is surely ahead, that with least against it: as rankings list the plan.
+    """
+    stands, worth = keys[:2]
+    first, lead = _rank_by_keys(keys[1:])[0], np.max(worth, where=stands == np.max(stands), initial=-np.inf)
+    ahead = np.flatnonzero(worth >= min(worth[first], lead + np.log1p(ratio_error(q))))
+    families = family(every.take(ahead))
+    same = ahead[families == families[np.searchsorted(ahead, first)]]
+    chosen = same[_rank_by_keys([key[same] for key in keys])[:1]]
+    return every.take(chosen if stands[first] < np.max(stands) else chosen[:0])
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:

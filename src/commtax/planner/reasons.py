@@ -1,6 +1,6 @@
 """Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isinf
 
@@ -35,6 +35,22 @@ AGAINST = {
     LATE: "its first tokens come later than the {} that interactive use bears (--ttft sets a limit, --workload batch none)",
 }
 """What stands against a plan, in words."""
+AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time"}
+"""Among what a plan is the best where that stands against one that is predicted ahead."""
+
+
+def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
+    """Whether what is recommended is also the best, and among what; ``passed_over``: what stands against a plan ahead of it.
+
+    >>> role_words(True), role_words(True, [UNCHECKED]), role_words(False, [LATE])
+    ('Recommended and best', 'Recommended and best of what is checked', 'Recommended')
+    """
+    return f"Recommended and best{among_words(passed_over)}" if best else "Recommended"
+
+
+def among_words(passed_over: Sequence[str]) -> str:
+    """Among what plans the first is the best."""
+    return AMONG[passed_over[0]] if passed_over else ""
 
 
 def dtype_words(q: Question, index: int) -> str:
@@ -223,7 +239,8 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = kinds(rows, q.cluster)
     if own:
-        best = f"the best is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {''.join(_lead_words(answer, 0, own))}"
+        among = among_words(against_codes(q, answer.passed_over))
+        best = f"the best{among} is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {''.join(_lead_words(answer, 0, own))}"
         fewer = int(rows.gpus[0] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         yield f"{best}{dearer}, {doubt_words(q, _differ_in_pools(answer, 0, own))}"
@@ -256,9 +273,12 @@ def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: Serving
 
 def against_words(q: Question, beaten: ServingColumns) -> str:
     """What stands against the first of some plans."""
-    latest_s = latest_first_token_s(q)
-    codes = against(q, float(beaten.mode[0]), float(beaten.ttft_s[0]), latest_s)
-    return ", and ".join(AGAINST[code].format(format_seconds(latest_s)) for code in codes)
+    return ", and ".join(AGAINST[code].format(format_seconds(latest_first_token_s(q))) for code in against_codes(q, beaten))
+
+
+def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
+    """The same as codes, of one of the plans; nothing where there is none."""
+    return against(q, float(beaten.mode[i]), float(beaten.ttft_s[i]), latest_first_token_s(q)) if len(beaten) else []
 
 
 def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
@@ -308,13 +328,18 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
 
 
 def longer_times(rows: ServingColumns, i: int, j: int) -> str:
-    """The times that plan ``i`` has longer than plan ``j``, at another number of clients: before and after."""
+    """The times that plan ``i`` has longer than plan ``j``, at another number of clients, in brackets: before and after."""
+    grown = grown_times(rows, i, j)
+    return f" ({', '.join(grown)})" if grown else ""
+
+
+def grown_times(rows: ServingColumns, i: int, j: int) -> list[str]:
+    """Return each of them."""
     if rows.concurrency[i] == rows.concurrency[j]:
-        return ""
+        return []
     each = {said: [float(getattr(rows, name)[at]) for at in (j, i)] for name, said in SAID.items()}
     told = {said: [format_seconds(seconds) for seconds in pair] for said, pair in each.items() if pair[1] > pair[0]}
-    grown = [f"{said} {before} -> {after}" for said, (before, after) in told.items() if before != after]
-    return f" ({', '.join(grown)})" if grown else ""
+    return [f"{said} {before} -> {after}" for said, (before, after) in told.items() if before != after]
 
 
 def more_words(ratio: float) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from commtax.judgement.engine_limits import Changes, best_changes, changes_to_try, memory_binds
+from commtax.judgement.engine_limits import Changes, memory_binds
 from commtax.planner.columns import NO_SERVING, ServingColumns, ServingPlans, objective_value
 from commtax.question import Question
 from commtax.units import format_seconds, plural
-from commtax.verbs.fit_advice import limit_costs, room_words, with_limits
-from commtax.verbs.fitting import Fit, holds, judge, judged_by_memory
+from commtax.verbs.fit_advice import limit_costs, limits_worth_changing, room_words
+from commtax.verbs.fitting import Fit, holds, judged_by_memory
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
 """The good loads of one row's plan as an answer's question has it, best first."""
@@ -26,9 +26,7 @@ def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Quest
     def worth(changes: Changes) -> float:
         return float(max(objective_value(q, loads(replace(answer, question=q.but(**changes)), rows, own)), default=0.0))
 
-    asked, engine = recommended_fit(answer).question, q.engine
-    tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
-    changes = best_changes(worth, lambda on: judge(with_limits(asked, on)).kv_tokens, tried)
+    changes = limits_worth_changing(recommended_fit(answer), worth)
     found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
     return found if len(found.plans) else None
 

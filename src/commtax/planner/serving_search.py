@@ -394,7 +394,7 @@ def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
     plans, near = best_first(q, every)
     slow = reasons.too_slow(answer, every, met) if len(every) else ()
     lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
-    passed_over = passed_over_plan(columns.order(q, good), good) if len(plans) else NO_SERVING
+    passed_over = passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
     answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
     if not len(plans):
         return answer
@@ -413,4 +413,4 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         plans, lead = every.take(first), first[: leading_count(stands[first])]
         simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
         own = recommended_row(q, plans) if name == "most" else simplest
-        yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(keys, every))
+        yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(q, keys, every))

@@ -51,10 +51,20 @@ class RankedPlan(NamedTuple):
         gpus = 1 if objective == "throughput" else int(rows.gpus[i])
         return rate / gpus, low / gpus, high / gpus
 
+    def worth(self, objective: str) -> float:
+        """What ranks, larger is better."""
+        return -_burden(self, objective)[0]
+
 
 def same_plan(one: RankedPlan, other: RankedPlan) -> bool:
     """Whether both are one row of one answer."""
     return one.answer is other.answer and one.row == other.row
+
+
+def _same_layout(one: RankedPlan, other: RankedPlan) -> bool:
+    """Return whether both are one layout on one cluster, at whatever loads."""
+    first, second = (x.answer.layout(x.answer.plans, x.row) for x in (one, other))
+    return one.answer.question is other.answer.question and first == second
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +106,9 @@ class SeveralPlans(Answer):
         return tuple(_rank_plans(each, self.objective)[1:])
 
     def listed(self, top: int) -> tuple[RankedPlan, ...]:
-        """The first plans, among them each cluster's best and recommended ones."""
-        named = [one for one in (self.recommended, *self.beside) if one]
+        """Return the first plans, among them each cluster's best and recommended ones, and the one that was passed over."""
+        named, over = [one for one in (self.recommended, *self.beside) if one], self.passed_over
+        named += [one for one in self.plans if over and _same_layout(one, over)]
         first = {id(one) for one in leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)}
         return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, own) for own in named))
 

@@ -57,22 +57,23 @@ def space(q: Question, exchange: ExpertExchange) -> Space:
 
 
 def _split_cache_plans(q: Question, dcp: int) -> Space:
-    """Plans whose tp keeps each key ``dcp`` times, once among those who then share it."""
+    """Plans whose tp keeps each key ``dcp`` times or more, among as many of whom its cache is split."""
     kept = {1 if a.latent or a.compressed else a.num_kv_heads for a in q.model.attentions}
-    return _all_plans(q, [dcp * max(kept, default=1)]).legal
+    return _all_plans(q, dcp, dcp * max(kept, default=1)).legal
 
 
-def _all_plans(q: Question, only: Sequence[int] = ()) -> Space:
+def _all_plans(q: Question, multiple: int = 1, least: int = 1) -> Space:
     """Every plan, illegal ones too: they are named later.
 
     What is tried depends on the cluster only by what fits on it, so that more GPUs never take a plan away. Degrees of tp
     are those that divide the heads, and all up to 8. A mixture's attention may run data-parallel (dp > 1) with experts
-    over all of it; replicas of dense models are independent copies. ``only``: of these degrees of tp.
+    over all of it; replicas of dense models are independent copies. Degrees of tp are multiples of
+    ``multiple``, and no less than ``least``.
     """
     model, gpus, heads = q.model, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [t for t in range(1, min(gpus, max(8, heads)) + 1) if heads % t == 0 or t <= 8]
     rows, mixture = [], model.experts is not None
-    for tp in degrees if not only else (t for t in degrees if t in only):
+    for tp in (t for t in degrees if t >= least and t % multiple == 0):
         for dp in [2**i for i in range((gpus // tp).bit_length())] if mixture else [1]:
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
                 spread = sorted({1, tp}) if dp == 1 else [tp * dp]

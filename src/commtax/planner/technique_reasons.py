@@ -6,6 +6,7 @@ from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, technique
 from commtax.judgement.gains import is_worth_telling
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
+from commtax.planner.reasons import grown_times
 from commtax.planner.same_layout import best_load
 from commtax.planner.technique_sets import sure_set
 from commtax.records import dataclass
@@ -20,7 +21,8 @@ def kept_settings(answer: ServingPlans) -> Iterator[str]:
     for setting in questioned(answer.question):
         without = best_load(answer, i, setting.changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
-            told.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {plural(int(without.concurrency[0]), 'client')}")
+            load = plural(int(without.concurrency[0]), "client")
+            told.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
     if told:
         yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan"
 
@@ -47,8 +49,8 @@ def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
 def untried_gain(answer: ServingPlans) -> Iterator[str]:
     """One sentence on those, none where none gains."""
     if found := untried_techniques(answer):
-        own = answer.plans.take(slice(answer.recommended, answer.recommended + 1))
-        figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%})"
+        own = _row(answer)
+        figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%}{_grown(found.rows, own)})"
         more = f"{_assumed(found.techniques)}; --techniques auto tries it on all plans"
         yield f"with {found.techniques} this plan has {figures}{more}"
 
@@ -59,7 +61,7 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     text = ",".join(answer.turned_on(answer.plans, i))
     if not plain or not len(plain.plans) or not text:
         return
-    name, own = plain.gpu_words(plain.plans, plain.recommended), plain.plans.take(slice(plain.recommended, plain.recommended + 1))
+    name, own = plain.gpu_words(plain.plans, plain.recommended), _row(plain)
     whole = _worth(answer, answer.plans, i) / _worth(plain, own)
     alike = best_load(plain, plain.recommended, changes_of(text))
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
@@ -67,12 +69,23 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
         yield f"{total}, which cannot keep the limits with {text}{_assumed(text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
-    brings = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}), this layout {whole / part:.2f} x"
+    brings = (
+        f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
+    )
     yield f"{total}: {brings}{_assumed(text)}"
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
     return float(objective_value(answer.question, rows)[i])
+
+
+def _row(answer: ServingPlans) -> ServingColumns:
+    return answer.plans.take(slice(answer.recommended, answer.recommended + 1))
+
+
+def _grown(rows: ServingColumns, own: ServingColumns) -> str:
+    """The times that grow with the gain: before and after."""
+    return "".join(f", {time}" for time in grown_times(ServingColumns.joined([rows, own]), 0, 1))
 
 
 def _load_words(rows: ServingColumns) -> str:

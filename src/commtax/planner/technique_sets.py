@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from commtax.catalog.techniques import NONE, changes_of, techniques
-from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
+from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
+from commtax.planner.exchanges import exchanges
+from commtax.planner.ranking import LEAST
+from commtax.planner.same_layout import at_loads
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds
-from commtax.verbs.settling import Settled
+from commtax.verbs.settling import Settled, replan
 from commtax.verbs.worth import Scale, TechniqueWorth, usual_values
 
 COUNT, LEVEL = thresholds(__name__)
@@ -50,8 +54,39 @@ def search_with_techniques(put: Question) -> ServingPlans:
     sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
     if sets == told:
         return rank_found(q, found)
-    wider = _asked(q, sets, _layouts(plain, found.points))
-    return rank_found(wider, found.beside(search_ways(wider, len(plain.exchanges), found.points)))
+    layouts, known = _layouts(plain, found.points), len(plain.exchanges)
+    while True:  # again where a plan to run has a technique that adds too little there
+        wider = _asked(q, sets, layouts)
+        found = found.beside(search_ways(wider, known, found.points))
+        answer, known = rank_found(wider, found), len(exchanges(wider))
+        if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
+            return answer
+        sets += (lean,)
+
+
+def _lean_sets(answer: ServingPlans) -> Iterator[str]:
+    """The techniques of each plan to run without those that add too little at its load to be turned on."""
+    to_run = [(answer.plans, answer.recommended), *((point.plans, point.recommended) for point in answer.places)]
+    for rows, i in to_run if len(answer.plans) else ():
+        named = kept = answer.turned_on(rows, i)
+        for one in named:
+            fewer = tuple(other for other in kept if other != one)
+            if fewer and _value_with(answer, rows, i, kept) < (1 + LEAST) * _value_with(answer, rows, i, fewer):
+                kept = fewer
+        if kept != named:
+            yield ",".join(kept)
+
+
+def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
+    """What the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
+    way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
+    index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
+    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.asked)
+    prompts = rows.prompter(i) if rows.mode[i] else None
+    try:
+        return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
+    except ValueError:
+        return 0.0
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:

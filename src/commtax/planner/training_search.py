@@ -23,6 +23,7 @@ from commtax.verbs.settling import settle
 
 MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)
+WITHIN = 1.1  # plans that without any bubble would take at most this many times as long as the fastest are tried in other chunks
 BUDGET = 0.95  # share of a rank's memory that a step may take
 LONG = 8192  # tokens a rank from which sequences are cut over context-parallel ranks
 
@@ -34,7 +35,7 @@ def search_training(put: Question) -> TrainPlans:
     base = settle(put).plain()
     answer = TrainPlans(base, kinds=tuple(_kinds(base)))
     budget = BUDGET * base.cluster.chip.visible_bytes
-    every = _widest_first(answer, _grid(base), budget)
+    answer, every = _in_other_chunks(answer, _widest_first(answer, _grid(base), budget), budget)
     fits = every.memory_bytes <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
     good = every.take(fits)
@@ -75,10 +76,38 @@ def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
     for index, kind in counting.counted(list(enumerate(answer.kinds))):
         able = _rows_of_kind(grid, kind)
         if len(able):
-            b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
-            rows = columns(b, index, able)
-            parts.append(rows.take(np.flatnonzero(b.legal * np.ones(len(rows)))))
+            parts.append(_priced(index, kind, able))
     return TrainColumns.joined(parts)
+
+
+def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
+    """The legal rows of a kind, priced."""
+    b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
+    rows = columns(b, index, able)
+    return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
+
+
+def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> tuple[TrainPlans, TrainColumns]:
+    """All rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
+
+    They are tried where virtual stages share the layers evenly, embedding and head as a layer each or as none.
+    """
+    fits = every.take(every.memory_bytes <= budget)
+    unhindered = fits.step_s * (1 - fits.bubble_fraction)
+    hopeful = fits.take((fits.pp > 1) & (unhindered <= WITHIN * fits.step_s.min(initial=np.inf)))
+    kinds, parts = list(answer.kinds), [every]
+    own = [(kinds[int(k)].plan.zero, kinds[int(k)].plan.recompute) for k in hopeful.kind]
+    for zero, recompute in dict.fromkeys(own):
+        rows = hopeful.take(np.array([one == (zero, recompute) for one in own]))
+        sizes = np.unique(np.stack([getattr(rows, name) for name in SIZED]), axis=1)
+        layers = answer.question.model.num_layers + np.arange(3)[:, None]
+        most = int(np.max(most_chunks(int(layers[0, 0]), rows.pp)))
+        for chunks in (n for n in range(2, most + 1) if n not in CHUNKS and not np.all(layers % (n * rows.pp))):
+            kind = answer.question.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
+            if len(able := _rows_of_kind(unpriced(*sizes), kind)):
+                parts.append(_priced(len(kinds), kind, able))
+                kinds.append(kind)
+    return replace(answer, kinds=tuple(kinds)), TrainColumns.joined([part for part in parts if len(part)] or parts)
 
 
 def _kinds(base: Question) -> Iterator[Question]:

@@ -68,7 +68,6 @@ def _minutes(seconds: float) -> str:
 
 
 def advice_document(advice: Advice) -> Record:
-    """``calibrate --next --json``."""
     loads = [dict(zip(LOAD, load, strict=True)) for load in advice.loads]
     q = advice.question
     return record("calibrate-next", advice=advice, question=q, engine=engine_name(q), loads=loads, runs=list(advice.runs))
@@ -96,7 +95,6 @@ def settling_words(run: SettlingRun) -> str:
 
 
 def settlement_document(found: Settlement) -> Record:
-    """``calibrate --for --json``."""
     rivals = [{"plan": name, "probability": share} for name, share in found.rivals]
     return record("calibrate-for", found=found, rivals=rivals, runs=list(found.runs))
 
@@ -112,17 +110,18 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     columns = ("run", "time", ">today", ">expected", ">80% range", ">off")
     show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)), ("expected", "80% range"))
     rows = [
-        (p.name, _change(p.slower), f"{_change(p.low)} to {_change(p.high)}", _seen_from(p.visible), percent(p.likelihood))
+        (
+            p.name,
+            _change(p.slower),
+            f"{_change(p.low)} to {_change(p.high)}",
+            f"{p.visible:.0%}" if p.visible < FARTHEST else "not here",
+            percent(p.likelihood),
+        )
         for p in sorted(found.parts, key=lambda part: -part.likelihood)
     ]
     show_table(console, ("if this alone changed", ">by", ">80% range", ">visible from", ">likelihood"), rows)
     alarms = f"{found.level:.0%} of unchanged machines would be called drifted by chance"
     notes(console, [f"{alarms}; {percent(found.probability)} of them would give runs at least as unusual as these", *found.notes])
-
-
-def _seen_from(visible: float) -> str:
-    """The least change that would have been seen."""
-    return f"{visible:.0%}" if visible < FARTHEST else "not here"
 
 
 def part_words(part: PartShift) -> str:
@@ -143,5 +142,4 @@ def _latency_row(one: CheckedLatency) -> tuple[str, ...]:
 
 
 def drift_document(found: DriftCheck, own: Profile) -> Record:
-    """``calibrate --check --json``."""
     return record("calibrate-check", found=found, own=own, parts=list(found.parts), latencies=list(found.latencies))

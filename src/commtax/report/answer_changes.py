@@ -14,12 +14,11 @@ from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax.units import format_seconds, parse_fraction
+from commtax.units import format_figure, format_seconds, parse_fraction
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.settling import describe_gpus
 
-SAME = 0.0005
-"""Relative: equal as printed."""
+SAME = 0.0005  # relative: equal as printed
 UNFIT = "does-not-fit"
 CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens_per_s_per_gpu", "usd_per_million_tokens"
 """Figures that sentences and prices need."""
@@ -86,9 +85,8 @@ class AnswerSide:
         ahead = object_of(self.value(["prompt_workers"]))
         if not sizes:
             return "-" if self.is_nothing else "no plan is good"
-        return describe_gpus(plan) if not ahead else self._pools(plan, ahead)
-
-    def _pools(self, plan: Plan, ahead: JsonObject) -> str:
+        if not ahead:
+            return describe_gpus(plan)
         prompts = replace(_plan(ahead), redundant_experts=plan.redundant_experts)
         workers, gpus = _count(ahead.get("workers")), _count(self.value(["gpus"]))
         copies = (gpus - workers * int(prompts.num_gpus)) // max(1, int(plan.num_gpus))
@@ -168,7 +166,6 @@ def rules_of(text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def figures() -> tuple[ComparedFigure, ...]:
-    """All figures that are compared, in the order of the table."""
     rows = table("report/answer_changes.toml")["figure"]
     listed = ({key: tuple(v) if isinstance(v, list) else v for key, v in row.items()} for row in rows)
     return tuple(record_from(ComparedFigure, row) for row in listed)
@@ -211,7 +208,6 @@ def look_up(document: Json, path: str) -> Json:
 
 
 def told(figure: ComparedFigure, value: float | None) -> str:
-    """A value as people read it."""
     if value is None:
         return "-"
     if figure.unit == "time":
@@ -220,11 +216,10 @@ def told(figure: ComparedFigure, value: float | None) -> str:
         return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
     if figure.unit == "share":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if figure.unit == "count" or value >= 100 else f"{value:,.3g}"
+    return f"{value:,.0f}" if figure.unit == "count" else format_figure(value)
 
 
 def told_change(change: AnswerChange) -> str:
-    """By how much it changed."""
     if change.is_same:
         return "same"
     return (
@@ -241,10 +236,16 @@ def summary(d: AnswerDifference) -> list[str]:
     lines = ["; ".join(_briefs(d, number)) for number in (1, 2)]
     kind = ", ".join(_kinds(d))
     broken = f" Not allowed: {'; '.join(d.broken)}." if d.broken else ""
+    room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
+    cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
+    cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
+    missing = d.after.value(["shortfall_bytes"])
+    lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
+    words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
     return [
         f"{plan}{f': {kind}' if kind else ''}.{broken}",
         *(f"{line[0].upper()}{line[1:]}." for line in lines[:1] if line),
-        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), _memory(d)]),
+        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), f"{words}{cache or lacking}."]),
     ]
 
 
@@ -264,17 +265,6 @@ def _kinds(d: AnswerDifference) -> Iterator[str]:
         losses = [c.loss for c in d.changes if c.figure.rule == rule and not c.is_same and c.relative is not None]
         if losses:
             yield more if min(losses) > 0 else less if max(losses) < 0 else mixed
-
-
-def _memory(d: AnswerDifference) -> str:
-    """Whether it fits, and how that was before."""
-    room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
-    cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
-    cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
-    missing = d.after.value(["shortfall_bytes"])
-    lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
-    words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
-    return f"{words}{cache or lacking}."
 
 
 def difference_rows(d: AnswerDifference) -> list[list[str]]:
@@ -315,7 +305,6 @@ def _told_fact(value: Json) -> str:
 
 
 def _broken(after: AnswerSide, changes: Iterable[AnswerChange], rules: Mapping[str, float]) -> Iterator[str]:
-    """Rules that are broken, in words."""
     if UNFIT in rules and not after.fits:
         yield "it does not fit"
     for rule, share in rules.items():
@@ -352,7 +341,6 @@ def notes_of(side: AnswerSide) -> list[str]:
 
 
 def difference_document(d: AnswerDifference) -> JsonObject:
-    """``diff --json``."""
     rows: list[Json] = [
         {"key": c.figure.key, "before": c.before, "after": c.after, "relative": c.relative, "low": c.low, "high": c.high}
         for c in d.changes

@@ -49,7 +49,6 @@ def is_grid(answer: object) -> bool:
 
 
 def grid_rows(answer: object) -> list[Record]:
-    """A row for each element."""
     legal = {"legal": answer.legal} if hasattr(answer, "legal") else {}
     columns = _axes(answer) | {name: getattr(answer, name) for name in FIGURES[type(answer).__name__]} | legal
     wide = np.broadcast_arrays(*map(np.asarray, columns.values()))

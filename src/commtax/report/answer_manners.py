@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from commtax.verbs.why import Why
     from commtax.verbs.worth import Worth
 
-TOP = 10
-"""Plans that a document lists, as ``plan`` does by default."""
+TOP = 10  # plans that a document lists, as ``plan`` does by default
 Rows = list[Record]
 T = TypeVar("T", contravariant=True)
 
@@ -64,7 +63,6 @@ def manner_of(answer: object) -> Manner[object]:
 def _bars(
     rows: Callable[[T], Iterable[BarRow]], unit: str, title: Callable[[T], str], colours: Callable[[T], list[str]] = lambda _: []
 ) -> Callable[[T, Path | None], Figure]:
-    """A plot of bars."""
 
     def plot(answer: T, path: Path | None) -> Figure:
         from commtax.report.answer_plots import plot_bars
@@ -75,8 +73,6 @@ def _bars(
 
 
 class AskedAnswer(Protocol):
-    """An answer to one question."""
-
     @property
     def question(self) -> Question: ...
 
@@ -148,11 +144,7 @@ def _fit() -> Manner[Fit | TrainFit]:
         exact_bytes.show_fit,
         exact_bytes.fit_document,
         rows,
-        _bars(
-            lambda f: [(name, size) for name, size, _ in exact_bytes.held_parts(f)],
-            "bytes",
-            lambda f: f"{_asked(f)}: held per rank",
-        ),
+        _bars(held, "bytes", lambda f: f"{_asked(f)}: held per rank"),
     )
 
 

@@ -57,7 +57,6 @@ def _blocks(printed: Iterable[Drawn], picture: str) -> str:
 
 
 def _style(text: Text) -> str:
-    """The first style of a text as CSS."""
     words = text.pieces[0][1].split()
     colour = next((f"color:{COLOURS[word]};" for word in words if word in COLOURS), "")
     return f"margin:.15em 0;white-space:pre-wrap;{colour}{'font-weight:600;' * ('bold' in words)}{'opacity:.8;' * ('dim' in words)}"

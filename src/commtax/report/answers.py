@@ -17,8 +17,7 @@ from commtax.statement import Refusal
 if TYPE_CHECKING:
     from commtax.report.plots import Figure
 
-WIDTH, HEIGHT = 80, 24
-"""A screen."""
+WIDTH, HEIGHT = 80, 24  # a screen
 FRAMES = ("pandas", "polars")
 
 
@@ -115,7 +114,6 @@ def _flat(row: Mapping[str, object]) -> Record:
 
 
 def to_figure(answer: object, path: str = "") -> "Figure":
-    """A picture of an answer, written to a file where one is named."""
     from commtax.report.plots import check_plot
 
     place = Path(path) if path else None

@@ -169,7 +169,6 @@ def _before_and_after(before: str, after: str) -> str:
 
 
 def difference_document(d: Difference) -> Record:
-    """``audit --diff --json``."""
 
     def changes(several: Iterable[FigureChange]) -> list[Record]:
         return [record("audit-change", change=c) for c in several]

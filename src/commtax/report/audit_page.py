@@ -23,7 +23,6 @@ FINEST = 4096  # parts of a picture's width below which two intervals are one
 
 
 def audit_page(audited: Audit, command: str) -> Record:
-    """``audit --html``."""
     causes = words.other_causes(audited)[: words.MOST_CAUSES]
     return {
         "kind": "audit",
@@ -47,7 +46,6 @@ def _tables(audited: Audit, section: Section) -> list[Record]:
 
 
 def difference_page(d: Difference, command: str) -> Record:
-    """``audit --diff --html``."""
     first, *others = differences.summary(d)
     both = (("A", d.before), ("B", d.after))
     charts = [chart(s.measured, f"{name}, measured") for name, run in both if (s := _timed_section(run)) and s.measured]
@@ -113,8 +111,7 @@ def chart(timeline: Timeline, name: str) -> Record:
     }
 
 
-Interval = tuple[int, int, int, int, str]
-"""Lane, start and duration in nanoseconds, kind, name."""
+Interval = tuple[int, int, int, int, str]  # lane, start and duration in nanoseconds, kind, name
 
 
 def _rows(timeline: Timeline, begin: float) -> Iterator[Interval]:

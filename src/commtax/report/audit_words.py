@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage
+from commtax.evidence.identity import known_as
 from commtax.evidence.missing_evidence import missing_sentence
 from commtax.files import table
 from commtax.logs.startup_facts import AXES
@@ -19,18 +20,15 @@ WORDS = table("report/words.toml")["audit"]
 MOST_CAUSES = 5
 DECIDE = ("hang", "overload", "cache full", "preempted", "queue")  # causes that are the verdict on a run by themselves
 MOST_FILES = 3  # of a section, by name
-PLACED = ("links", "monitor", "state", "topology", "collectives")
-"""Kinds of sections that are judged by their place alone."""
-TIMED = ("bench", "collectives")
-"""… that hold little but times, which are neither good nor bad by themselves."""
+PLACED = ("links", "monitor", "state", "topology", "collectives")  # kinds of sections that are judged by their place alone
+TIMED = ("bench", "collectives")  # … that hold little but times, which are neither good nor bad by themselves
 SOUND = "nothing in it is off"
 MOST_FIGURES = 3
 MOST_NAMED = 2  # that disagree, in the first line
 SAID = frozenset(("model", "chip", *AXES, *AXES.values()))  # codes of what files say of the run itself, not of its speed
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
-JOBS = ("trace", "flight")
-"""Kinds of sections that tell who is to blame by themselves."""
+JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by themselves
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 
 
@@ -114,14 +112,10 @@ def causes(audited: Audit) -> list[Cause]:
 
     Of several jobs each cause says whose it is.
     """
-    several = _jobs(audited.sections) > 1
+    several = sum(s.kind == "trace" for s in audited.sections) > 1
     own = ((s.files[0] if several and s.kind == "trace" else "", c) for s in audited.sections for c in s.causes)
     told = (replace(c, said=f"{file}: {c.said}") if file else c for file, c in own)
     return sorted(told, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
-
-
-def _jobs(sections: Sequence[Section]) -> int:
-    return sum(s.kind == "trace" for s in sections)
 
 
 def cause_sentence(cause: Cause) -> str:
@@ -142,7 +136,6 @@ def cost_words(cause: Cause) -> str:
 
 
 def change_lines(cause: Cause) -> list[str]:
-    """What to change, and what that gains."""
     return [*([f"try: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
 
@@ -176,7 +169,7 @@ def other_causes(audited: Audit) -> list[Cause]:
 
 def job_sentence(sections: Sequence[Section]) -> str:
     """The job of a trace and what binds it, else which files were read."""
-    if (several := _jobs(sections)) > 1:
+    if (several := sum(s.kind == "trace" for s in sections)) > 1:
         return f"traces of {several} jobs, each reported separately"
     for section in sections:
         if used := typical_of_ranks(section):
@@ -188,13 +181,13 @@ def job_sentence(sections: Sequence[Section]) -> str:
     for section in sections:
         kinds[section.kind] += int(section.facts.get(RESULTS, "1"))
     read = ", ".join(plural(count, WORDS["kinds"].get(kind, kind)) for kind, count in kinds.items()) or "no file"
-    figures = [figure for s in sections for figure in _figures(s)][:MOST_FIGURES]
-    first = "the first: " if any(RESULTS in s.facts for s in sections) else ""
+    told = [s for s in sections if s.kind != "bench"] + [s for s in sections if s.kind == "bench"][:1]
+    figures = [figure for s in told for figure in _figures(s)][:MOST_FIGURES]
+    first = "the first: " if kinds["bench"] > 1 else ""
     return f"{read}, {first}{', '.join(figures)}" if figures else read
 
 
 def _figures(section: Section) -> Iterator[str]:
-    """The figures that stand for a result, in the order of ``words.toml``."""
     told = {f.code: f for f in reversed(section.findings) if f.measured is not None}
     for code, name in WORDS["headed"].items():
         if found := told.get(code):
@@ -248,9 +241,10 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     if fact := _headline_fact(audited):
         return fact
     if not jobs:
-        asked = "--cluster" if all(s.kind in PLACED for s in audited.sections) else "--model"
+        named = all(s.kind in PLACED or known_as(s.facts.get("model", "")) for s in audited.sections)
+        asked = "--cluster" if named else "--model and --cluster"
         unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
-        return f"not judged: give {asked}" if unjudged else f"{sound}; {asked} says whether it should be faster"
+        return f"not judged: give {asked}" if unjudged else f"{sound}; with {asked} it is compared with a prediction"
     return "no culprit found" if any(map(has_no_device, jobs)) else "no culprit found, and nothing is off"
 
 
@@ -260,7 +254,6 @@ def _headline_fact(audited: Audit) -> str:
 
 
 def says_anything(section: Section) -> bool:
-    """Whether a section says anything beyond notes."""
     rows = (section.steps, section.collectives, section.kernels)
     return any((section.findings, section.usage, section.causes, *rows, section.facts))
 
@@ -276,7 +269,6 @@ def _counts(audited: Audit) -> str:
 
 
 def title(section: Section) -> str:
-    """Its kind and files, and whether some of them end too early."""
     files = list(dict.fromkeys(section.files))
     more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     partial = " (partial)" if any(n.code == "partial" for n in section.notes) else ""
@@ -296,7 +288,6 @@ def told_facts(section: Section) -> list[str]:
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """A figure with its unit."""
     if value is None or not math.isfinite(value):
         return "-"
     if unit in _FORMATS:
@@ -305,14 +296,12 @@ def value_text(value: float | None, unit: str) -> str:
 
 
 def share_text(value: float | None, sign: str = "") -> str:
-    """A relative figure."""
     if value is None or not math.isfinite(value):
         return ""
     return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
 
 
 def audit_document(audited: Audit) -> Record:
-    """``audit --json``."""
     made = record(
         "audit",
         audited=audited,

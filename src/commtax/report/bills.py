@@ -42,10 +42,8 @@ from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
-UNSURE = WEAKEST_FIRST[:2]
-"""Those that say how an answer is to be read."""
-WIDTH = 96
-"""Signs of a layer at most."""
+UNSURE = WEAKEST_FIRST[:2]  # those that say how an answer is to be read
+WIDTH = 96  # signs of a layer at most
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
 ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
@@ -62,7 +60,10 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     if q.trains:
         _trained_totals(console, step, num_tokens)
     else:
-        _served_totals(console, b, step.memory.fits)
+        kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
+        sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
+        whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
+        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
     say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
@@ -175,13 +176,6 @@ def how_sent(x: Line) -> str:
     return f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
 
 
-def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
-    kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
-
-
 def _rates(b: StepBill) -> str:
     """What the step brings in a second: of prompts, and when their first tokens are there, or of outputs."""
     prompts = f"{b.prompt_tokens_per_s:,.0f} prompt tokens/s"
@@ -264,7 +258,6 @@ def _inequalities(step: ExplainedStep) -> Iterator[str]:
 
 
 def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
-    """What would explain a measured MFU."""
     from commtax.verbs.unsaid_options import completed_plans  # not for those who measured nothing
 
     likely, predicted = causes(b, measured_mfu), float(b.mfu)
@@ -286,7 +279,6 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
-    """``bill --json``, of either phase."""
     b, q = step.bill, step.bill.question
     things: Record = {
         "step": step,
@@ -372,8 +364,7 @@ def _measured_cells(e: Expectation, measured_s: float, verdict: str) -> tuple[st
     return (format_bytes(e.nbytes), *times, *rates, Text(verdict, style=STYLES[verdict]))
 
 
-STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}
-"""Of verdicts, the worst first."""
+STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
 
 
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
@@ -389,7 +380,6 @@ PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
 def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> Record:
-    """``expect --json``."""
     keys = ("measured_s", "verdict", "pass")
     verdict = "" if measured_s is None else e.verdict(measured_s)
     judged = (measured_s, verdict, PASSED[verdict]) if verdict else (LEFT_OUT,) * len(keys)

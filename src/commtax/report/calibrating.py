@@ -1,7 +1,7 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
 from commtax.calibrate.measurements import Calibration, ConstantChange, ProfilePart
-from commtax.catalog.profile_moves import range_words
+from commtax.catalog.posterior import range_words
 from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, say, show_table
@@ -23,10 +23,7 @@ def show_calibration(console: Console, calibration: Calibration, path: str) -> N
     ]
     if changes:
         show_table(
-            console,
-            ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range"),
-            changes,
-            ("of", "catalogue", "80% range"),
+            console, ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range"), changes, ("of", "catalogue", "80% range")
         )
     learnt = (
         ["before: errors with the catalogue's constants; after: errors of each run when the other runs predict it"]
@@ -60,13 +57,10 @@ def _value(c: ConstantChange, value: float | None) -> str:
         return "-"
     if c.unit == "s":
         return format_seconds(value)
-    if c.unit == "B/s":
-        return format_rate(value)
-    return f"{value:.3g} {c.unit}".strip()
+    return format_rate(value) if c.unit == "B/s" else f"{value:.3g} {c.unit}".strip()
 
 
 def calibration_document(calibration: Calibration, path: str) -> Record:
-    """``calibrate --json``."""
     wish = facts(calibration.wish, "what", "spread") if calibration.wish else None
     odd = [[{"row": row, "factor": x} for row, x in p.outliers] for p in calibration.parts]
     parts = [record("calibrate-part", part=p, outliers=rows) for p, rows in zip(calibration.parts, odd, strict=True)]

@@ -18,32 +18,24 @@ Thing = Chip | Link | Cluster | Engine
 
 
 def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]]) -> None:
-    """A table for each kind."""
     for at, (kind, things) in enumerate(every.items()):
         show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
 
 
-def _chip_row(c: Chip) -> tuple[str, ...]:
-    peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
-    price = f"{c.usd_per_gpu_hour:,.2f}" if c.usd_per_gpu_hour else ""
-    return c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra, price
-
-
-def _model_row(m: Model) -> tuple[str, ...]:
-    a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
-    shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
-    return m.key, f"{num_params(m):,.0f}", active, *shape, m.quant.named if m.quant else m.dtype, f"{m.max_len:,.0f}"
-
-
 def _row(x: Thing | Model) -> tuple[str, ...]:
-    """A line of its kind's table."""
     if isinstance(x, Chip):
-        return _chip_row(x)
+        peaks = (format_si(x.flops_per_s[d], "FLOP/s") if d in x.flops_per_s else "-" for d in ("bf16", "fp8"))
+        price = f"{x.usd_per_gpu_hour:,.2f}" if x.usd_per_gpu_hour else ""
+        return x.key, x.name, format_si(x.memory_bytes, "B"), format_rate(x.memory_Bps), *peaks, x.intra, price
     if isinstance(x, Link):
         return x.key, x.name, x.kind, format_rate(x.bandwidth_Bps), format_seconds(x.latency_s)
     if isinstance(x, Cluster):
         return x.key, x.name, str(x.num_gpus), x.chip.key, x.intra.key, f"{x.nics_per_host} x {x.inter.key}"
-    return _model_row(x) if isinstance(x, Model) else (x.key, x.name, x.version, ", ".join(x.phases))
+    if isinstance(x, Model):
+        a, active = x.attention, f"{num_active_params(x) / 1e9:.3g} B"
+        shape = str(x.num_layers), str(x.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
+        return x.key, f"{num_params(x):,.0f}", active, *shape, x.quant.named if x.quant else x.dtype, f"{x.max_len:,.0f}"
+    return x.key, x.name, x.version, ", ".join(x.phases)
 
 
 COLUMNS = {
@@ -87,7 +79,6 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
 
 
 def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
-    """``catalog models NAME --json``."""
     moe = model.experts
     tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
     return record(

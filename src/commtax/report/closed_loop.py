@@ -1,13 +1,14 @@
 """Closed-loop serving for a terminal and as a document."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
+from commtax.judgement.limits import JudgedLimit
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.tables import (
@@ -23,7 +24,7 @@ from commtax.report.tables import (
     show_table,
 )
 from commtax.spec import SERVING_AXES
-from commtax.units import format_mean, format_seconds, plural
+from commtax.units import format_figure, format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
@@ -32,10 +33,8 @@ from commtax.verbs.settling import describe_gpus
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
 """What TTFT is made of."""
-Run = dict[str, float]
-"""All figures at one concurrency; no number (NaN, which documents tell as null) where there is none."""
-TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")
-"""Notes that belong to the answer itself."""
+Run = dict[str, float]  # all figures at one concurrency; no number (NaN, which documents tell as null) where there is none
+TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")  # notes that belong to the answer itself
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
@@ -69,9 +68,11 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
-    for note in (note for note in s.notes if note.code in TOLD_FIRST):
-        say(console, note)
-    parts = {"TTFT": (_first_token_parts(s), float(s.ttft_s))}
+    _say_first(console, s)
+    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
+    found["handed_s"] = min(found["moved_s"], _handover_s(s))
+    found["moved_s"] -= found["handed_s"]
+    parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
         parts["TPOT"] = _token_parts(s), float(s.tpot_s)
     say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
@@ -81,14 +82,6 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     said, details = _remarks(s, _mixture(s), *_handover_source(s))
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
     notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
-
-
-def _first_token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
-    """What a first token waits for; what an engine takes to hand a request over is no part of its cache's way."""
-    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
-    found["handed_s"] = min(found["moved_s"], _handover_s(s))
-    found["moved_s"] -= found["handed_s"]
-    return [(text, found[name]) for name, text in PARTS.items()]
 
 
 def _handover_s(s: ClosedLoop) -> float:
@@ -126,7 +119,7 @@ def saved_words(times: Mapping[str, tuple[float, float]], rate: str, rates: tupl
     'Cached prefixes: +20% requests/s (10 without), TTFT -50% (60 ms without)'
     """
     told = [f"{name} {own / plain - 1:+.0%} ({format_seconds(plain)} without)" for name, (own, plain) in times.items() if plain > 0]
-    without = f"{rates[1]:,.0f}" if rates[1] >= 100 else f"{rates[1]:,.3g}"
+    without = format_figure(rates[1])
     more = f"{rates[0] / rates[1] - 1:+.0%} {rate} ({without} without)"
     return f"Cached prefixes: {', '.join([more, *told])}"
 
@@ -163,11 +156,18 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     runs = simulation_runs(s)
     say_own_limits(console, s.notes)
     say(console, _span_words(runs[0], runs[-1]), ANSWER)
+    _say_first(console, s)
     _say_asked(console, s)
     times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
     columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
     show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
     notes(console, *_remarks(s))
+
+
+def _say_first(console: Console, s: ClosedLoop) -> None:
+    """The notes that belong to the answer itself."""
+    for note in (note for note in s.notes if note.code in TOLD_FIRST):
+        say(console, note)
 
 
 def _span_words(first: Run, last: Run) -> str:
@@ -225,7 +225,6 @@ def _gpus(s: ClosedLoop) -> str:
 
 
 def _mixture(s: ClosedLoop) -> str:
-    """What the engine's steps are, in words."""
     engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
@@ -239,14 +238,12 @@ def _mixture(s: ClosedLoop) -> str:
 
 
 def host_times(s: ClosedLoop) -> str:
-    """What host times rest on, in words."""
     engine = s.question.engine
     own = engine.host.host_label
     return f"host times of {engine.key} are {f'{own.kind} ({own.detail})' if own else basis_words(s)}"
 
 
 def basis_words(s: ClosedLoop) -> str:
-    """What ranges rest on, in words."""
     engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
         return "calibrated on published runs; 80% of new runs should fall within the ranges"
@@ -281,8 +278,8 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
     return [{name: float(value[i]) for name, value in wide.items()} for i in range(size)]
 
 
-def simulation_document(s: ClosedLoop) -> Record:
-    """``simulate --json``: one record in ``runs`` for each concurrency."""
+def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Record:
+    """``simulate --json``: one record in ``runs`` for each concurrency, and in ``limits`` for each limit on a mean."""
     return document(
         "simulate",
         s.question,
@@ -292,6 +289,7 @@ def simulation_document(s: ClosedLoop) -> Record:
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
         runs=simulation_runs(s),
+        limits=[record("simulate-limit", judged=x) for x in judged],
         **_workers(s),
     )
 

@@ -10,14 +10,11 @@ from commtax.records import dataclass
 from commtax.report.folding import count_lines, narrowest, width_of, word_widths
 
 BETWEEN = 2  # columns
-WIDE_TEXT = 36
-"""Columns from which on text is no name, and may fold to many lines."""
-SHORT = 16
-"""Columns of a name that is folded only where it must."""
+WIDE_TEXT = 36  # columns from which on text is no name, and may fold to many lines
+SHORT = 16  # columns of a name that is folded only where it must
 MOST_LINES, ENOUGH = (2, 3), (WIDE_TEXT, 24)
 """Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room."""
-EXCEPTIONS = 10
-"""Of so many names one may fold to a line more than the others, which leaves them room for another column."""
+EXCEPTIONS = 10  # of so many names one may fold to a line more than the others, which leaves them room for another column
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,12 @@ def _spread(needs: Sequence[Needs], at: int, width: int) -> tuple[int, ...]:
         more, i = min(gains)
         widths[i], left = widths[i] + more, left - more
         heights[folding.index(i)] = needs[i].lines(widths[i])
-    return _named(needs, widths, left)
+    widths = list(widths)
+    for i, need in enumerate(needs):
+        more = min(left, need.whole - widths[i])
+        if not need.cells and more == need.whole - widths[i]:
+            widths[i], left = widths[i] + more, left - more
+    return tuple(widths)
 
 
 def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[int]], i: int) -> int:
@@ -103,13 +105,3 @@ def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[
         shorter = sum(map(max, need.lines(width + middle), others)) < height
         low, high = (low, middle) if shorter else (middle + 1, high)
     return high if high < most else 0
-
-
-def _named(needs: Sequence[Needs], widths: Sequence[int], left: int) -> tuple[int, ...]:
-    """What then is left unfolds names above figures, from the first on."""
-    widths = list(widths)
-    for i, need in enumerate(needs):
-        more = min(left, need.whole - widths[i])
-        if not need.cells and more == need.whole - widths[i]:
-            widths[i], left = widths[i] + more, left - more
-    return tuple(widths)

@@ -21,8 +21,7 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
-MOST_LINES = 4
-"""Break-evens that are told at first."""
+MOST_LINES = 4  # break-evens that are told at first
 LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
@@ -32,8 +31,7 @@ APART: list[str] = table("report/words.toml")["apart"]
 
 AXES = {"sequences": "global batch"}
 SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
-PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}
-"""What is compared of a server."""
+PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}  # what is compared of a server
 
 
 def _prefills(compared: Comparison) -> bool:
@@ -51,7 +49,11 @@ def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
 
 def comparison_rows(compared: Comparison) -> list[Record]:
     """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
-    apart = ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding") if compared.training else tuple(f"{a}_comm_s" for a in APART)
+    apart = (
+        ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding")
+        if compared.question.trains
+        else tuple(f"{a}_comm_s" for a in APART)
+    )
     unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
     return [
         dict(zip(compared.axes, row.at, strict=True))
@@ -82,8 +84,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     for line in comparison_words(compared):
         say(console, line, ANSWER)
     say(console, _fixed_words(compared), "dim")
-    apart = TAXES if compared.training else tuple(f"{axis} comm" for axis in APART)
-    last, prefills = (">MFU", "binding") if compared.training else (), _prefills(compared)
+    apart = TAXES if compared.question.trains else tuple(f"{axis} comm" for axis in APART)
+    last, prefills = (">MFU", "binding") if compared.question.trains else (), _prefills(compared)
     rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
     costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, ">to hide", "fits")
     rows: list[tuple[str | Text, ...]] = []
@@ -92,22 +94,15 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         if b is None:
             rows.append((*at, *[""] * len(costs), Text(row.refused, style="red")))
             continue
-        taxes = b.taxes.values() if compared.training else [b.exposed_on(axis) for axis in APART]
-        trained = (f"{b.mfu:.1%}", b.binding) if compared.training else ()
+        taxes = b.taxes.values() if compared.question.trains else [b.exposed_on(axis) for axis in APART]
+        trained = (f"{b.mfu:.1%}", b.binding) if compared.question.trains else ()
         shown = (format_seconds(tax) if tax else "" for tax in taxes)
         rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
         hide = f"{overlap:.0%}" if (overlap := compared.breakeven_overlap(row)) else ""
         rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, hide, "yes" if fits(b) else "no", ""))
     names = [name.lstrip(">") for name in costs]
-    expendable = (
-        "fits",
-        "to hide",
-        *(f"{axis} comm" for axis in reversed(APART)),
-        *reversed(TAXES),
-        "compute",
-        "exposed comm",
-        "MFU",
-    )
+    by_axis = (*(f"{axis} comm" for axis in reversed(APART)), *reversed(TAXES))
+    expendable = ("fits", "to hide", *by_axis, "compute", "exposed comm", "MFU")
     show_table(console, *drop_empty_columns((*compared.axes, *costs, ""), rows), [name for name in expendable if name in names])
     hidden = "to hide: the share of a link's communication that must be hidden for it to match the fastest (bill --overlap)"
     hides = [hidden] * any(map(compared.breakeven_overlap, compared.rows))
@@ -131,7 +126,6 @@ def comparison_words(compared: Comparison) -> list[str]:
 
 
 def comparison_document(compared: Comparison) -> Record:
-    """``compare --over --json``."""
     return {"schema": "commtax.compare/1", "axes": list(compared.axes), "rows": comparison_rows(compared)}
 
 
@@ -160,30 +154,26 @@ def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
             sizes, base = [int(x) for x in xs], float(points[0][1].step_s) * 1e3
             bottom.plot(sizes, [base * sizes[0] / x for x in sizes], color="grey", linestyle=":", label="ideal")
         top.set_title(no_formula(_fixed_words(compared)), loc="left", fontsize=11)
-        _label_axes(top, bottom, x_axis, compared)
+        from matplotlib import ticker
+
+        top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
+        top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
+        plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
+        bottom.yaxis.set_major_formatter(plain)
+        bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+        bottom.yaxis.set_minor_formatter(plain)
+        if x_axis != "link":
+            bottom.set_xscale("log", base=2)
+            bottom.set_xticks(compared.values(x_axis))
+            bottom.xaxis.set_major_formatter(plain)
+            bottom.xaxis.set_minor_locator(ticker.NullLocator())
+        for axes in (top, bottom):
+            axes.grid(True, which="major", alpha=0.3)
         if series or x_axis == "tp":
             bottom.legend(title=LABELS.get(series, ""), fontsize=9)
 
     return picture(path, draw, (8, 8))
-
-
-def _label_axes(top: "plots.Axes", bottom: "plots.Axes", x_axis: str, compared: Comparison) -> None:
-    from matplotlib import ticker
-
-    top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
-    top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
-    plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
-    bottom.yaxis.set_major_formatter(plain)
-    bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
-    bottom.yaxis.set_minor_formatter(plain)
-    if x_axis != "link":
-        bottom.set_xscale("log", base=2)
-        bottom.set_xticks(compared.values(x_axis))
-        bottom.xaxis.set_major_formatter(plain)
-        bottom.xaxis.set_minor_locator(ticker.NullLocator())
-    for axes in (top, bottom):
-        axes.grid(True, which="major", alpha=0.3)
 
 
 PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
@@ -201,7 +191,6 @@ def _record(row: PlanRow) -> Record:
 
 
 def plans_document(compared: PlanTable) -> Record:
-    """``compare --plans --json``."""
     flips = list[Record]()
     for f in compared.break_evens:
         below, above = f.sure(ratio_error(compared.question))
@@ -265,16 +254,11 @@ def fastest_words(compared: PlanTable) -> str:
     return _winners(compared, compared.rows, most, "at global batch {}")
 
 
-def served_words(compared: PlanTable) -> str:
-    """The same of whole requests, by their clients."""
-    q = compared.served[0].question.requests
-    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
-    return _winners(compared, compared.served, most, "at concurrency {}")
-
-
 def _show_served(console: Console, compared: PlanTable) -> None:
     """Whole requests: who serves most, and a line for each plan and load."""
-    say(console, served_words(compared), ANSWER)
+    q = compared.served[0].question.requests
+    most = f"Most tokens/s of whole requests ({q.input_len:,} tokens in, {q.output_len:,} out)"
+    say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.served:
         head = (row.plan, row.link, f"{row.clients:,}", str(row.gpus))
@@ -381,7 +365,6 @@ class HeatMap:
 
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
-    """Each map worth drawing."""
     links, loads = list(compared.links), compared.values("sequences")
     maps = []
     if len(loads) > 1:
@@ -397,11 +380,15 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
     maps, plans = _maps(compared), [str(name) for name in compared.values("plan")]
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
-        best = {c: max((r.rate for r in cells[c].values()), default=0.0) for c in drawn.columns}
+        best = {c: max((r.rate for r in cells[c].values() if r.fits), default=0.0) for c in drawn.columns}
         rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(console, f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, · not legal", "dim")
+        say(
+            console,
+            f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal",
+            "dim",
+        )
 
 
 def rate_name(compared: PlanTable) -> str:
@@ -410,8 +397,8 @@ def rate_name(compared: PlanTable) -> str:
 
 
 def _heat(row: PlanRow | None, best: float) -> Text:
-    if row is None or row.bill is None or best <= 0:
-        return Text("·", style="dim")
+    if row is None or row.bill is None or not row.fits:
+        return Text("–" if row and row.bill else "·", style="dim")
     share = row.rate / best
     level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
     style = ("", "dim", "", "bold", "bold green")[level]

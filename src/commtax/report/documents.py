@@ -19,8 +19,7 @@ from commtax.spec import SIZES, Plan
 Value = int | float | str | None
 Record = dict[str, object]
 """What is written as a JSON object, a document or a row of one: whoever made it knows its values, and nobody reads them back."""
-LEFT_OUT = object()
-"""A value that its document does not have this time."""
+LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
 
 

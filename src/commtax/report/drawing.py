@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 FURTHER, NOTED = 4, 2
 """Columns that a sentence is indented by from its second line on; one that has a mark or is itself indented by fewer."""
-MOST_NAMES = 2
-"""Columns of text that head a record."""
+MOST_NAMES = 2  # columns of text that head a record
 
 
 class Console(Protocol):
@@ -41,12 +40,10 @@ class Telling:
     further: str = ""  # who tells notes that were held back; "": nobody need know
 
 
-COMMAND = Telling(False, "a wider terminal or --json shows all", "--details")
-"""As a command's answer is told."""
+COMMAND = Telling(False, "a wider terminal or --json shows all", "--details")  # as a command's answer is told
 
 
 def telling(console: Console) -> Telling:
-    """As a console wants it, if it has a wish of its own."""
     wish = getattr(console, "telling", None)
     return wish if isinstance(wish, Telling) else Telling()
 
@@ -131,7 +128,12 @@ class DrawnTable:
             ]
         head = [] if not any(self.names) else list(self._across(choice, self.names, ["dim"] * len(self.names), top=False))
         body = [line for row, shown in zip(self.rows, cells, strict=True) for line in self._across(choice, shown, _styles(row))]
-        return [*title, *head, *body, *self._left_out(choice, width)]
+        missing = [name for i, name in enumerate(self.names) if i not in choice.kept and name]
+        if not missing:
+            return [*title, *head, *body]
+        ways = f"; {self.wider}" if self.wider else ""
+        left_out = Text(f"  not shown at {width} columns: {', '.join(dict.fromkeys(missing))}{ways}", "dim")
+        return [*title, *head, *body, *left_out.lines(width)]
 
     def _across(self, choice: Choice, cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
         """A row in as many lines as its cells fold to; names stand right above the first."""
@@ -160,13 +162,6 @@ class DrawnTable:
         head = [cell for cell in cells[: own + 1] if cell] or pairs[:1]
         yield from Text("  ".join(head), _styles(row)[max(own, 0)] or "bold").lines(width)
         yield from (Text(f"  {line}") for line in _packed(pairs if own >= 0 else pairs[1:], width - NOTED))
-
-    def _left_out(self, choice: Choice, width: int) -> list[Text]:
-        missing = [name for i, name in enumerate(self.names) if i not in choice.kept and name]
-        if not missing:
-            return []
-        ways = f"; {self.wider}" if self.wider else ""
-        return Text(f"  not shown at {width} columns: {', '.join(dict.fromkeys(missing))}{ways}", "dim").lines(width)
 
     def __rich_console__(self, _: "RichConsole", options: "ConsoleOptions") -> "Iterator[RichText]":
         yield from (line.styled() for line in self.lines(options.max_width))

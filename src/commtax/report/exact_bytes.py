@@ -67,7 +67,6 @@ def _trained_step(sent: Traffic) -> str:
 
 
 def traffic_document(sent: Traffic) -> Record:
-    """``bill --exact --json``."""
     return document("exact", sent.question, sent=sent, items=[record("exact-line", line=line) for line in sent.lines])
 
 
@@ -78,13 +77,17 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
     if not judged.trains and (adapters := adapter_words(judged)):
         say(console, adapters)
     if not judged.fits:
-        _show_lack(console, judged)
+        say(console, f"{lack_sentence(judged)}.", style="red")
+        would = "fit" if judged.trains or not judged.holds_one else "start"
+        for i, advice in enumerate(judged.advice):
+            say(console, f"  It would {'also ' * (i > 0)}{would} with {advice}.")
+        if not judged.trains and not judged.advice:
+            say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
     remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
     notes(console, (*asked.notes, *remarks))
 
 
 def fit_words(judged: Fit | TrainFit) -> str:
-    """The verdict in a line."""
     asked = judged.question
     fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
     model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else fails}"
@@ -104,18 +107,7 @@ def adapter_words(judged: Fit) -> str:
     return f"{takes} {format_bytes(judged.weights_bytes - plain.weights_bytes)} per GPU: {fewer:,} fewer KV tokens{share}"
 
 
-def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
-    """What is missing, and what would fit."""
-    say(console, f"{lack_sentence(judged)}.", style="red")
-    would = "fit" if judged.trains or not judged.holds_one else "start"
-    for i, advice in enumerate(judged.advice):
-        say(console, f"  It would {'also ' * (i > 0)}{would} with {advice}.")
-    if not judged.trains and not judged.advice:
-        say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
-
-
 def lack_sentence(judged: Fit | TrainFit) -> str:
-    """What is missing."""
     lack = f"each GPU is {format_bytes(judged.shortfall_bytes)} short" if judged.trains else lack_words(judged)
     return lack[0].upper() + lack[1:]
 
@@ -162,26 +154,21 @@ def _say_logged(console: Console, judged: Fit) -> None:
     blocks = f"{judged.kv_blocks:,} blocks of {plural(judged.block_size, 'token')}; " if judged.block_size > 1 else ""
     say(console, f"{blocks}{format_bytes(judged.kv_bytes_per_token)} of KV per token per rank")
     if judged.state_bytes_per_sequence:
-        _show_states(console, judged)
+        pool, states = judged.pool, format_bytes(judged.state_bytes_per_sequence_per_rank)
+        if judged.state_pool_bytes:
+            room = float(pool.places(pool.tokens(judged.kv_blocks)))
+            size = format_bytes(max(0.0, judged.state_pool_bytes))
+            place = f"a pool of {size} has {pool.slots} for each of {room:,.0f} requests"
+        else:
+            place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
+        longest = f"the longest request has {judged.longest_request:,} tokens"
+        say(console, f"States: {states} per sequence per rank, whatever its length; {place}; {longest}")
 
 
 def _ranks_words(judged: Fit) -> str:
     """That every data-parallel rank has such a cache of its own, and what all of them hold."""
     ranks = int(judged.question.plan.dp)
     return f"; per data-parallel rank, all {ranks} hold {ranks * judged.kv_tokens:,.0f} tokens" if ranks > 1 else ""
-
-
-def _show_states(console: Console, judged: Fit) -> None:
-    """What a sequence keeps whatever its length, where it lies, and what is left for its tokens."""
-    pool, states = judged.pool, format_bytes(judged.state_bytes_per_sequence_per_rank)
-    if judged.state_pool_bytes:
-        room = float(pool.places(pool.tokens(judged.kv_blocks)))
-        size = format_bytes(max(0.0, judged.state_pool_bytes))
-        place = f"a pool of {size} has {pool.slots} for each of {room:,.0f} requests"
-    else:
-        place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
-    longest = f"the longest request has {judged.longest_request:,} tokens"
-    say(console, f"States: {states} per sequence per rank, whatever its length; {place}; {longest}")
 
 
 def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
@@ -222,7 +209,6 @@ def _limits(judged: Fit) -> str:
 
 
 def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
-    """What a rank holds; nothing is left to remark."""
     q, plan = judged.question, judged.question.plan
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
@@ -234,7 +220,6 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
 
 
 def _trained_parts(judged: TrainFit) -> Iterator[tuple[str, float, str]]:
-    """What a rank of the first stage holds to train."""
     q = judged.question
     remarks = {
         "parameters": "bf16",

@@ -6,14 +6,15 @@ from math import inf, isinf
 from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.judgement.confidence import percent
+from commtax.judgement.leading import against
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_lengths import COUNTED, EACH
-from commtax.planner.fleet_search import burden, sustained_tokens_per_s
+from commtax.planner.fleet_search import burden, simplest_place, sustained_tokens_per_s
 from commtax.planner.fleet_trials import Trial, longest_step
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
-from commtax.planner.reasons import doubt_words
+from commtax.planner.reasons import doubt_words, role_words
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
@@ -21,12 +22,13 @@ from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
-from commtax.units import format_seconds, plural
+from commtax.units import format_figure, format_seconds, plural
+from commtax.verbs.longest_request import own_limits_notes
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
+GAIN = {"gpus": "fewer GPUs", "cost": "fewer dollars per hour", "tokens": "more sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
-TOLD: list[str] = table("report/words.toml")["fleets"]
-"""Notes of the question that concern all of its plans."""
+TOLD: list[str] = table("report/words.toml")["fleets"]  # notes of the question that concern all of its plans
 
 
 def show_fleets(console: Console, a: FleetPlans) -> None:
@@ -39,18 +41,14 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
             say(console, f"  {line}")
     else:
         say(console, _nothing_words(a), "bold red")
-    _say_asked(console, a)
-    if a.plans or a.near:
-        _show_ranking(console, a, a.plans or a.near)
-    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
-    notes(console, *_notes(a))
-
-
-def _say_asked(console: Console, a: FleetPlans) -> None:
     q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
     say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
     if a.plans and not q.goal.slo:
         say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
+    if a.plans or a.near:
+        _show_ranking(console, a, a.plans or a.near)
+    show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
+    notes(console, *_notes(a))
 
 
 def _question_words(a: FleetPlans) -> str:
@@ -59,24 +57,18 @@ def _question_words(a: FleetPlans) -> str:
     spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
     asked = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
-    return f"{', '.join(asked)}; goal: {WANTED[a.objective]}"
+    return f"{', '.join(asked)}; goal: {WANTED[a.objective]}, clear of {'the limits' if limits else 'overload'}"
 
 
 def fleet_sentence(a: FleetPlans) -> str:
-    best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
-    place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
-    return f"{'Recommended' if a.recommended else 'Recommended and best'}: {gpu_words(best)}{place}."
+    own, ahead = a.plans[a.recommended], a.plans[: a.recommended]
+    codes = [code for trial in ahead for code in _unchecked(trial)]
+    role = role_words(len(codes) == len(ahead) and not (codes and _unchecked(own)), codes)
+    return f"{role}: {_placed_words(a, own)}."
 
 
 def fleet_reasons(a: FleetPlans) -> Iterator[str]:
     """Why it is recommended: what it delivers, whether another is better, and what it costs."""
-    yield from _figures(a)
-    yield from _beaten_by(a)
-    yield from _dollars(a)
-
-
-def _figures(a: FleetPlans) -> Iterator[str]:
-    """What the fleet delivers, how sure its limits are, and how far it is from overload."""
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
@@ -92,6 +84,8 @@ def _figures(a: FleetPlans) -> Iterator[str]:
     if best.sigma and best.growth >= 0 and not best.clear:
         edge = "its limits" if q.goal.slo else "overload"
         yield f"warning: close to {edge}: {_edge_words(best)}, and no larger fleet on this cluster is safer"
+    yield from _beaten_by(a)
+    yield from _dollars(a)
 
 
 def _edge_words(trial: Trial) -> str:
@@ -102,18 +96,34 @@ def _edge_words(trial: Trial) -> str:
 
 
 def _beaten_by(a: FleetPlans) -> Iterator[str]:
-    """By how much the best beats the recommended fleet, where they are not one."""
-    if not a.recommended:
-        return
-    best, own = a.plans[0], a.plans[a.recommended]
-    if own.clear and not best.clear:
-        used = "" if best.money.used is None else f", at {best.money.used:.0%} of capacity"
-        yield f"{gpu_words(best)} would do{used}; but {_edge_words(best)}"
-        return
-    more = burden(own) / burden(best) - 1
-    gain = f"{more:.0%} less of the objective ({WANTED[a.objective]})" if more > 0.005 else "equally good"
+    """Why neither the best fleet is recommended, nor the simplest near it where that is too close to its limits."""
+    best, own, simplest = a.plans[0], a.plans[a.recommended], a.plans[simplest_place(a.plans)]
+    for one in [simplest] * (simplest is not best) + [best]:
+        if own.clear and one.ranges and not one.clear:
+            used = "" if one.money.used is None else f", at {one.money.used:.0%} of capacity"
+            yield f"{_placed_words(a, one)} would do{used}; but {_edge_words(one)}"
+        elif one is best and best is not own:
+            yield _ahead_words(a, best, own)
+
+
+def _ahead_words(a: FleetPlans, best: Trial, own: Trial) -> str:
+    """By how much the best beats the recommended fleet, and what stands against it."""
+    ratio, named = burden(own) / burden(best), _placed_words(a, best)
+    share = ratio - 1 if a.objective == "tokens" else 1 - 1 / ratio
+    gain = f"{share:.0%} {GAIN[a.objective]}" if share > 0.005 else "equally good"
+    lead = f"{named} is predicted {'at ' * (share > 0.005)}" if _unchecked(best) else f"the best is {named}: "
     grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
-    yield f"the best is {gpu_words(best)}: {gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
+    return f"{lead}{gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
+
+
+def _unchecked(trial: Trial) -> list[str]:
+    """What stands against a fleet: that nobody has held predictions of its kind against runs."""
+    return against(trial.layout.question, trial.layout.apart, 0.0, inf)
+
+
+def _placed_words(a: FleetPlans, trial: Trial) -> str:
+    """A fleet, and where it runs where there are several clusters."""
+    return gpu_words(trial) + (f" on {trial.layout.question.cluster.key}" if len(a.questions) > 1 else "")
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
@@ -124,14 +134,13 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     tokens = COUNTS[best.layout.question.goal.cost_of]
     asked = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
     limited = "the highest rate within the limits" if best.layout.question.goal.slo else "its capacity"
-    full = f", ${million(m.full_usd_per_million_tokens)} at {best.full_rate:.3g} requests/s, {limited}"
+    full = f", ${million(m.full_usd_per_million_tokens)} at {format_figure(best.full_rate)} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
     yield f"{cost}: {asked}{full if m.full_usd_per_million_tokens else ''}"
-    other = min(a.plans, key=_full_load_usd)
+    other = min([trial for trial in a.plans if not _unchecked(trial)] or a.plans, key=_full_load_usd)
     if _full_load_usd(other) * (1 + margin(a.question)) < _full_load_usd(best):  # less than that is not known
-        place = f" on {other.layout.question.cluster.key}" if len(a.questions) > 1 else ""
-        rate = f"{other.full_rate:.3g} requests/s"
-        yield f"at full load {gpu_words(other)}{place} would cost less: ${million(_full_load_usd(other))} per million at {rate}"
+        usd = f"${million(_full_load_usd(other))} per million at {format_figure(other.full_rate)} requests/s"
+        yield f"at full load {_placed_words(a, other)} would cost less: {usd}"
 
 
 def _full_load_usd(trial: Trial) -> float:
@@ -150,7 +159,7 @@ def _range(trial: Trial, name: str) -> str:
 
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
     several, costs = len(a.questions) > 1, [t.money for t in rows]
-    limits = dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
+    limits = dict.fromkeys((*(name for name, _ in a.question.goal.slo), *SHOWN))
     columns = {
         "": places(range(len(rows)), a.recommended if rows is a.plans else None),
         "plan": [fleet_words(t) for t in rows],
@@ -208,11 +217,13 @@ def _notes(a: FleetPlans) -> Remarks:
     details += [f"{counted_note(q)}; {full}"] * known
     grows = "headroom: how much the rate can grow within the limits; tokens/s/GPU: output tokens/s per GPU at that maximum"
     told = [str(note) for note in q.notes if note.code in TOLD]
+    if a.plans:
+        servers = a.plans[a.recommended].layout.question
+        told += map(str, own_limits_notes(servers, servers.requests.tokens))
     return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
 
 
 def fleets_document(a: FleetPlans) -> Record:
-    """``plan --request-rate --json``."""
     q, (counted, warmup) = a.question, a.requests_per_run
     sentences = [fleet_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in fleet_reasons(a))] if a.plans else []
     return document(

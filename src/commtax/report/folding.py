@@ -18,8 +18,7 @@ _TOGETHER = (
     r"(?<=·) (?=\S)",  # a note's mark
 )
 _JOINED = re.compile("|".join(_TOGETHER))
-_AFTER = "/-_:,.&?="
-"""Signs that a word too long for a line is best broken after."""
+_AFTER = "/-_:,.&?="  # signs that a word too long for a line is best broken after
 
 
 def width_of(text: str) -> int:
@@ -43,7 +42,7 @@ def narrowest(text: str, lines: int) -> int:
 
 def word_widths(text: str) -> tuple[int, ...]:
     """Of what never comes apart."""
-    return tuple(width_of(word) for word in _joined(text).split(" "))
+    return tuple(width_of(word) for word in _JOINED.sub(_GLUE, text).split(" "))
 
 
 def count_lines(words: Sequence[int], width: int) -> int:
@@ -65,26 +64,17 @@ def fold(text: str, width: int, indent: int = 0) -> list[str]:
     if width_of(text) <= width:
         return [text]
     lines, line = list[str](), ""
-    for piece in re.findall(r" *[^ ]+", _joined(text)):
+    for piece in re.findall(r" *[^ ]+", _JOINED.sub(_GLUE, text)):
         if line.strip() and width_of(line) + width_of(piece) > width:
             lines.append(line)
             line = " " * indent + piece.lstrip(" ")
         else:
             line += piece
         while width_of(line) > width:
-            first, line = _broken(line, width)
+            most = next(i for i in range(len(line) + 1) if width_of(line[: i + 1]) > width)
+            parted = [i for i in range(most, most // 2, -1) if line[i - 1] in _AFTER or line[i - 1] == _GLUE]
+            at = max(1, parted[0] if parted else most)
+            first, line = line[:at].rstrip(_GLUE), line[at:]
             lines.append(first)
             line = " " * indent + line
     return [one.replace(_GLUE, " ") for one in (*lines, line)]
-
-
-def _broken(line: str, width: int) -> tuple[str, str]:
-    """A line whose last word is too long, cut where the next sign would be beyond the width: best after a sign that parts it."""
-    most = next(i for i in range(len(line) + 1) if width_of(line[: i + 1]) > width)
-    parted = [i for i in range(most, most // 2, -1) if line[i - 1] in _AFTER or line[i - 1] == _GLUE]
-    at = max(1, parted[0] if parted else most)
-    return line[:at].rstrip(_GLUE), line[at:]
-
-
-def _joined(text: str) -> str:
-    return _JOINED.sub(_GLUE, text)

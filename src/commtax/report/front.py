@@ -7,8 +7,7 @@ from commtax.report.drawing import Sketch
 from commtax.report.operating_points import point_name
 from commtax.report.plan_tables import MARK
 
-WIDTH, HEIGHT, EDGE = 60, 10, 10
-"""Signs of the picture at most, and of the figures at its left."""
+WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
 
 

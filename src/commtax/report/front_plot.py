@@ -5,28 +5,19 @@ from typing import TypedDict, cast
 
 from commtax.planner.columns import ServingPlans
 from commtax.report import plots
-from commtax.report.planning import question_words
+from commtax.report.planning import question_words, recommended_words
 from commtax.report.plots import LIGHT, LIMIT, RECOMMENDED, entitle, picture, style
 from commtax.report.tables import sized_places
 from commtax.report.view.pictures import front_points, limit_marks
 
 
 class FrontPoint(TypedDict):
-    """A point as the page has it."""
-
     x: float
     y: float
     series: str
     name: str
     joined: bool
     best: bool
-
-
-class LimitMark(TypedDict):
-    """A limit as the page has it."""
-
-    value: float
-    text: str
 
 
 def plot_front(a: ServingPlans, path: Path | None) -> "plots.Figure":
@@ -42,10 +33,10 @@ def plot_front(a: ServingPlans, path: Path | None) -> "plots.Figure":
             own = [point for point in points if point["series"] == name]
             axes.plot([p["x"] for p in own], [p["y"] for p in own], **style(index, linestyle="", label=name))
         for point in (point for point in points if point["best"]):
-            label = f"recommended: {point['name']}"
+            label = f"{recommended_words(a)}: {point['name']}"
             axes.plot([point["x"]], [point["y"]], RECOMMENDED, color=LIGHT["accent"], markersize=12, label=label, zorder=3)
-        for mark in cast("list[LimitMark]", limit_marks(a)):
-            axes.axvline(mark["value"], **LIMIT, label=mark["text"])
+        for mark in limit_marks(a):
+            axes.axvline(cast("float", mark["value"]), **LIMIT, label=str(mark["text"]))
         axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
         entitle(axes, f"{a.question.model.key} on {sized_places(a.question)}, {question_words(a)}")
         axes.grid(True, alpha=0.3)

@@ -83,7 +83,6 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code."""
     return "`" + escape_controls(text.replace("\n", " ")).replace("`", "'") + "`"
 
 

@@ -35,7 +35,6 @@ def counted_note(q: Question) -> str:
 
 
 def million(usd: float | None) -> str:
-    """Dollars a million tokens, as a cell."""
     return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 

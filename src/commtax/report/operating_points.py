@@ -16,16 +16,13 @@ from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
 
-MOST = {"throughput": "most tokens/s", "cost": "cheapest"}
-"""What the point that counts nothing but the objective is called."""
+MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
 
 
 def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
     """The plan that the answer names first: the recommended one, or that of the point to start from."""
-    if not a.places:
-        return a.plans, a.recommended
-    return a.usual.plans, a.usual.recommended
+    return (a.usual.plans, a.usual.recommended) if a.places else (a.plans, a.recommended)
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -40,7 +37,6 @@ def point_name(a: ServingPlans, point: OperatingPoint) -> str:
 
 
 def start_sentence(a: ServingPlans) -> str:
-    """Where to start from."""
     rows, own = answered(a)
     plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
     return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."

@@ -18,8 +18,7 @@ KINDS = table("report/words.toml")["pipeline"]
 NAMES, MOST_ROWS = 9, 64
 """Signs of a rank's name, and lines of a grid: one too long for the screen goes on below, while there are fewer."""
 MAX_SVG_BOXES = 40_000
-MOST_BOXES = 8_000
-"""Of a picture in a file, and on the page."""
+MOST_BOXES = 8_000  # of a picture in a file, and on the page
 
 
 def show_pipeline(console: Console, ran: PipelineRun) -> None:
@@ -40,21 +39,16 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
         remarks.append(f"straggler: rank {rank} takes {factor:g} times as long{waits}")
     derived = telling(console).details
     if derived:
-        _show_bubble(console, ran)
+        closed, ideal = ran.idle_closed_form_s, float(np.mean(ran.timeline.busy_s()))
+        idle = {"counted": ran.idle_counted_s, **({} if closed is None else {"closed form": closed})}
+        rows = [(how, f"{s:g}", f"{s / (s + ideal):.2%}", f"{s / ideal:.2%}") for how, s in idle.items()]
+        show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
+        if closed is None:
+            notes(console, ["no closed form for these times: counted only"])
     notes(console, remarks, () if derived else [BY_ALGEBRA])
 
 
 BY_ALGEBRA = "the bubble by its closed form"
-
-
-def _show_bubble(console: Console, ran: PipelineRun) -> None:
-    """Counted, and by its closed form where it has one."""
-    closed, ideal = ran.idle_closed_form_s, float(np.mean(ran.timeline.busy_s()))
-    idle = {"counted": ran.idle_counted_s, **({} if closed is None else {"closed form": closed})}
-    rows = [(how, f"{s:g}", f"{s / (s + ideal):.2%}", f"{s / ideal:.2%}") for how, s in idle.items()]
-    show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
-    if closed is None:
-        notes(console, ["no closed form for these times: counted only"])
 
 
 def _grid(console: Console, t: Timeline) -> None:
@@ -99,7 +93,6 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
 
 
 def pipeline_document(ran: PipelineRun) -> Record:
-    """``pipeline --json``."""
     times = ran.times
     return record(
         "pipeline",

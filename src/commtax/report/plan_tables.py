@@ -1,36 +1,23 @@
 """Tables of plans: their places and the mark of the recommended one, their GPUs, and cells of serving plans."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 
 from commtax.judgement.confidence import percent
+from commtax.judgement.leading import latest_first_token_s
 from commtax.planner import columns as planned
 from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans
-from commtax.planner.reasons import dtype_words
+from commtax.planner.reasons import AGAINST, against_codes, dtype_words
 from commtax.report.documents import Record
 from commtax.report.drawing import Console
 from commtax.report.money import million
 from commtax.report.tables import say, show_table
 from commtax.units import format_seconds, plural
 
-MARK, OTHER_MARK = "◆", "◇"
-"""Of the recommended plan, in tables and in the picture of the front."""
-EXPENDABLE = (
-    "KV free",
-    "comm",
-    "/user",
-    "microbatch",
-    "bubble",
-    "memory",
-    "/GPU",
-    "80% range",
-    "range",
-    "kind",
-    "$/M",
-    "likely",
-)
+MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
+EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
 """Columns of plans that a narrow screen can do without, the least important first."""
-NEAREST = 5
-"""Plans that are shown where none is good."""
+NEAREST = 5  # plans that are shown where none is good
 
 
 def rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
@@ -79,12 +66,25 @@ def _order_words(marks: Sequence[str], aim: str) -> list[str]:
     marked = any(MARK in mark for mark in marks)
     order = [("best" if marked else "nearest") + " first" + (f" for {aim}" if aim else "")] if len(marks) > 1 else []
     elsewhere = [f"{OTHER_MARK} on another cluster"] * any(OTHER_MARK in mark for mark in marks)
-    return order + [", ".join([f"{MARK} is recommended{' for that' if aim else ''}", *elsewhere])] * marked
+    why = " for that" if aim else "" if MARK in next(iter(marks), MARK) else ", for the reason given above"
+    return order + [", ".join([f"{MARK} is recommended{why}", *elsewhere])] * marked
 
 
 def _use_words(gpus: int, there: int, some_fewer: bool) -> str:
     whole = plural(gpus, "GPU") if gpus != there or there == 1 else "both GPUs" if there == 2 else f"all {there:,} GPUs"
     return f"plans use {whole}{' unless marked otherwise' if some_fewer else ''}"
+
+
+def behind_notes(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float]) -> Iterator[str]:
+    """Which plans of a ranking stand behind others with lower figures, and why; ``worths``: what ranks, larger is better."""
+    found, least = dict[str, list[str]](), inf
+    for place, ((a, rows, i), worth) in enumerate(zip(listed, worths, strict=True), 1):
+        for code in against_codes(a.question, rows, i) if worth > least else ():
+            found.setdefault(AGAINST[code].format(format_seconds(latest_first_token_s(a.question))), []).append(str(place))
+        least = min(least, worth)
+    for why, behind in found.items():
+        named = f"plans {', '.join(behind[:-1])} and {behind[-1]} rank" if behind[1:] else f"plan {behind[0]} ranks"
+        yield f"{named} behind plans with lower figures, since {why}"
 
 
 SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
@@ -110,7 +110,6 @@ def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *
 
 
 def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
-    """GPUs of some plans."""
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
-from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
-from commtax.planner.reasons import SAID, missed_times, odds
+from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
 from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
@@ -26,6 +26,7 @@ from commtax.report.pasted_plans import show_own_plan
 from commtax.report.plan_tables import (
     EXPENDABLE,
     NEAREST,
+    behind_notes,
     facts_at,
     gpus_of,
     places,
@@ -38,6 +39,7 @@ from commtax.report.trained_plans import show_training_plans, trained_figures, t
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -57,7 +59,9 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
     for line in () if a.trains else best_of_types(a):
         say(console, f"  {line}")
     show_own_plan(console, a, pasted)
-    _say_asked(console, a)
+    q = a.question
+    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
     if open_ended:
         console.print()
         _say_recommended(console, a)
@@ -67,7 +71,6 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
 
 
 def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
-    """The recommended plan, and why."""
     head, *why = a.why
     clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
@@ -75,15 +78,9 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
         say(console, f"  {reason}")
 
 
-def _say_asked(console: Console, a: Plans) -> None:
-    q = a.question
-    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
-
-
 def recommended_words(a: Plans) -> str:
     """Whether what is recommended is also the best."""
-    alone = "Recommended and best" if a.recommended == 0 else "Recommended"
+    alone = role_words(a.recommended == 0, () if a.trains else against_codes(a.question, a.passed_over))
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
@@ -102,12 +99,14 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    said = (DEFINITION, lengths_note(q.requests.spread), *usd, *spread_notes(q), ranges)
+    behind = behind_notes([(a, a.plans, i) for i in range(min(top, len(a.plans)))], objective_value(q, a.plans)[:top].tolist())
+    told = (note for note in served.notes if note.code == "own-limits")
+    lengths, links = lengths_note(q.requests.spread), link_notes(served.question)
+    said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 
 
 def spread_notes(q: Question) -> list[str]:
-    """What was said of plans that spread experts over ranks."""
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
     said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
     return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)

@@ -26,7 +26,6 @@ _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def style(index: int, **changed: Unpack[LineStyle]) -> LineStyle:
-    """How one of several lines is drawn."""
     colour, marker, dash = (several[index % len(several)] for several in (COLOURS, MARKERS, DASHES))
     return {"color": colour, "marker": marker, "linestyle": dash, **changed}
 

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping
 
 from commtax.files import table
 from commtax.report.server_words import WORDS, state_of
-from commtax.results.live import ServerAudit
-from commtax.results.live_tails import tail_bounds
+from commtax.results.live import ServerAudit, tail_bounds
 from commtax.results.prometheus import METRICS
 
 TABLE = table("report/predicted_band.toml")
-FAMILIES: Mapping[str, Mapping[str, str]] = TABLE["family"]
-"""Every family that is served: its kind and its help."""
+FAMILIES: Mapping[str, Mapping[str, str]] = TABLE["family"]  # every family that is served: its kind and its help
 RATES = ("requests_per_s", "output_tokens_per_s")
 Sample = tuple[str, Mapping[str, str], float]
 

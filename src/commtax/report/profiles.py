@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 from itertools import groupby
 
-from commtax.catalog.posterior import metric_words
+from commtax.catalog.posterior import metric_words, move_words, moves_of
 from commtax.catalog.profile import parts_of
 from commtax.catalog.profile_files import document
 from commtax.catalog.profile_lessons import TaughtRun, runs_of
-from commtax.catalog.profile_moves import move_words, moves_of
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
@@ -16,8 +15,7 @@ from commtax.spec import LATENCIES, Deployment, Path, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.profiles import ConstantDifference, LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
-UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}
-"""How a constant is told, by how its name ends."""
+UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}  # how a constant is told, by how its name ends
 
 
 def show_profile(console: Console, own: Profile) -> None:
@@ -28,7 +26,20 @@ def show_profile(console: Console, own: Profile) -> None:
     where += [(f"link {which}", link) for which, link in own.links.items()]
     if told := [(name, text) for name, text in where if text]:
         show_table(console, ("measured on", ""), told)
-    _show_runs(console, own)
+    moves = dict(moves_of(own))
+    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
+    for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
+        name, held = deployment_words(deployment), list(runs)
+        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
+            name = ""
+        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
+            cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
+            show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
+            name = ""
+        if taught := moves.get(deployment):
+            moved = [(constant, *move_words(change)) for constant, change in taught.items()]
+            show_table(console, MOVE_COLUMNS, moved, title=name)
     paths = [_path_row(name, path) for name, some in own.libraries.items() for path in some]
     if paths:
         show_table(console, *drop_empty_columns(PATH_COLUMNS, paths), ("collectives", "ranks", "80% range", "launch", "per hop"))
@@ -56,24 +67,6 @@ def _path_row(library: str, path: Path) -> tuple[str, ...]:
         format_rate(path.bandwidth_Bps),
         f"±{path.spread:.0%}" if path.spread else "",
     )
-
-
-def _show_runs(console: Console, own: Profile) -> None:
-    """A table of runs for each deployment: what was measured beside what the catalogue alone predicts."""
-    moves = dict(moves_of(own))
-    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
-    for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
-        name, held = deployment_words(deployment), list(runs)
-        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
-            name = ""
-        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
-            cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
-            show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
-            name = ""
-        if taught := moves.get(deployment):
-            moved = [(constant, *move_words(change)) for constant, change in taught.items()]
-            show_table(console, MOVE_COLUMNS, moved, title=name)
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
@@ -123,7 +116,6 @@ def _value(name: str, value: float | None) -> str:
 
 
 def profile_document(own: Profile) -> Record:
-    """``profile show --json``."""
     runs = [_run_record(run) for run in runs_of(own.lessons)]
     moved = [
         record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
@@ -134,14 +126,11 @@ def profile_document(own: Profile) -> Record:
 
 
 def _run_record(run: TaughtRun) -> Record:
-    latencies = {metric: record("profile-latency", lesson=lesson, off=_off(lesson)) for metric, lesson in run.lessons.items()}
+    offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
+    latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
     parts = {name: told for name, told in latencies.items() if name not in LATENCIES}
     served = {metric: latencies.get(metric) for metric in LATENCIES}
     return record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None)
-
-
-def _off(lesson: RunLesson) -> float:
-    return lesson.measured_s / lesson.catalogue_s - 1
 
 
 def show_difference(console: Console, found: ProfileDifference) -> None:
@@ -193,7 +182,6 @@ def _change(change: float | None) -> str:
 
 
 def difference_document(found: ProfileDifference) -> Record:
-    """``profile diff --json``."""
     words = [record("profile-word", name=name, before=before or None, after=after or None) for name, before, after in found.words]
     constants = [record("profile-change", of=x, change=x.change) for x in found.constants]
     latencies = [record("profile-run-change", of=x, change=x.change) for x in found.latencies]
@@ -223,6 +211,5 @@ def _verdicts(found: ProfileCoverage) -> Iterator[str]:
 
 
 def coverage_document(found: ProfileCoverage) -> Record:
-    """``profile check --json``."""
     topics = [record("profile-topic", topic=topic) for topic in found.topics]
     return record("profile-check", of=found, parts=parts_of(found.profile), topics=topics, tells=bool(found.used))

@@ -22,16 +22,6 @@ EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "t
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     """One line a point, the knee and the capacity said."""
     say_own_limits(console, s.outcomes[0].notes)
-    say(console, sweep_words(s, slo), ANSWER)
-    say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
-    times = (">TTFT mean", ">TTFT p99", ">TPOT mean", ">TPOT p99", ">ITL p99", ">E2E mean")
-    columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
-    show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
-    notes(console, remarks(s.outcomes[0]))
-
-
-def sweep_words(s: RequestSweep, slo: Slo) -> str:
-    """Where it turns."""
     unit = rate_words if s.name == LOADS[0] else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
@@ -39,7 +29,12 @@ def sweep_words(s: RequestSweep, slo: Slo) -> str:
     if slo.limits:
         most = s.most(slo)
         parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
-    return f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0]
+    say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
+    say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
+    times = (">TTFT mean", ">TTFT p99", ">TPOT mean", ">TPOT p99", ">ITL p99", ">E2E mean")
+    columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
+    show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
+    notes(console, remarks(s.outcomes[0]))
 
 
 def _cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
@@ -60,21 +55,16 @@ def plot_sweep(s: RequestSweep, path: Path | None) -> "plots.Figure":
         panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
         for axes, (title, names) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             for index, name in enumerate(names):
-                _line(axes, s, name, index)
+                metric, which = name.split("_")
+                values = [o.statistic(name) for o in s.outcomes]
+                ends = np.array([o.range_of(name) for o in s.outcomes])
+                axes.plot(s.values, values, **style(index, label=f"{metric.upper()} {which}"), markersize=4)
+                axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
+                if s.knee is not None:
+                    axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
             _frame(axes, s, title)
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _line(axes: "plots.Axes", s: RequestSweep, name: str, index: int) -> None:
-    metric, which = name.split("_")
-    values = [o.statistic(name) for o in s.outcomes]
-    ends = np.array([o.range_of(name) for o in s.outcomes])
-    label = f"{metric.upper()} {which}"
-    axes.plot(s.values, values, **style(index, label=label), markersize=4)
-    axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
-    if s.knee is not None:
-        axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
 
 
 def _frame(axes: "plots.Axes", s: RequestSweep, what: str) -> None:
@@ -109,25 +99,21 @@ def plot_outcome(o: RequestsInTime, path: Path | None) -> "plots.Figure":
         left, right = figure.subplots(1, 2)
         title = f"{o.question.model.key} on {o.question.cluster.key}: {fleet_words(o)}, {rate_words(o.requests_per_s)}"
         figure.suptitle(no_formula(title), fontsize=11)
-        _histogram(left, o)
+        times, counts = o.gaps
+        if counts.sum():
+            ms = times * 1e3
+            ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
+            bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80).tolist()
+            left.hist(ms, weights=counts / counts.sum(), bins=bins, color=COLOURS[0], alpha=0.85)
+            for index, which in enumerate(("mean", "p50", "p99")):
+                value = o.statistic(f"itl_{which}") * 1e3
+                left.axvline(value, color=COLOURS[index + 1], linestyle=("-", "--", ":")[index], label=f"{which} {value:.3g} ms")
+            left.legend(fontsize=8, frameon=False)
+        left.set(xlabel="time between tokens, ms", ylabel="share of tokens", yscale="log")
+        left.grid(alpha=0.25)
         _distribution(right, o)
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _histogram(axes: "plots.Axes", o: RequestsInTime) -> None:
-    times, counts = o.gaps
-    if counts.sum():
-        ms = times * 1e3
-        ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
-        bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80).tolist()
-        axes.hist(ms, weights=counts / counts.sum(), bins=bins, color=COLOURS[0], alpha=0.85)
-        for index, which in enumerate(("mean", "p50", "p99")):
-            value = o.statistic(f"itl_{which}") * 1e3
-            axes.axvline(value, color=COLOURS[index + 1], linestyle=("-", "--", ":")[index], label=f"{which} {value:.3g} ms")
-        axes.legend(fontsize=8, frameon=False)
-    axes.set(xlabel="time between tokens, ms", ylabel="share of tokens", yscale="log")
-    axes.grid(alpha=0.25)
 
 
 def _distribution(axes: "plots.Axes", o: RequestsInTime) -> None:

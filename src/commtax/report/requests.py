@@ -13,8 +13,8 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
-from commtax.statement import Note
-from commtax.units import format_seconds, plural
+from commtax.statement import MEANS, Note
+from commtax.units import format_figure, format_seconds, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
@@ -24,8 +24,7 @@ from commtax.verbs.usage import EngineUsage, usage_of
 
 WORDS = table("report/words.toml")["requests"]
 METRICS = WORDS["metrics"]
-BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
-"""Our times, and what vLLM calls them."""
+BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}  # our times, and what vLLM calls them
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle
@@ -34,9 +33,21 @@ SAME = 1.1  # a tail that is no longer than this many medians is none
 
 def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """Saturation and missed limits first, then the times, then why."""
-    _verdicts(console, o, slo)
+    say_own_limits(console, o.notes)
+    for note in (note for note in o.notes if note.code == "interrupted"):
+        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
+    if o.overloaded:
+        grow = "the queue keeps growing, and the times below are means over a run of this length"
+        load = f"{format_figure(o.capacity)} requests/s is the capacity, and {format_figure(o.offered_rate)} arrive"
+        say(console, f"Overloaded: {load}; {grow}.", "bold red")
+    if not slo.kept(o):
+        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
+        say(console, f"SLO missed: {_slo_words(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
     say(console, _load(o), ANSWER)
-    say(console, _throughput(o))
+    for means in (note for note in o.notes if note.code == MEANS):
+        say(console, f"{means}.")
+    tokens = f"{o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out ({o.tokens_per_s / o.num_gpus:,.0f} per GPU)"
+    say(console, f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}")
     if saved := _saved(o):
         say(console, saved)
     if slo.limits and slo.kept(o):
@@ -50,20 +61,6 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     fixed, details = fixed_time_notes(o.alike), (_engine(o, usage_of(o)), *([hosts] if sure else []))
     large = o.question.engine.host.request_s > LITTLE * o.statistic("ttft_mean")
     notes(console, (*remarks(o), *(fixed if large else ()), *(() if sure else (hosts,))), (*details, *(() if large else fixed)))
-
-
-def _verdicts(console: Console, o: RequestsInTime, slo: Slo) -> None:
-    """What makes the answer no, or only a part of it."""
-    say_own_limits(console, o.notes)
-    for note in (note for note in o.notes if note.code == "interrupted"):
-        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
-    if o.overloaded:
-        grow = "the queue keeps growing, and the times below are means over a run of this length"
-        load = f"{o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} arrive"
-        say(console, f"Overloaded: {load}; {grow}.", "bold red")
-    if not slo.kept(o):
-        good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
-        say(console, f"SLO missed: {_slo_words(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
 
 
 def _confidence_words(o: RequestsInTime, slo: Slo) -> str:
@@ -88,12 +85,11 @@ def fleet_words(o: RequestsInTime) -> str:
 
 
 def _question_words(o: RequestsInTime) -> str:
-    """When requests come and how long they are, in words."""
     q = o.question
     offered, count = q.offered, plural(len(o.stream), "request")
     count = count if o.share == 1 else f"{len(o.stream):,} of {o.num_requests:,} requests"
     if offered.trace is not None:
-        when = f"{count} of a trace, {o.offered_rate:,.3g} per second on average"
+        when = f"{count} of a trace, {format_figure(o.offered_rate)} per second on average"
     elif o.closed:
         when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last one is answered"
     elif isinf(offered.request_rate):
@@ -131,10 +127,9 @@ def rate_words(per_s: float) -> str:
 
 
 def _load(o: RequestsInTime) -> str:
-    """How much of what it could do is asked of it."""
-    capacity = f"its capacity of {o.capacity:,.3g} requests/s"
+    capacity = f"its capacity of {format_figure(o.capacity)} requests/s"
     if o.closed or isinf(o.offered_rate):
-        return f"{o.requests_per_s:,.3g} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
+        return f"{format_figure(o.requests_per_s)} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
     return f"{rate_words(o.offered_rate)} is {o.offered_rate / o.capacity:.0%} of {capacity}"
 
 
@@ -158,13 +153,7 @@ def time_words(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
 
 
-def _throughput(o: RequestsInTime) -> str:
-    tokens = f"{o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out ({o.tokens_per_s / o.num_gpus:,.0f} per GPU)"
-    return f"{o.requests_per_s:,.2f} requests/s, {tokens} over {time_words(o.duration_s)}"
-
-
 def _saved(o: RequestsInTime) -> str:
-    """What prefixes in the cache save, where there are some."""
     if o.without_prefixes is None:
         return ""
     own, plain = o.without_prefixes
@@ -173,7 +162,6 @@ def _saved(o: RequestsInTime) -> str:
 
 
 def tail_words(o: RequestsInTime) -> list[str]:
-    """Why the tails are what they are, one sentence each."""
     return [text for text in (first_words(first_tokens(o)), gap_words(gaps(o))) if text]
 
 
@@ -196,7 +184,6 @@ def _cause(name: str, longer: float) -> str:
 
 
 def gap_words(tail: Gaps) -> str:
-    """Of times between tokens."""
     if not isfinite(tail.p99_s):
         return ""
     p99, median = f"p99 ITL {format_seconds(tail.p99_s)}", f"its median of {format_seconds(tail.median_s)}"
@@ -233,7 +220,7 @@ def _engine(o: RequestsInTime, used: EngineUsage) -> str:
 
 def remarks(o: RequestsInTime) -> list[str]:
     """Notes but those that stand first; idle GPUs are counted over both kinds of workers, where there are two."""
-    said = ("interrupted", OWN_LIMITS, *(["idle-gpus"] if o.fleet.prompts else []))
+    said = ("interrupted", OWN_LIMITS, MEANS, *(["idle-gpus"] if o.fleet.prompts else []))
     return list(dict.fromkeys(note for note in o.notes if note.code not in said))
 
 
@@ -242,36 +229,32 @@ def _own_length(o: RequestsInTime) -> list[Note]:
 
 
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
-    """``simulate --json`` of requests in time."""
+    q, offered = o.question, o.question.offered
+    first, between = first_tokens(o), gaps(o)
+    ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
     made = document(
         "requests",
         o.question,
         outcome=o,
         idle_gpus=o.question.gpus_there - o.num_gpus,
-        offered=_offered_record(o),
+        offered=record(
+            "requests-offered",
+            offered=offered,
+            kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
+            request_rate=None if o.closed else o.offered_rate,
+            concurrency=q.requests.concurrency if o.closed else None,
+            input_len_mean=float(np.mean(o.stream.input_len)),
+            output_len_mean=float(np.mean(o.stream.output_len)),
+        ),
         requests=o.num_requests,
         utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
         times=[_times(o, metric) for metric in METRICS],
         slo=_slo(o, slo) if slo.limits else None,
         usage=usage_of(o),
-        tail=_tail(o),
+        tail={"ttft": ours, "itl": between, "words": tail_words(o)},
         notes=[*filter(None, [_saved(o)]), *_own_length(o), *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
-
-
-def _offered_record(o: RequestsInTime) -> Record:
-    """What came, as it was asked for."""
-    q, offered = o.question, o.question.offered
-    return record(
-        "requests-offered",
-        offered=offered,
-        kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
-        request_rate=None if o.closed else o.offered_rate,
-        concurrency=q.requests.concurrency if o.closed else None,
-        input_len_mean=float(np.mean(o.stream.input_len)),
-        output_len_mean=float(np.mean(o.stream.output_len)),
-    )
 
 
 def _times(o: RequestsInTime, metric: str) -> Record:
@@ -286,12 +269,6 @@ def _times(o: RequestsInTime, metric: str) -> Record:
 def _slo(o: RequestsInTime, slo: Slo) -> Record:
     sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
     return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
-
-
-def _tail(o: RequestsInTime) -> Record:
-    first, between = first_tokens(o), gaps(o)
-    ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
-    return {"ttft": ours, "itl": between, "words": tail_words(o)}
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:

@@ -11,8 +11,7 @@ from rich.text import Text as Styled
 from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding
 from commtax.report.audit_words import value_text
 from commtax.report.server_words import STYLES, WORDS, answer_sentence, load_sentence, next_lines, range_text, state_of
-from commtax.results.live import ServerAudit
-from commtax.results.live_tails import tail_bounds
+from commtax.results.live import ServerAudit, tail_bounds
 from commtax.results.prometheus import bounds_text
 
 SCALE = 11  # signs of the picture of a range
@@ -40,7 +39,7 @@ def dashboard(history: Sequence[ServerAudit], line: DashboardLine, width: int) -
     parts: list[RenderableType] = [Styled(answer_sentence(seen), style=style), Styled(load_sentence(seen))]
     if not seen.window.idle:
         parts += [Styled(""), _table(history, width), Styled("")]
-    if now := _moment_words(seen):
+    if now := " · ".join(f"{seen.run.facts[fact]} {name}" for fact, name in WORDS["facts"].items() if fact in seen.run.facts):
         parts.append(Styled(f"now: {now}"))
     parts += [Styled(text) for text in next_lines(seen)]
     if line.trouble:
@@ -116,8 +115,3 @@ def sparkline(values: Sequence[float | None]) -> str:
     least, span = min(known), max(known) - min(known)
     top = len(SPARKS) - 1
     return "".join(" " if v is None else SPARKS[round((v - least) / span * top) if span > 0 else top // 2] for v in shown)
-
-
-def _moment_words(seen: ServerAudit) -> str:
-    """Gauges of the last look."""
-    return " · ".join(f"{seen.run.facts[fact]} {name}" for fact, name in WORDS["facts"].items() if fact in seen.run.facts)

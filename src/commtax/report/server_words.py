@@ -10,7 +10,7 @@ from commtax.report.audit_words import cause_sentence, causes, outcome_sentence,
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say
 from commtax.results.live import BINDS, IDLE, ServerAudit
-from commtax.units import format_mean, format_seconds
+from commtax.units import format_figure, format_mean, format_seconds
 
 WORDS = table("report/words.toml")["server"]
 OF_A_TOKEN = ("tpot_mean", "itl_mean")
@@ -88,7 +88,7 @@ def load_sentence(seen: ServerAudit) -> str:
     if run.input_len and run.output_len:
         parts.append(f"{format_mean(run.input_len)} tokens in, {format_mean(run.output_len)} out")
     if run.requests_per_s:
-        parts.append(f"{run.requests_per_s:.3g} requests/s")
+        parts.append(f"{format_figure(run.requests_per_s)} requests/s")
     if run.hit_rate:
         parts.append(f"{run.hit_rate:.0%} of the prompt tokens cached")
     if run.accepted > 1:

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator
 
 from commtax.judgement.margins import is_close, ranges_overlap
 from commtax.planner.columns import ServingColumns
-from commtax.planner.reasons import against_words, doubt_words, dtype_words, longer_times
+from commtax.planner.reasons import against_codes, against_words, among_words, doubt_words, dtype_words, longer_times, role_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, facts
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes
 from commtax.report.operating_points import OPEN
 from commtax.report.plan_rows import served_rows
-from commtax.report.plan_tables import gpus_of, places, served_columns, show_ranked
+from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, show_ranked
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
 from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, plural
@@ -38,7 +38,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _say_recommended(console, a.waited, WAITED, waiting_why(a.waited))
         _say_recommended(console, a, UNWAITED, reasons_between(a))
     elif a.best and a.recommended:
-        _say_recommended(console, a, role_words(a), reasons_between(a))
+        _say_recommended(console, a, several_role(a), reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
     where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
@@ -46,16 +46,22 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     if a.best:
         _show_ranking(console, a, top)
     counted = counted_note(q)
-    notes(console, [note for note in _notes(a) if note != counted], [note for note in _notes(a) if note == counted])
+    first = a.plans[:top]
+    behind = behind_notes([(one.answer, one.answer.plans, one.row) for one in first], [one.worth(a.objective) for one in first])
+    notes(console, [*behind, *(note for note in _notes(a) if note != counted)], [note for note in _notes(a) if note == counted])
 
 
-def role_words(a: SeveralPlans) -> str:
+def several_role(a: SeveralPlans) -> str:
     """Whether what is recommended is also the best of all."""
-    return "Recommended and best" if a.best and a.recommended and same_plan(a.best, a.recommended) else "Recommended"
+    best = a.best and a.recommended and same_plan(a.best, a.recommended)
+    return role_words(bool(best), _passed_over_codes(a))
+
+
+def _passed_over_codes(a: SeveralPlans) -> list[str]:
+    return against_codes(a.passed_over.answer.question, a.passed_over.answer.plans) if a.passed_over else []
 
 
 def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable[str]) -> None:
-    """What to run where, and why."""
     if a.recommended:
         say(console, f"{role}: {several_sentence(a.recommended)}", ANSWER)
     for line in why:
@@ -91,7 +97,8 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
     if best is None or own is None:
         return
     if not same_plan(best, own):
-        first = f"the best is {_placed_words(best)}: {_figure_words(best, a.objective)} {UNITS[a.objective]}"
+        figure = f"{_figure_words(best, a.objective)} {UNITS[a.objective]}"
+        first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
         yield f"{first}, {doubt_words(best.answer.question, pools)}"
     if (ahead := a.passed_over) and not is_close(q := ahead.answer.question, _ratio(own, ahead, a.objective)):
@@ -199,7 +206,6 @@ def _notes(a: SeveralPlans) -> list[str]:
 
 
 def several_document(a: SeveralPlans, top: int) -> Record:
-    """``plan --json`` of several clusters."""
     return document(
         "plan-several",
         a.answers[0].question,
@@ -233,11 +239,9 @@ def waiting_why(waited: SeveralPlans) -> list[str]:
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:
-    """Every plan of all clusters, best first."""
     listed = {id(answer): served_rows(answer) for answer in a.answers}
     return [{"cluster": one.answer.question.cluster.key, **listed[id(one.answer)][one.row]} for one in a.plans]
 
 
 def ranked_row(one: RankedPlan) -> Record:
-    """A plan and where it runs."""
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}

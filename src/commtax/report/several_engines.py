@@ -7,7 +7,7 @@ from commtax.report.documents import Record
 from commtax.report.drawing import Console
 from commtax.report.plan_tables import EXPENDABLE
 from commtax.report.planning import plans_document
-from commtax.report.tables import ANSWER, notes, say, show_columns, sized_places
+from commtax.report.tables import ANSWER, notes, say, show_table, sized_places
 from commtax.report.trained_plans import ranked_columns, run_notes
 from commtax.units import plural
 
@@ -31,7 +31,7 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
     if able:
         shown = [ranked_columns(a, a.plans, [a.recommended]) for a in able]
         columns = {"engine": [_name(a) for a in able]} | {name: [one[name][0] for one in shown] for name in SHOWN}
-        show_columns(console, columns, EXPENDABLE)
+        show_table(console, list(columns), zip(*columns.values(), strict=True), EXPENDABLE)
     notes(console, [*(run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
 
 
@@ -41,7 +41,6 @@ def fastest_first(answers: Sequence[TrainPlans]) -> list[TrainPlans]:
 
 
 def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
-    """``plan --phase train --engine A,B --json``."""
     able = fastest_first(answers)
     return {
         "schema": "commtax.plan-engines/1",

@@ -10,19 +10,14 @@ from commtax.statement import Note
 from commtax.units import format_seconds, plural
 from commtax.verbs.settling import describe_gpus
 
-TableCells = tuple[list[str], list[list[str | Text]]]
-"""Names of columns, and rows of cells."""
-Remarks = tuple[tuple[str, ...], tuple[str, ...]]
-"""Notes, and those that are details."""
-NOTHING_S = 1e-12
-"""Less than this is left of a difference by rounding alone."""
+TableCells = tuple[list[str], list[list[str | Text]]]  # names of columns, and rows of cells
+Remarks = tuple[tuple[str, ...], tuple[str, ...]]  # notes, and those that are details
+NOTHING_S = 1e-12  # less than this is left of a difference by rounding alone
 MOST_REJECTED = 16
 BETWEEN = 2  # spaces between columns
 ANSWER = "bold"
-OWN_LIMITS = "own-limits"
-"""The style of an answer's first sentence: no colour, which some grounds would swallow."""
-SENT = "magenta"
-"""Of names of what is sent: dark enough on white, light enough on black."""
+OWN_LIMITS = "own-limits"  # the style of an answer's first sentence: no colour, which some grounds would swallow
+SENT = "magenta"  # of names of what is sent: dark enough on white, light enough on black
 NOTHING_SENT = "Nothing is sent: there is only one rank."
 CONTEXT = {
     "decode": "cached tokens per request",
@@ -58,15 +53,7 @@ def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tup
         say_whole(console, f"{first:{width}}{second}", style="dim" if (first, second) == columns else "")
 
 
-def show_columns(
-    console: Console, columns: Mapping[str, Iterable[str | Text]], expendable: Sequence[str] = (), title: str = ""
-) -> None:
-    """A table given by its columns."""
-    show_table(console, list(columns), zip(*columns.values(), strict=True), expendable, title)
-
-
 def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
-    """What did not make it, and why."""
     rows = list(rejected)
     more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
     if rows:
@@ -121,9 +108,8 @@ def say_held(console: Console, count: int) -> None:
 
 
 def cluster_words(asked: Question) -> str:
-    """The cluster and its links, in words."""
     if len(asked.places) > 1:
-        ahead, own = (cluster_words(asked.but(cluster=place, prefill_cluster=None)) for place in asked.places)
+        ahead, own = (cluster_words(Question.but(asked, cluster=place, prefill_cluster=None)) for place in asked.places)
         slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
         return f"{ahead} for prompts and {own} for decoding, {slower.key} between them"
     c = asked.cluster
@@ -208,7 +194,6 @@ def range_80(low_s: Number, high_s: Number) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Flat records under a line of their names."""
     import csv  # not for those who read tables
     import io
 

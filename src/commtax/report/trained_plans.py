@@ -27,7 +27,8 @@ def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
         return tuple(run_notes(a) if len(a.near) else ()), ()
     splits = a.splits()
     _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
-    best = f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit"
+    listed = f"--top N --json lists the first N of all {len(a.plans):,} that fit"
+    best = f"the best microbatch, recomputation and schedule of each split; {listed}"
     return (best, *run_notes(a)), ()
 
 
@@ -48,7 +49,6 @@ def untrained_words(a: TrainPlans) -> list[str]:
 
 
 def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
-    """Columns of a table of some plans."""
     steps = [a.step_of(rows, i) for i in first]
     rates = [a.tokens_per_s(rows, i) for i in first]
     runs = [training_money(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
@@ -79,7 +79,6 @@ def run_words(a: TrainPlans) -> str:
 
 
 def run_notes(a: TrainPlans) -> list[str]:
-    """What days and dollars are of."""
     run = f"time and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
     return [f"{run}; {'; '.join(price_notes([a.question]))}"]
 
@@ -94,5 +93,4 @@ def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
 
 
 def trained_figures(rows: TrainColumns, i: int) -> Record:
-    """The sizes and figures of one plan."""
     return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}

@@ -7,7 +7,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, range_80, say, say_asked, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import CollectiveWay, Effect, Explanation, Floor, PricedBy, TimePart
+from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart
 
 
 def why_document(w: Why) -> Record:
@@ -59,7 +59,8 @@ def _reason_lines(w: Why) -> Iterator[str]:
     if e.nbytes or e.flops:
         yield f"per launch: {_moved_words(e, 1)}; in total: {_moved_words(e, w.times)}"
     if e.way:
-        yield _path_words(e.way)
+        over = f" on {plural(int(e.way.domains), 'domain')}" if e.way.domains > 1 else ""
+        yield f"path: {e.way.path} over {e.way.link}, {int(e.way.ranks)} ranks{over}, {e.way.library}; {e.way.reason}"
     if e.floor:
         yield _floor_words(e.floor, w.each_s)
 
@@ -70,7 +71,8 @@ def _derived_lines(w: Why) -> Iterator[str]:
     if e.shape:
         yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
     if e.way:
-        yield _wire_words(e.way)
+        window = f"{format_seconds(e.way.window_s)} ({e.way.window})" if e.way.window_s else "none"
+        yield f"on the wire: each rank sends at least {format_bytes(e.way.sent_bytes)} each time; window: {window}"
     if e.priced_by:
         yield from _constants_lines(e.priced_by)
     elif e.source:
@@ -84,16 +86,6 @@ def _size(value: float | str) -> str:
 def _moved_words(e: Explanation, times: float) -> str:
     computed = f", {format_si(e.flops * times, 'FLOP')}" if e.flops else ""
     return f"{format_bytes(e.nbytes * times)}{computed}"
-
-
-def _path_words(way: CollectiveWay) -> str:
-    over = f" on {plural(int(way.domains), 'domain')}" if way.domains > 1 else ""
-    return f"path: {way.path} over {way.link}, {int(way.ranks)} ranks{over}, {way.library}; {way.reason}"
-
-
-def _wire_words(way: CollectiveWay) -> str:
-    window = f"{format_seconds(way.window_s)} ({way.window})" if way.window_s else "none"
-    return f"on the wire: each rank sends at least {format_bytes(way.sent_bytes)} each time; window: {window}"
 
 
 def _floor_words(floor: Floor, each_s: float) -> str:

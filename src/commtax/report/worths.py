@@ -1,6 +1,6 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isnan
 
 from commtax.catalog.programs import program
@@ -24,11 +24,12 @@ from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODE
 from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
+from commtax.verbs.requests_weighed import RequestTimes
+from commtax.verbs.settling import link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
-AXES = {"prompt": "prompt length"}
-"""What axes are called, where not by their name."""
+AXES = {"prompt": "prompt length"}  # what axes are called, where not by their name
 FIGURES = (">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
 COLUMNS = ("technique", "verdict", *FIGURES)
 EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT", "TPOT", "range")
@@ -82,7 +83,6 @@ def _cure(w: Worth) -> str:
 
 
 def _now(w: Worth) -> str:
-    """What there is without the techniques."""
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
     now = f"now, with {on}" if on else "without the techniques below"
     if not w.of_step:
@@ -155,8 +155,7 @@ def _times_text(w: Worth) -> str:
     return f"TTFT {format_seconds(r.ttft_s)}, {tpot}{rate}"
 
 
-TOLD = 3
-"""Techniques that a sentence names of each kind."""
+TOLD = 3  # techniques that a sentence names of each kind
 
 
 def _verdict(w: Worth) -> str:
@@ -165,9 +164,16 @@ def _verdict(w: Worth) -> str:
     where, other = (f"on top of {_on(w)}", "other technique") if _on(w) else ("here", "technique")
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
-    told = _sentences(titled, {_doubt([row]) for row in w.on})
+    told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
     return " ".join(
-        [*dropped_words(w.settings), *map(_set_words, w.on), *([] if kinds[gains.SET] else [none]), *told, *_lost_when_full(w)]
+        [
+            *dropped_words(w.settings),
+            *_limit_words(w.limits),
+            *map(_set_words, w.on),
+            *([] if kinds[gains.SET] else [none]),
+            *told,
+            *_lost_when_full(w),
+        ]
     )
 
 
@@ -175,6 +181,14 @@ def dropped_words(settings: Sequence[SettingWorth]) -> list[str]:
     """One sentence on settings that cost: what requests gain with the engine's own in their place; none where none does."""
     told = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)})" for x in settings]
     return [f"Set here, and it costs; dropping {', '.join(told)}."] if told else []
+
+
+def _limit_words(limits: SettingWorth | None) -> list[str]:
+    """One sentence on engine limits that make room where memory binds."""
+    if limits is None:
+        return []
+    gain = f"{_percent(limits.gain)}, {_percent(limits.low)} to {_percent(limits.high)}"
+    return [f"Memory binds: set {limits.flag} first ({gain}; {limits.cost}); the gains below are without it."]
 
 
 ADVICE = {
@@ -187,12 +201,12 @@ ADVICE = {
 """What is said of techniques by what to do about them, in the order of being told."""
 
 
-def _sentences(titled: dict[str, list[TechniqueWorth]], doubts: set[str]) -> Iterator[str]:
+def _sentences(titled: dict[str, list[TechniqueWorth]], now: RequestTimes, doubts: set[str]) -> Iterator[str]:
     """A sentence for each kind that there is; whose acceptance gains rest on is said once, if it was not yet."""
     for title, rows in titled.items():
         if rows:
             doubt = _doubt(rows)
-            yield f"{title}: {_named(rows)}{'' if doubt in doubts else doubt}."
+            yield f"{title}: {_named(rows, now)}{'' if doubt in doubts else doubt}."
             doubts.add(doubt)
 
 
@@ -233,10 +247,19 @@ def _on(w: Worth) -> str:
     return " and ".join(row.asked for row in w.on if not row.since)
 
 
-def _named(rows: list[TechniqueWorth]) -> str:
-    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)})" for row in rows[:TOLD]]
+def _named(rows: list[TechniqueWorth], now: RequestTimes) -> str:
+    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)}{_moved(row, now)})" for row in rows[:TOLD]]
     more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
     return ", ".join([*shown, *more])
+
+
+def _moved(row: TechniqueWorth, now: RequestTimes) -> str:
+    """Times that a gain comes with, where they change much."""
+    if row.advice not in (gains.SET, gains.MEASURE):
+        return ""
+    pairs = {"TTFT": (now.ttft_s, row.ttft_s), "TPOT": (now.tpot_s, row.tpot_s)}
+    told = [f", {name} {' -> '.join(map(format_seconds, pair))}" for name, pair in pairs.items() if gains.moves_time(*pair)]
+    return "".join(told)
 
 
 def _on_top(row: TechniqueWorth) -> str:
@@ -283,12 +306,12 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
     if not row.pays and len(row.never) > 1:
         return "nowhere tried"
     pays = ", or ".join(map(_pay_text, row.pays))
-    never = (f"at no {_axis(name)} tried" for name in row.never)
+    never = (f"at no {AXES.get(name, name)} tried" for name in row.never)
     return "; ".join(filter(None, [pays, *never])) or "at every load and prompt length tried"
 
 
 def _pay_text(pays: PayRange) -> str:
-    name, low, high = _axis(pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
+    name, low, high = AXES.get(pays.axis, pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
     if low == high:
         said = f"{name} {low} alone"
     elif pays.high == pays.ends[1]:
@@ -296,10 +319,6 @@ def _pay_text(pays: PayRange) -> str:
     else:
         said = f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
     return f"{said} ({pays.until})" if pays.until else said
-
-
-def _axis(name: str) -> str:
-    return AXES.get(name, name)
 
 
 def _remarks(w: Worth) -> Iterator[str]:
@@ -314,14 +333,15 @@ def _remarks(w: Worth) -> Iterator[str]:
     if w.of_step:
         yield "step, step alone: of the batch asked about with no other work in the step, and what its tokens/s gain"
     if w.swept:
-        tried = " and ".join(f"{_axis(name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
+        tried = " and ".join(f"{AXES.get(name, name)} {low:,.0f} to {high:,.0f}" for name, low, high in w.swept)
         yield f"pays off: where the central prediction is a gain; tried: {tried}, each varied alone"
     if any(not isnan(row.full_gain) for row in w.here):
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
+    yield from link_notes(w.question)
     for row in (*w.on, *w.here):
-        if (gpus := _gpus(row, w)) != int(w.question.plan.num_gpus):
+        if (gpus := int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"
         yield from (f"{row.name}: {note}" for note in row.notes)
 
@@ -333,20 +353,9 @@ def _details(w: Worth) -> Iterator[str]:
 
 
 def worth_document(w: Worth) -> Record:
-    """``worth --json``."""
-    return document(
-        "worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=_rows(w.rows), own=_rows(w.on)
-    )
-
-
-def _rows(rows: Iterable[TechniqueWorth]) -> list[Record]:
-    return [worth_row(row) for row in rows]
+    rows, own = (list(map(worth_row, some)) for some in (w.rows, w.on))
+    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=rows, own=own)
 
 
 def worth_row(row: TechniqueWorth) -> Record:
     return record("worth-row", row=row, technique=row.technique, pays=row.pays)
-
-
-def _gpus(row: TechniqueWorth, w: Worth) -> int:
-    """GPUs of a server with the technique."""
-    return int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from commtax.evidence.short_lines import split_lines
+from commtax.evidence.wordings import split_lines
 from commtax.files import JsonObject, list_of, object_of
 from commtax.results.bench_record import SECONDS, STATISTICS, TABLE, BenchmarkRun, number, result, spread_of
 from commtax.thresholds import counts
@@ -53,8 +53,7 @@ def _make_result(blocks: Blocks, flat: Mapping[str, object], version: str = "") 
             read = {k: n for k, v in block.items() if k not in ("unit", "count", "sum") and (n := number(v)) is not None}
             stats[metric] = {STATISTICS.get(k, k): n * factor for k, n in read.items()}
     lengths = tuple(number(flat.get(f"{side}_sequence_length", flat.get(f"num_{side}_token"))) for side in ("input", "output"))
-    answers = blocks.get("output_sequence_length", {})
-    spread = spread_of(lengths[1], number(answers.get("std")))
+    spread = spread_of(lengths[1], number(blocks.get("output_sequence_length", {}).get("std")))
     requests = int(number(flat.get("request_count")) or 0)
     totals = {f"total_{side}_tokens": n * requests for side, n in zip(("input", "output"), lengths, strict=True) if n and requests}
     return result("aiperf", "serve", {**flat, **totals}, stats, version=version, spread=spread, lengths=lengths)

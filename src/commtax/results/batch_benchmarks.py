@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.files import JsonObject
 from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
 from commtax.thresholds import counts

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import islice
 from statistics import fmean, median
 
-from commtax.evidence.short_lines import split_lines
+from commtax.evidence.wordings import split_lines
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
@@ -72,16 +72,12 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
             yield from printed.parse(text)
         for module in special:
             yield from module.parse(text)
-        yield from _results_between_lines(text)
-
-
-def _results_between_lines(text: str) -> Iterator[BenchmarkRun]:
-    """Results that stand as JSON in lines of their own among others, as a client's output has them."""
-    for match in _LINE.finditer(text):
-        end = text.find("\n", match.start())
-        line = text[match.start() : end if end >= 0 else None]
-        with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
-            yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _results_of_document(d))
+        # Results that stand as JSON in lines of their own among others, as a client's output has them.
+        for match in _LINE.finditer(text):
+            end = text.find("\n", match.start())
+            line = text[match.start() : end if end >= 0 else None]
+            with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
+                yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _results_of_document(d))
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
@@ -131,7 +127,6 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
 
 
 def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
-    """The results of one document."""
     if guidellm.is_document(d):
         yield from guidellm.from_document(d)
     elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first

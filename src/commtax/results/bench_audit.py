@@ -18,7 +18,7 @@ from commtax.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.results.expected_figures import SERVER, BenchmarkLoad, ExpectedFigures, lengths_of, load_of, load_words, predict_run
 from commtax.statement import Note
 from commtax.thresholds import thresholds
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.fitting import holds
 
 COUNT, LEVEL = thresholds(__name__)
@@ -26,16 +26,13 @@ RESULTS = "results"  # a fact of a file with several
 WORDS = table("results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
 STATISTICS = ("mean", "median", "p99")
-TERMS = ("queue", "prefill", "decode")
-"""Times that a server tells of its own inside: told and judged, and no headline."""
+TERMS = ("queue", "prefill", "decode")  # times that a server tells of its own inside: told and judged, and no headline
 DEGREES = ("pp", "dp", "ep")
-IDENTITY = ("model", "chip", "tp", *DEGREES)
-"""Codes of findings on what ran."""
+IDENTITY = ("model", "chip", "tp", *DEGREES)  # codes of findings on what ran
 BEATS = "beats the hardware"
 Judge = Callable[[str, str, Note, float, str], Finding | None]
 """Metric, statistic, item, what was measured and its unit: the comparison, or None where nothing is predicted."""
-Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]
-"""Of one result."""
+Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]  # of one result
 
 
 def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str, baseline: BenchmarkRun | None = None) -> Section:
@@ -58,7 +55,6 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
 
 
 def _audit_alone(result: BenchmarkRun) -> Said:
-    """What happened, without a prediction."""
     return (*_times(result), *_rates(result), *_impossible_findings(result)), terms.plain_causes(result), ()
 
 
@@ -94,7 +90,7 @@ def _overload_words(predicted: ExpectedFigures) -> str:
     """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
     over = rate and kept and falls_behind(rate, kept.value)
-    return f": overloaded, {kept.value:.3g} of them answered per second" if kept and over else ""
+    return f": overloaded, {format_figure(kept.value)} of them answered per second" if kept and over else ""
 
 
 def _too_large(load: BenchmarkLoad | str, claim: Claim) -> Iterator[Finding]:
@@ -218,17 +214,17 @@ def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> It
         yield Finding("results without a first token", 0, 1, reason=WHY["unstreamed"]).judged()
     elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > COUNT.least_output:
         yield Finding("results without gaps between tokens", 0, 1, reason=WHY["unstreamed_gaps"]).judged()
-    yield from _answered_more_than_sent(result)
-    yield from _identities(result)
-    yield from _whole_request(result, lengths_of(result, claim)[1] if claim else result.output_len)
-
-
-def _answered_more_than_sent(result: BenchmarkRun) -> Iterator[Finding]:
-    """That more was answered than was sent, by more than chance: the rate that was set is not the one that came."""
+    # That more was answered than was sent, by more than chance: the rate that was set is not the one that came.
     asked, answered, count = result.request_rate, result.requests_per_s, result.requests
     if asked and answered and count and math.isfinite(asked) and answered > asked * (1 + LEVEL.sent_slack + 3 / math.sqrt(count)):
         why = "requests came faster than the rate that is said of them"
         yield Finding("requests/s answered, at most those sent", asked, answered, "", LEVEL.sent_slack, why, verdict=DISAGREE)
+    yield from _identities(result)
+    output = lengths_of(result, claim)[1] if claim else result.output_len
+    ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
+    if ttft and gap and output and output >= COUNT.least_output and abs(ttft / (output * gap) - 1) <= LEVEL.whole:
+        reason = f"it is {ttft / gap:.0f} x ITL for {output:.0f} tokens: the time of a whole request, not of the first token"
+        yield Finding("TTFT", None, ttft, "s", LEVEL.whole, reason, verdict=DISAGREE)
 
 
 def _claim_findings(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Finding]:
@@ -306,13 +302,6 @@ def _ceiling(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
     if rate > most / LEVEL.floor_slack:
         reason = f"{BEATS}: more tokens than its chips can multiply: a cached prefix, other hardware, or another model"
         yield Finding("total tokens/s, at most those of the peak", most, rate, "", math.inf, reason, verdict=DISAGREE)
-
-
-def _whole_request(result: BenchmarkRun, output: float | None) -> Iterator[Finding]:
-    ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
-    if ttft and gap and output and output >= COUNT.least_output and abs(ttft / (output * gap) - 1) <= LEVEL.whole:
-        reason = f"it is {ttft / gap:.0f} x ITL for {output:.0f} tokens: the time of a whole request, not of the first token"
-        yield Finding("TTFT", None, ttft, "s", LEVEL.whole, reason, verdict=DISAGREE)
 
 
 def _tp_not_applied(result: BenchmarkRun, baseline: BenchmarkRun, claim: Claim) -> Iterator[Finding]:

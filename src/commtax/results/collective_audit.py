@@ -54,13 +54,26 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     causes += _separate_processes(tests)
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut_off_notes(tests)]
-    if tests.runs and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
-        notes.append(Note("calibrate", f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"))
+    sound = not causes and not any(f.verdict == DISAGREE for f in findings)  # else a fault would become the machine's own
+    if tests.runs and sound and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
+        lays = f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"
+        more = "to calibrate commtax, measure sizes that are mostly latency and mostly bytes as well, such as -b 8 -e 1G"
+        notes.append(Note("calibrate", lays if all(map(_has_both_sides, tests.runs)) else more))
     if place and not claim and tests.runs:
         notes.append(Note("place", f"{place.key} is taken from the devices' names"))
     if place and tests.runs:
         notes += _headline(times, "" if claim else place.key, assumed)
     return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
+
+
+def _has_both_sides(run: NcclTestsRun) -> bool:
+    """Whether the smallest size is mostly latency and the largest mostly bytes: times that grow little there, and much here."""
+    timed = sorted((row.nbytes, row.seconds) for row in run.rows if row.seconds and row.nbytes)
+    if len(timed) < 2:
+        return False
+    (least, first), (second, other) = timed[:2]
+    (before, late), (most, last) = timed[-2:]
+    return other / first <= (1 + second / least) / 2 and last / late >= 2 / (1 + before / most)
 
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:

@@ -7,7 +7,7 @@ size and each of out of place and in place, in a list or one a line.
 import json
 from collections.abc import Iterator
 
-from commtax.evidence.short_lines import split_lines
+from commtax.evidence.wordings import split_lines
 from commtax.files import Json, JsonObject, need_list, need_number, need_object, need_whole
 from commtax.results.nccl_tests import OPS
 from commtax.statement import Refusal

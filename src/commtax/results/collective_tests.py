@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commtax.evidence import prefixes
-from commtax.evidence.short_lines import lines_with
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import lines_with, patterns
 from commtax.results import nccl_tests
 from commtax.results.nccl_tests import NcclTestsRun
 from commtax.thresholds import thresholds

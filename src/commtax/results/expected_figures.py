@@ -25,8 +25,7 @@ from commtax.verbs.settling import settle
 COUNT, LEVEL = thresholds(__name__)
 SERVER = "prometheus"
 """The tool of a server's own metrics: of no one load, and without a beginning at which all requests come at once."""
-BY_ARRIVAL = ("ttft", "queue")
-"""Times that hang on how requests come, not only on how many are there."""
+BY_ARRIVAL = ("ttft", "queue")  # times that hang on how requests come, not only on how many are there
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "queue": "queue"}
 """Of a result, as the simulation calls them."""
 LIKE = {"prefill": "ttft", "decode": "tpot"}
@@ -68,8 +67,7 @@ class Figure:
         return self.value, self.low, self.high
 
 
-Figures = Mapping[tuple[str, str], Figure]
-"""By metric and statistic; rates by their field's name and ""."""
+Figures = Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by their field's name and ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,7 @@ class ExpectedFigures:
         like = self.figures.get((LIKE.get(metric, ""), "mean"))
         if like is None or metric not in self.terms or statistic != "mean":
             return self.figures.get((metric, statistic))
-        scale = self.terms[metric] / like.value
-        return like.scaled(scale)
+        return like.scaled(self.terms[metric] / like.value)
 
 
 def come_at_once(result: BenchmarkRun) -> bool:
@@ -241,9 +238,8 @@ def load_words(predicted: ExpectedFigures) -> str:
     waits = f"of TTFT {format_seconds(first.value)}, {format_seconds(first.value - steady)} is waiting in that first burst"
     usual = next((f", or {format_seconds(s)} with lengths ±{by:.0%}" for by, s in predicted.steady_s.items() if s < steady), "")
     shown = f"the steady state that simulate shows has {format_seconds(steady)}{usual}"
-    return (
-        f"{load}: {waits} (a mean over all requests); {shown}; --num-prompts {load.count} --spread {load.spread or 0:g} is this run"
-    )
+    same = f"with --num-prompts {load.count} --spread {load.spread or 0:g} it tells this mean, too"
+    return f"{load}: {waits} (a mean over all requests); {shown}; {same}"
 
 
 def _most_simulated(load: BenchmarkLoad) -> int:
@@ -276,7 +272,6 @@ def _batch(load: BenchmarkLoad, batch: int, claim: Claim) -> ExpectedFigures:
 
 
 def _closed_form_figures(closed: ClosedLoop) -> dict[tuple[str, str], Figure]:
-    """Means of the closed form."""
     first, each = (Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for name in ("ttft_s", "tpot_s"))
     whole = first.plus(each, float(closed.requests.output_len) - 1)
     return {("ttft", "mean"): first, ("tpot", "mean"): each, ("e2el", "mean"): whole}

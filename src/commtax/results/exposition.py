@@ -8,19 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.results.bench_record import TABLE, number
 from commtax.thresholds import counts
 
 NAMES: Mapping[str, list[str]] = TABLE["gauges"]
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm": "trtllm"}
-GROWING = ("_total", "_sum", "_count")
-"""Ends of the names of totals since a server's start."""
+GROWING = ("_total", "_sum", "_count")  # ends of the names of totals since a server's start
 COUNT = counts(__name__)
 SAYS = patterns(__name__)
-Buckets = Mapping[float, float]
-"""How many observations are at most a bound."""
+Buckets = Mapping[float, float]  # how many observations are at most a bound
 
 
 @dataclass(frozen=True, slots=True)

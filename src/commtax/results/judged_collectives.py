@@ -84,7 +84,6 @@ def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:
 def judge_tests(
     tests: CollectiveTests, op: str, place: Cluster, ranks: int = 0, library: str = "", profile: GivenProfiles | None = None
 ) -> JudgedTests:
-    """Judge the tests of one collective."""
     op = collective_named(op)
     own = tuple(replace(run, op=run.op or op) for run in tests.runs if run.op in ("", op))
     if not own:
@@ -95,13 +94,16 @@ def judge_tests(
         raise refusal
     of_op = replace(tests, runs=own, cut=tuple(test for test in tests.cut if test.op in ("", op)))
     faults = tuple(f for f in test_faults(of_op, place) if f.verdict == DISAGREE)
-    times = tuple(time for run in runs for time in run.times)
-    return JudgedTests(times, faults)
+    return JudgedTests(tuple(time for run in runs for time in run.times), faults)
 
 
 def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Finding]:
     """What makes a test unsound however long it took, and tests of which rows are missing."""
-    yield from _incomplete_tests(tests)
+    # A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run.
+    for test in (t for t in tests.cut if t.asked and not tests.alone):
+        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
+        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
+        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(missing_words(test))
     if tests.shared:
         who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
         why = f"ranks {who} name one bus id: NCCL joins them through the host or a socket"
@@ -113,16 +115,7 @@ def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Findi
 
 
 def wrong_sizes(run: NcclTestsRun) -> str:
-    """The sizes with wrong values."""
     return ", ".join(format_bytes(row.nbytes) for row in run.rows if row.wrong)[: COUNT.most_signs]
-
-
-def _incomplete_tests(tests: CollectiveTests) -> Iterator[Finding]:
-    """A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run."""
-    for test in (t for t in tests.cut if t.asked and not tests.alone):
-        label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
-        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
-        yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(missing_words(test))
 
 
 def missing_words(test: BegunTest) -> str:

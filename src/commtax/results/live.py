@@ -1,18 +1,51 @@
-"""A running server against its prediction: looks at its metrics, what happened between them, and the audit of that."""
+"""A running server against its prediction: looks at its metrics, what happened between them and in the tails, and its audit."""
 
+import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Audit, Claim, Finding, Section
 from commtax.results import bench_audit
 from commtax.results.bench_record import BenchmarkRun
-from commtax.results.expected_figures import BenchmarkLoad, ExpectedFigures, load_of, predict_run
-from commtax.results.exposition import Exposition, LookAtServer
-from commtax.results.live_tails import tail_findings
-from commtax.results.prometheus import lengths_of_requests, run_of
+from commtax.results.expected_figures import BenchmarkLoad, ExpectedFigures, Figure, load_of, predict_run
+from commtax.results.exposition import Exposition, LookAtServer, quantile_bounds
+from commtax.results.prometheus import LEVEL, METRICS, bounds_text, lengths_of_requests, run_of
 from commtax.statement import Note
 from commtax.units import format_seconds
 from commtax.verbs.explain import counterfactuals, verdict
+
+TITLES = {"ttft": "TTFT", "itl": "ITL", "e2el": "E2E"}
+TAIL = "p99"
+
+
+def tail_bounds(page: Exposition) -> dict[str, tuple[float, float]]:
+    """The bucket that holds the tail of each time, by metric."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, metric in METRICS.items():
+        bounds = quantile_bounds(page.buckets.get(name, {}), LEVEL.tail)
+        if bounds[1] > 0 and metric in TITLES:
+            found.setdefault(metric, bounds)
+    return found
+
+
+def tail_findings(page: Exposition, predicted: ExpectedFigures | None) -> Iterator[Finding]:
+    """Each tail as its bucket, beside the range of its prediction; a range is told and not judged."""
+    for metric, (low, high) in tail_bounds(page).items():
+        item = Note(f"{metric}_{TAIL}", f"{TITLES[metric]} ({TAIL}): {bounds_text(low, high)}")
+        figure = predicted.of(metric, TAIL) if predicted else None
+        if figure is None:
+            yield Finding(item, None, None, "s", reason="bounds of its bucket", told=True)
+        else:
+            said = f"bounds of its bucket, {_place_words(low, high, figure)}"
+            yield Finding(item, figure.value, None, "s", math.inf, said, low=figure.low, high=figure.high, told=True)
+
+
+def _place_words(low: float, high: float, figure: Figure) -> str:
+    """Where a bucket lies beside the range of a prediction."""
+    place = "above" if low > figure.high else "below" if high < figure.low else "which meets"
+    return f"{place} the 80% range {format_seconds(figure.low)} to {format_seconds(figure.high)}"
+
 
 KIND = "metrics"
 IDLE = "idle"  # code of the note of a window in which nothing was asked
@@ -81,17 +114,13 @@ def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> Serve
     tails = tuple(tail_findings(window.page, predicted))
     binds = (Note(BINDS, _binding_words(predicted, claim)),) if claim and predicted else ()
     notes = (*_window_notes(window), *(n for n in judged.notes if n.code not in ("results", "since-start")), *binds)
-    section = replace(judged, kind=KIND, findings=_with_tails(judged.findings, tails), notes=notes)
-    return ServerAudit(Audit(claim, (section,)), run, window, predicted)
-
-
-def _with_tails(findings: tuple[Finding, ...], tails: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Each tail behind the mean of its time."""
+    # Each tail behind the mean of its time.
     found: list[Finding] = []
-    for finding in findings:
+    for finding in judged.findings:
         own = [t for t in tails if t.code.partition("_")[0] == finding.code.partition("_")[0] and finding.code.endswith("_mean")]
         found += [finding, *own]
-    return tuple(found)
+    section = replace(judged, kind=KIND, findings=tuple(found), notes=notes)
+    return ServerAudit(Audit(claim, (section,)), run, window, predicted)
 
 
 def _run(window: MetricsWindow, claim: Claim | None) -> BenchmarkRun:

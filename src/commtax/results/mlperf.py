@@ -6,8 +6,7 @@ Offline sends all samples at once; Server at a rate, by chance; SingleStream one
 import math
 from collections.abc import Iterator
 
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.results.bench_record import BenchmarkRun, SentLoad, number, result
 from commtax.statement import Note
 from commtax.thresholds import counts
@@ -28,7 +27,6 @@ def looks_like(text: str) -> bool:
 
 
 def parse(text: str) -> Iterator[BenchmarkRun]:
-    """A result for each summary of a text."""
     summaries: list[dict[str, str]] = []
     for line in split_lines(text):
         if TITLE in line or (FIRST in line and (not summaries or "sut name" in summaries[-1])):

@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from commtax.evidence import prefixes
-from commtax.evidence.short_lines import lines_with
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import lines_with, patterns
 from commtax.files import table
 from commtax.statement import Refusal
 from commtax.thresholds import counts
 
-OPS: dict[str, str] = table("evidence/collective_names.toml")["programs"]
-"""What each program measures."""
+OPS: dict[str, str] = table("evidence/collective_names.toml")["programs"]  # what each program measures
 NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
 TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
 _CONCLUDED = "test concluded:"
@@ -125,7 +123,6 @@ def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = st
 
 
 def row_of(line: str) -> NcclTestsRow | None:
-    """One row of a table; None where a line is none."""
     cells = line.split()
     if not 6 <= len(cells) <= 26 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
         return None

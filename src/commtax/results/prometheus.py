@@ -104,8 +104,7 @@ def _accepted(page: Exposition) -> float:
     if page.named("drafts") is None:
         return max(1.0, (page.named("accept_length") or 1.0) / page.num_engines)
     steps = sum(page.totals.get(f"{name}_count", 0.0) for name in ("time_to_first_token_seconds", GAPS[0]))
-    tokens = page.named("output_tokens") or 0.0
-    return max(1.0, tokens / steps) if steps else 1.0
+    return max(1.0, (page.named("output_tokens") or 0.0) / steps) if steps else 1.0
 
 
 def _spread_of_answers(page: Exposition) -> float | None:

@@ -14,7 +14,7 @@ from commtax.question import Question
 from commtax.results.bench_record import ASKED, BenchmarkRun
 from commtax.results.expected_figures import ExpectedFigures, Figure
 from commtax.thresholds import levels
-from commtax.units import format_seconds
+from commtax.units import format_figure, format_seconds
 
 LEVEL = levels(__name__)
 P99 = 2.326  # deviations from the middle of a normal distribution to its p99
@@ -91,21 +91,17 @@ def _decode(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, base
     more = seconds_over_range(figure, measured, claim) if result.accepted <= 1 else 0.0
     if not more or figure is None or measured is None or _is_within_range(result, predicted, claim, metric):
         return
-    if _mostly_prompts(predicted, claim):
+    # Where the server works on prompts nearly all the time, tokens wait behind them, and tell nothing of decode steps.
+    load, batch = predicted.load, max(1, round(predicted.running))
+    prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
+    answer = load.answer * float(claim.bill("decode", batch, load.prompt + load.answer // 2).step_s) / batch
+    if not load.alone and prompt > LEVEL.prompts * (prompt + answer):
         return
     cost = more * max(1, predicted.load.answer - 1)
     gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
     times = measured / figure.value
     said = f"a decode step takes {times:.2f} times what it should"
     yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
-
-
-def _mostly_prompts(predicted: ExpectedFigures, claim: Claim) -> bool:
-    """Whether the server works on prompts nearly all the time: tokens then wait behind them, and tell nothing of decode steps."""
-    load, batch = predicted.load, max(1, round(predicted.running))
-    prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
-    answer = load.answer * float(claim.bill("decode", batch, load.prompt + load.answer // 2).step_s) / batch
-    return not load.alone and prompt > LEVEL.prompts * (prompt + answer)
 
 
 def _whole_batch_causes(
@@ -258,7 +254,7 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
         return ()
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > LEVEL.grows else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
-    said = f"overloaded: answered {answered:.3g} of {asked:.3g} requests/s{most}{later}{piled}"
+    said = f"overloaded: answered {format_figure(answered)} of {format_figure(asked)} requests/s{most}{later}{piled}"
     change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
     return (Cause("overload", said, change=change),)
 

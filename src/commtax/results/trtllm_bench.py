@@ -6,8 +6,7 @@ All requests are sent at once unless their rate was limited; a rate beyond any s
 import math
 from collections.abc import Iterator, Mapping
 
-from commtax.evidence.short_lines import split_lines
-from commtax.evidence.wordings import patterns
+from commtax.evidence.wordings import patterns, split_lines
 from commtax.results.bench_record import TABLE, BenchmarkRun, number, result
 from commtax.thresholds import thresholds
 

@@ -206,8 +206,7 @@ STEP_PARTS = {
     "host": ("host_s", "host_s_per_seq", "prompt_s"),
 }
 """Parts of a profiled step; ``kernels`` are all of them together, where their names do not tell them apart."""
-MEASURED = (*LATENCIES, *STEP_PARTS)
-"""All that a lesson may be of."""
+MEASURED = (*LATENCIES, *STEP_PARTS)  # all that a lesson may be of
 
 
 @dataclass(frozen=True, slots=True)

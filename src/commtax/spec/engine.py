@@ -58,8 +58,6 @@ class ContextHabits:
 
 @dataclass(frozen=True, slots=True)
 class KernelHabits:
-    """How an engine's kernels differ from plain ones."""
-
     small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
     small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
     sort_launches: float = (
@@ -237,8 +235,6 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class TrainingHabits:
-    """How a training framework runs a step."""
-
     grads_dtype: str = "bf16"
     zero: int = 0  # ZeRO stage unless the plan says otherwise
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
@@ -269,8 +265,6 @@ class TrainingHabits:
 
 @dataclass(frozen=True, slots=True)
 class TrainedExperts:
-    """How a training framework launches experts."""
-
     layer_host_s: float = 0.0  # the host takes this long for a layer of experts and a microbatch; the GPU waits if it is faster …
     expert_host_s: float = 0.0  # … and this long for each of a rank's experts in it …
     sync_s: float = 0.0  # … and always waits this long for the host to read how many tokens each expert has

@@ -122,10 +122,8 @@ class Mamba2:
         return self.inner + 2 * self.num_groups * self.state
 
 
-Mixer = Attention | DeltaNet | Mamba2
-"""What lets tokens see each other."""
-RECURRENT = (DeltaNet, Mamba2)
-"""Mixers that keep a state of one size a sequence instead of something of every token."""
+Mixer = Attention | DeltaNet | Mamba2  # what lets tokens see each other
+RECURRENT = (DeltaNet, Mamba2)  # mixers that keep a state of one size a sequence instead of something of every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +225,7 @@ class Quant:
         return self.named if self.method in self.named else f"{self.method} {self.named}"
 
 
-TowerTensor = tuple[str, tuple[int, ...], int]
-"""Name and shape of a tensor, and how many there are of it."""
+TowerTensor = tuple[str, tuple[int, ...], int]  # name and shape of a tensor, and how many there are of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,11 @@ PARALLEL: Mapping[str, Axis] = MappingProxyType(
 )
 """All axes: options, page, tables and documents loop over them."""
 SIZES: tuple[AxisName, ...] = get_args(AxisName)
-SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")
-"""The axes of a served step."""
+SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")  # the axes of a served step
 AXES: tuple[AxisName, ...] = ("tp", "cp", "pp", "dp")
 """The axes that multiply to the number of GPUs, innermost first; ``ep`` re-uses the ranks of tp, cp and dp."""
-CACHE_SPLIT = "dcp"
-"""The size that takes ranks of tp, and no GPUs of its own."""
-TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")
-"""The axes in the order in which their taxes are told."""
+CACHE_SPLIT = "dcp"  # the size that takes ranks of tp, and no GPUs of its own
+TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")  # the axes in the order in which their taxes are told
 OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
 """The axes in the order in which engines learnt to run their collectives beside compute."""
 
@@ -100,7 +97,6 @@ class Plan:
 
     @property
     def num_gpus(self) -> Number:
-        """GPUs of one server or training job."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -131,10 +127,8 @@ class Plan:
         return self.shard + (self.shard == 0) * self.dp
 
 
-COUNTED = tuple(f.name for f in fields(Plan) if f.type == Number)
-"""What is counted of a plan, and may be an array …"""
-KINDS = ("zero", "recompute", "schedule", "chunks")
-"""… and the kinds of training, each one for all plans of an array."""
+COUNTED = tuple(f.name for f in fields(Plan) if f.type == Number)  # what is counted of a plan, and may be an array …
+KINDS = ("zero", "recompute", "schedule", "chunks")  # … and the kinds of training, each one for all plans of an array
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,17 +280,14 @@ class TracedJob:
             return np.zeros(len(since), dtype=bool)
         last = messages[np.maximum(at, 0)]
         soon = until - end[last] <= np.maximum(LEVEL.launch_s, LEVEL.launch_share * (until - since))
-        awaited = self._awaited(place)[last] > LEVEL.awaited * (start[last] - since)
-        return np.asarray((at >= 0) & soon & (start[last] > since) & ~awaited)
-
-    def _awaited(self, place: int) -> Column:
-        """How long the other ends of a rank's collectives had waited when it came to them; nan where they are not here."""
+        # How long the other ends of a rank's collectives had waited when it came to them; nan where they are not here.
         found, met = np.full(len(self.traces[place].collectives), np.nan), self.meetings
         if met is not None and len(met.first):
             mine = met.place == place
             earliest = np.minimum.reduceat(met.start_s, met.first)
             found[met.index[mine]] = met.start_s[mine] - earliest[met.of[mine]]
-        return found
+        awaited = found[last] > LEVEL.awaited * (start[last] - since)
+        return np.asarray((at >= 0) & soon & (start[last] > since) & ~awaited)
 
 
 def _extend_steps(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:

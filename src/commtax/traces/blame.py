@@ -8,10 +8,9 @@ from commtax.evidence.finding import Culprit
 from commtax.thresholds import counts
 from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
-from commtax.traces.links import slow_links
 from commtax.traces.series import LEVEL, Suspect
 from commtax.traces.stages import is_pipeline, slow_stages, stages, starved_stages
-from commtax.traces.stragglers import lost_overlap, stragglers, unhidden_gathers
+from commtax.traces.suspects import lost_overlap, slow_links, stragglers, unhidden_gathers
 
 COUNT = counts(__name__)
 BEATS = counts("traces.accounts").most_beats

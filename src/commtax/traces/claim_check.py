@@ -241,7 +241,6 @@ def waiting_findings(job: TracedJob, chosen: Sequence[Sequence[TraceStep]], tp: 
 
 
 def _waited_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> float:
-    """Seconds that one rank waited in some of its steps."""
     kept = {s.index for s in steps}
     inside = np.fromiter((c.step in kept for c in job.traces[place].collectives), bool, len(job.traces[place].collectives))
     return float(np.nansum(job.waiting[place][inside])) if inside.any() else 0.0
@@ -282,7 +281,6 @@ def _world(world: int, claim: Claim) -> Finding:
 
 
 def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
-    """What is here, and what is not."""
     device, world, here = traces[0].device, traces[0].world, len(traces)
     if device:
         present = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"

@@ -23,7 +23,6 @@ class Coverage:
         return np.interp(end_s, self.edges, self.sums) - np.interp(begin_s, self.edges, self.sums)
 
     def seconds(self, begin_s: float, end_s: float) -> float:
-        """Covered seconds of one window."""
         return float(self.within(np.array(begin_s), np.array(end_s)))
 
     @property

@@ -115,7 +115,6 @@ def _mean_sent(calls: Sequence[Collective], times: Sequence[float], steps: int) 
 
 
 def _mean(sent: Sequence[SentCollectives]) -> SentCollectives:
-    """The mean of the ranks."""
     count, wire, wait, hidden = (float(np.mean([getattr(s, f) for s in sent])) for f in ("count", "wire_s", "wait_s", "hidden_s"))
     sizes = [s.nbytes for s in sent]
     nbytes = None if None in sizes else float(np.mean([n or 0.0 for n in sizes]))
@@ -136,8 +135,7 @@ def kernel_rows(job: TracedJob) -> tuple[KernelRow, ...]:
 
 def named_work(job: TracedJob, place: int) -> Mapping[tuple[str, int], tuple[int, float]]:
     """Of each name and kind how often it ran in a rank's steps, and how long together."""
-    trace = job.traces[place]
-    line = trace.timeline
+    line = job.traces[place].timeline
     inside = np.flatnonzero(holding(np.column_stack(job.windows[place]), line.start_s) >= 0)
     kinds = line.kind.tolist()
     keys: dict[tuple[str, int], int] = {}

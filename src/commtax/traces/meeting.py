@@ -216,8 +216,7 @@ def _join_whole_job(
     return [match for match in matches if len(match[1])]
 
 
-_Rows = tuple[tuple[int, ...], Column]
-"""Places of ranks, and for each collective the index on each of them."""
+_Rows = tuple[tuple[int, ...], Column]  # places of ranks, and for each collective the index on each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,17 @@ def _match_key(lists: Sequence[_RankCollectives], key: Key) -> Iterator[_Rows]:
     """Collectives under one key, for each group of ranks that shares them."""
     places = [p for p, x in enumerate(lists) if key in x.keyed]
     for group in _groups(lists, key, places):
-        rows = _aligned_rows(lists, key, group)
+        # Indices of each collective on all ranks of its group: (collectives, ranks).
+        base = lists[group[0]].keyed[key]
+        columns, kept = [np.arange(len(base))], np.ones(len(base), dtype=bool)
+        for place in group[1:]:
+            ours, theirs = _two(lists[group[0]], base, lists[place], lists[place].keyed[key])
+            column = np.full(len(base), -1)
+            column[ours] = theirs
+            kept &= column >= 0
+            columns.append(column)
+        chosen = [lists[p].keyed[key][column[kept]] for p, column in zip(group, columns, strict=True)]
+        rows = np.column_stack(chosen)
         if len(rows):
             yield tuple(group), rows
 
@@ -292,20 +301,6 @@ def _distances(ends: list[Column]) -> Column:
     count = min(COUNT.sampled, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
     return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
-
-
-def _aligned_rows(lists: Sequence[_RankCollectives], key: Key, group: list[int]) -> Column:
-    """Indices of each collective on all ranks of its group: (collectives, ranks)."""
-    base = lists[group[0]].keyed[key]
-    columns, kept = [np.arange(len(base))], np.ones(len(base), dtype=bool)
-    for place in group[1:]:
-        ours, theirs = _two(lists[group[0]], base, lists[place], lists[place].keyed[key])
-        column = np.full(len(base), -1)
-        column[ours] = theirs
-        kept &= column >= 0
-        columns.append(column)
-    chosen = [lists[p].keyed[key][column[kept]] for p, column in zip(group, columns, strict=True)]
-    return np.column_stack(chosen)
 
 
 def _two(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column) -> tuple[Column, Column]:

@@ -10,8 +10,7 @@ from commtax.traces.trace import KINDS, named_steps, timeline_of
 from commtax.verbs.billing import StepBill
 from commtax.verbs.layer import ENDS, layer_of
 
-BEFORE = ("tower", "embedding")
-"""Of the parts that no layer has, those that run before the first."""
+BEFORE = ("tower", "embedding")  # of the parts that no layer has, those that run before the first
 HOST = "host"
 Row = tuple[str, float, float, str, str]
 

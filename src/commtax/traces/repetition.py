@@ -70,12 +70,8 @@ def period_of(names: Sequence[str]) -> int:
     signs = np.fromiter((codes.setdefault(n, len(codes)) for n in names), int, len(names))
     if len(signs) <= COUNT.exact and (exact := period(signs.tolist())):
         return exact
-    return _by_rare_names(signs, len(codes))
-
-
-def _by_rare_names(signs: Column, kinds: int) -> int:
-    """The distance at which the rarest regular name comes again, if nearly all others do too."""
-    counts = np.bincount(signs, minlength=kinds)
+    # The distance at which the rarest regular name comes again, if nearly all others do too.
+    counts = np.bincount(signs, minlength=len(codes))
     for code in np.argsort(counts, kind="stable")[: COUNT.rare].tolist():
         if counts[code] < COUNT.fewest:
             continue

@@ -19,8 +19,7 @@ RATES = (
     *("MFU", "logged MFU"),
 )
 """Codes of figures that are worse when they are lower."""
-STEPS = "trace"
-"""The kind of sections that tell steps one by one: other figures of theirs are parts of the step."""
+STEPS = "trace"  # the kind of sections that tell steps one by one: other figures of theirs are parts of the step
 COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
 """Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
 SAME_S = 1e-9  # what a profiler's clock resolves

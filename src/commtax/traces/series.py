@@ -72,8 +72,7 @@ def _split(x: Column) -> int:
     sums, n = np.cumsum(smooth), len(x)
     at = np.arange(COUNT.before, n - COUNT.after + 1)
     left, right = sums[at - 1] / at, (sums[-1] - sums[at - 1]) / (n - at)
-    gained = at * (n - at) * (right - left) ** 2
-    return int(at[np.argmax(gained)])
+    return int(at[np.argmax(at * (n - at) * (right - left) ** 2)])
 
 
 @dataclass(frozen=True, slots=True)

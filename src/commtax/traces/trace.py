@@ -20,11 +20,9 @@ from commtax.thresholds import levels
 from commtax.timeline import Column, Timeline
 from commtax.traces.coverage import device_coverage
 
-KINDS = ("compute", "comm", "copy", "wait")
-"""What a lane does; one that waits for an event does nothing."""
+KINDS = ("compute", "comm", "copy", "wait")  # what a lane does; one that waits for an event does nothing
 Span = tuple[float, float]
-Spans = Sequence[Span] | Column
-"""Starts and ends, as tuples or as rows of two."""
+Spans = Sequence[Span] | Column  # starts and ends, as tuples or as rows of two
 EVER: Span = (-math.inf, math.inf)
 SAYS = patterns(__name__)
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -34,7 +32,6 @@ _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TA
 
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
-    """How the windows of a rank were spent."""
     begin, end = np.array(windows, dtype=float).reshape(-1, 2).T
     *spent, _ = device_coverage(timeline).spent(begin, end)
     return Usage(*(float(np.sum(seconds)) for seconds in (end - begin, *spent)))

@@ -8,8 +8,7 @@ from commtax.evidence.finding import Section, StepRow, Usage
 from commtax.traces.trace import named_steps
 
 ROUNDING_S = 1e-12
-PARTS = ("compute_s", "exposed_s", "copy_s", "idle_s")
-"""Of a step, each second once: together they are the step."""
+PARTS = ("compute_s", "exposed_s", "copy_s", "idle_s")  # of a step, each second once: together they are the step
 
 
 def length_s(row: StepRow) -> float:

@@ -26,7 +26,7 @@ from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
-from commtax.verbs.settling import Settled, context_notes, copies_cache, resolve_question, settle, terms_of
+from commtax.verbs.settling import Settled, context_notes, copies_cache, link_notes, resolve_question, settle, terms_of
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -236,8 +236,7 @@ def _price_question(q: Settled) -> StepBill:
 
             plain = replace(plain, known_sigma=learnt_step_sigma(q, plain), measured=True)
     rows = _rows(q)
-    own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
-    notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
+    notes = (*q.notes, *_step_notes(q, rows), *link_notes(q), *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
 
 

@@ -17,7 +17,7 @@ from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
-from commtax.judgement.closed_loops import Crowd, left_out
+from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import SPREAD, Question, Requests
@@ -28,13 +28,13 @@ from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.drafts import draft_notes, drafted_load, need_accepted
+from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
 from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.settling import Settled, context_notes, resolve_question, settle
+from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
@@ -46,12 +46,6 @@ QUEUES = (
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
-LEFT_OUT = {
-    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
-    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
-    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
-    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
-}
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
@@ -191,7 +185,7 @@ class ClosedLoop(Answer):
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        known = self._catalogue_sigma(name)
+        known = np.hypot(self._catalogue_sigma(name), 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
         return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
 
     def _catalogue_sigma(self, name: str) -> Number:
@@ -214,7 +208,7 @@ class ClosedLoop(Answer):
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
-        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / self.question.techniques.per_step
+        floor = self.bills[0].least_s(self.question.cluster.chip.memory_Bps) / most_per_step(self.question)
         return np.maximum(value / factor, np.minimum(value, floor)), value * factor
 
 
@@ -317,7 +311,8 @@ def _shared_workers(
     ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
-    queued = np.where(load.output_len > 1, seqs - decodes, 0.0)
+    queued = loop.gathered_prompts(load, steps, seqs, engine) if engine.serves.prefill_first else seqs - decodes
+    queued = np.where(load.output_len > 1, queued, 0.0)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
@@ -380,6 +375,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
     yield from _prompt_cluster_notes(s.question)
     yield from draft_notes(s.question)
+    yield from link_notes(s.question)
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
     if why := why_it_does_not_start(s.question):
@@ -392,6 +388,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from context_notes(s.question, wanted.tokens)
     yield from prefix_notes(prompter(s.question) if s.apart else s.question)
     if s.apart:
+        yield from _left_out_notes(s, float(wanted.concurrency))
         yield from _queue_notes(s, s.apart)
         return
     each = wanted.concurrency / plan.dp / plan.replicas
@@ -411,7 +408,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
 def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
     """What happens in time that means leave out; and who waits for prompts."""
     q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
-    if 0 < decoding < 0.8 * s.running:
+    if queued := 0 < decoding < 0.8 * s.running:
         text = f"about {decoding:,.0f} of {format_mean(s.running)} requests decode at once; the others wait for their prompts"
         yield Note("prompts", text)
     running = Crowd(
@@ -421,10 +418,12 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         spread=float(s.requests.spread),
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
+        stages=float(q.plan.pp),
         prompts=float(s.mixed_share),
-        fed=decoding if 0 < decoding < 0.8 * s.running else float("inf"),
-        longest=0.0 if serves.chunked else float(s.requests.input_len * (1 + s.requests.spread)),
+        fed=decoding if queued or s.apart else float("inf"),
+        longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
+        load=float(s.crowding) if s.apart and s.apart.passed and not s.apart.passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
 

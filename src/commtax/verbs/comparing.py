@@ -1,12 +1,12 @@
 """One question over a range of answers, and plans side by side.
 
-``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``commtax compare … --plans tp8,tp4dp2 --batches 1,32``,
-with where the order of two plans flips.
+``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``--plans tp8,tp4dp2 --batches 1,32``, with break-evens.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import combinations, product
@@ -27,10 +27,10 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import check_option, share_of
-from commtax.verbs.fitting import fits
+from commtax.verbs.fitting import fits, step_fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.served_plans import ServedPlan, serve_plan
-from commtax.verbs.settling import AUTO_EP, replan, resolve_question, settle
+from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
 """Axes of number formats."""
@@ -63,10 +63,6 @@ class Comparison(Answer):
     axes: tuple[str, ...]
     rows: tuple[ComparedBill, ...]
     question: Question  # of all cells, but for what the axes change
-
-    @property
-    def training(self) -> bool:
-        return self.question.trains
 
     @property
     def swept(self) -> set[str]:
@@ -214,7 +210,6 @@ class PlanRow:
 
     @property
     def load(self) -> int:
-        """What plans are compared at."""
         return self.sequences
 
 
@@ -389,11 +384,19 @@ class PlanOnLink:
         place = self.question.cluster
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge) if x)
 
-    def bill(self, batch: Number, **changes: object) -> StepBill:
-        """The step of a replica that has its share of ``batch`` sequences."""
+    def step(self, batch: Number, **changes: object) -> Settled:
+        """The question of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
-        return price(settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes)))
+        return settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
+
+    def bill(self, batch: Number, **changes: object) -> StepBill:
+        return price(self.step(batch, **changes))
+
+    def num_fitting(self, batch: int, axis: str, grid: np.ndarray) -> int:
+        """Return how many points of an axis fit in memory: all up to the largest that does."""
+        at = {"batch": batch}
+        return bisect_left(range(len(grid)), True, key=lambda i: not step_fits(self.step(**at | {axis: grid[i].item()})))
 
     def row(self, batch: int) -> PlanRow:
         q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
@@ -405,7 +408,7 @@ class PlanOnLink:
 
 
 def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
-    """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
+    """Where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
     axes = (
@@ -416,23 +419,25 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     flips = []
     for axis, changed, grid in axes:
         varied = {"batch": batch, changed: grid}
+        room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
         steps = {a.name: a.bill(**varied).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
         for a, b in combinations(plans, 2):
-            flip = _flip(grid, steps[a.name] - steps[b.name])
+            both = slice(min(room[a.name], room[b.name]))
+            flip = _flip(grid[both], (steps[a.name] - steps[b.name])[both])
             if flip is not None:
                 earliest, at, ahead = flip
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
                 known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
                 names = (axis, first.name, then.name)
-                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid * scale, ratio))
+                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid[both] * scale, ratio[both]))
     return flips
 
 
 def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool] | None:
     """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
     sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
-    if sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
+    if not sign.size or sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
         return None
     stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.techniques import changes_of, default_of, field_value, is_default, techniques_on
 from commtax.files import table
+from commtax.judgement.engine_limits import caches_are_small
 from commtax.judgement.gains import is_worth_telling, verdict_on_gain
 from commtax.options import options
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, with_limits
+from commtax.verbs.fitting import holds, judge, judged_by_memory
 from commtax.verbs.settling import Settled
 
 FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
@@ -19,7 +22,7 @@ FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
 
 @dataclass(frozen=True, slots=True)
 class SettingWorth:
-    """What whole requests gain where a setting is dropped, and the engine's own stands in its place."""
+    """What whole requests gain where a setting is dropped, and the engine's own stands in its place; or where limits are set."""
 
     option: str
     flag: str  # as the engine's command has it
@@ -30,6 +33,7 @@ class SettingWorth:
     tpot_s: float
     tokens_per_s: float
     fits: bool
+    cost: str = ""  # of limits: what is given up for it
 
     @property
     def verdict(self) -> str:
@@ -65,12 +69,28 @@ def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]
             without = figures(q.but(**one.changes))
         except ValueError:  # it cannot be left out here
             continue
-        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), **{name: without[name] for name in FIGURES}))
+        told = {name: without[name] for name in FIGURES}
+        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost="", **told))
     return tuple(sorted((x for x in found if x.fits and is_worth_telling(x.gain)), key=lambda x: -x.gain))
+
+
+def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
+    """Engine limits that requests gain by where caches are small; None where none is worth it."""
+    judged = holds(judged_by_memory(q.plain()))
+    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
+        return None
+    changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    if not changes:
+        return None
+    roomier, found = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    told = {name: found[name] for name in FIGURES}
+    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **told)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
     """A setting as the engine's command has it, else as our own option."""
-    spelled = (section.get(name) for section in flag_table(program_of(q.engine).key).values() if isinstance(section, dict))
-    word = next((text.split()[0] for text in spelled if isinstance(text, str)), name.replace("_", "-"))
+    sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
+    if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
+        name, value = "plain_nccl", True
+    word = next((one[name].split()[0] for one in sections if isinstance(one.get(name), str)), name.replace("_", "-"))
     return f"--{word}" if value is True else f"--{word} {value}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from commtax.catalog.technique_misses import DRAFTS, missed
 from commtax.cost.caches import KvPool, kv_pool
 from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.memory import with_draft_layers
@@ -17,7 +18,7 @@ from commtax.statement import OTHER_ENGINES, UNSAID, Note, Refusal
 from commtax.units import plural
 
 if TYPE_CHECKING:
-    from commtax.catalog.acceptance import MeasuredAcceptance
+    from commtax.catalog.drafters import MeasuredAcceptance
     from commtax.cost.closed_form import ClosedLoopLoad
 
 
@@ -64,7 +65,7 @@ def measured_here(q: Question) -> MeasuredAcceptance | None:
     asked = q.techniques
     if not asked.drafter:
         return None
-    from commtax.catalog.acceptance import measured_acceptance  # not for those who draft nothing
+    from commtax.catalog.drafters import measured_acceptance  # not for those who draft nothing
 
     return measured_acceptance(asked.drafter, q.model.architecture, q.speculative, asked.draft_text)
 
@@ -117,9 +118,21 @@ def accepted_width(q: Question) -> float:
     asked = q.techniques
     if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
         return 0.0
-    from commtax.catalog.acceptance import accepted_spread  # not for those who draft nothing
+    from commtax.catalog.drafters import accepted_spread  # not for those who draft nothing
 
     return math.log1p(accepted_spread(measured_here(q), q.model.key) * (asked.per_step - 1) / asked.per_step)
+
+
+def draft_width(q: Question) -> float:
+    """Half-width of the logarithm of what drafts bring to a run, where nobody says how many are accepted: by those, and by how far
+    published gains of drafts lie from predicted ones."""
+    width = accepted_width(q)
+    return math.hypot(width, missed(DRAFTS, 1.0, q.techniques.per_step)) if width else 0.0
+
+
+def most_per_step(q: Question) -> float:
+    """Tokens that a step yields at most: all drafts, where nobody says how many are accepted."""
+    return 1.0 + q.speculative if accepted_width(q) else q.techniques.per_step
 
 
 def accepted_as(q: Question) -> str:

@@ -18,6 +18,7 @@ from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
+from commtax.verbs.requests_weighed import loop_around, requests_served
 from commtax.verbs.settling import Settled, changed
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
@@ -26,8 +27,14 @@ COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 
 LAYOUTS = {"tensor-attention": "without data-parallel attention", "data-attention": "with data-parallel attention"}
 """What-ifs of attention, and their words."""
+SMALL = 0.05
+"""Share of a step up to which communication, or what would shorten it, is no news."""
 LARGE = 0.2
 """Share of a step from which on another layout that saves it is the answer, whatever communication costs."""
+RECOMPUTE = "recompute-"
+"""How codes of what-ifs of recomputation begin."""
+LARGE_TAX = 0.01
+"""Share of a step from which on a cost of training leads its sentence."""
 WORTH_NAMING = 0.005
 """Share of a step from which on a sentence names what saves it."""
 
@@ -50,40 +57,48 @@ class Counterfactual:
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """One sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
-    return _training_verdict(b) if b.question.trains else _serving_verdict(b, what_ifs)
+    return _training_verdict(b, what_ifs) if b.question.trains else _serving_verdict(b, what_ifs)
 
 
 def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """How much of the step is communication, why, and what helps."""
+    """What binds the larger part of the step; how much of it is communication, why, and what helps."""
     head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:{_layout_words(b, what_ifs)}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
         return f"{head} no communication; {_compute_words(b)}."
     share = float(b.comm_fraction)
     top = max(lines, key=lambda x: float(x.exposed_s))
-    whole = f"{head} {share:.0%} of the step is communication"
+    binds = f" {_compute_words(b)};" if share < 0.5 else ""
+    whole = f"{head}{binds} {share:.0%} of the step is communication"
     biggest = f"{top.item.what} {top.item.op}, {top.bound}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
-    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
+    remedy = f"; {_remedy(b, top, what_ifs)}" if share >= SMALL else ""
+    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}){remedy}."
 
 
 def _layout_words(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """The other layout of attention, where it saves much of the step."""
-    better = [c for c in what_ifs if c.code in LAYOUTS and c.fits and -c.delta_s > LARGE * float(b.step_s)]
+    """The other layout of attention, where it saves much of the step, and whole requests end no later."""
+    saving = [c for c in what_ifs if c.code in LAYOUTS and c.fits and -c.delta_s > LARGE * float(b.step_s)]
+    better = [c for c in saving if _serves_no_slower(b.question, c.changes)]
     return "".join(f" {LAYOUTS[c.code]} ({c.what}) the step takes {-c.delta_s / float(b.step_s):.0%} less;" for c in better)
 
 
-def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]) -> str:
+def _serves_no_slower(q: Settled, changes: Changes) -> bool:
+    """Whether the clients who keep the batch running are answered at the same rate or a higher one."""
+    now = loop_around(q)
+    own, other = (requests_served(x)[0] for x in (now, now.but(**{name: changes[name] for name in changes if name != "batch"})))
+    return other.rate >= own.rate
+
+
+def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
     """What would help, from what-ifs that are computed, not from a rule of thumb."""
-    if share < 0.05:
-        return _compute_words(b)
     saved = {c.code: -c.delta_s / float(b.step_s) for c in what_ifs}
     latency, bandwidth = saved["latency"], saved["bandwidth"]
     fused = f" (a fused all-reduce {saved['fused']:.0%})" if saved.get("fused", 0.0) > WORTH_NAMING else ""
     if max(latency, bandwidth) < 0.01:
         remedy = "neither half the latency nor twice the bandwidth would save 1%"
-    elif bandwidth > latency:
+    elif bandwidth > max(latency, SMALL):
         remedy = f"more bandwidth will help: twice the bandwidth saves {bandwidth:.0%}, half the latency {latency:.0%}"
-    elif bandwidth < 0.02:
+    elif bandwidth < 0.02 and latency > SMALL:
         remedy = f"more bandwidth will not help, but lower latency will: halving it saves {latency:.0%}{fused}"
     else:
         remedy = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
@@ -112,13 +127,20 @@ def _compute_words(b: StepBill) -> str:
     return f"compute-bound: the arithmetic alone takes {format_seconds(arithmetic)} at the chip's peak"
 
 
-def _training_verdict(b: StepBill) -> str:
-    """The binding tax, why it is paid, and what the step comes to."""
+def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
+    """The largest avoidable cost (recomputation, where less of it fits and saves more than any tax takes), and what the step is."""
     step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
+    taxed = float(b.taxes[axis]) if axis in b.taxes else 0.0
+    recomputed = [c for c in what_ifs if c.code.startswith(RECOMPUTE) and c.fits and -c.delta_s > max(taxed, LARGE_TAX * step)]
+    if recomputed:
+        less = min(recomputed, key=lambda c: c.step_s)
+        saves = f"with {less.what}, which fits, the step takes {format_seconds(less.step_s)} ({less.delta_s / step:.1%})"
+        beside = f"; the largest tax is that of {axis}, {taxed / step:.1%}" if taxed else ""
+        return f"{whole}: the largest avoidable cost is recomputation: {saves}{beside}."
     if axis == "compute":
         return f"{whole}: compute-bound ({float(b.compute_s) / step:.0%} of the step); communication is small or hidden."
-    share = float(b.taxes[axis]) / step
+    share = taxed / step
     if axis == "pp":
         split = f"{int(b.question.plan.microbatches)} microbatches on {int(b.question.plan.pp)} stages"
         bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"
@@ -283,7 +305,7 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
         yield _try("async-ep", "async ep", "dispatch beside the experts of another microbatch", async_axes=(*axes, "ep"))
     for kind in ("none", "selective", "full"):
         if kind != plan.recompute:
-            yield _try(f"recompute-{kind}", f"recompute {kind}", recompute=kind)
+            yield _try(f"{RECOMPUTE}{kind}", f"recompute {kind}", recompute=kind)
     if plan.pp > 1 and plan.schedule == "1f1b":
         yield _try("interleaved", "interleaved, 2 chunks", schedule="interleaved", chunks=2)
         yield _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")
@@ -357,7 +379,7 @@ def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
     if not q.what_if.eager:
         yield _try("eager", "element-wise kernels are not fused", "no torch.compile, no fused kernels", eager=True)
     if plan.recompute != "full":
-        yield _try("recompute-full", "full recomputation is on", recompute="full")
+        yield _try(f"{RECOMPUTE}full", "full recomputation is on", recompute="full")
     if engine.trains.attention != "unfused":
         unfused = engine.but(attention="unfused")
         yield _try("attention", "attention is not fused", "the score matrix is written", engine=unfused)

@@ -101,7 +101,7 @@ class ExplainedStep:
 
     @cached_property
     def verdict(self) -> str:
-        return verdict(self.bill, [] if self.bill.question.trains else self.what_ifs)
+        return verdict(self.bill, self.what_ifs)
 
     @property
     def sentence(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Unpack
 
@@ -46,7 +46,7 @@ def make_room(judged: Fit) -> Fit | None:
 
     None where its caches have memory enough, or where no limit is worth it.
     """
-    asked, engine = judged.question, judged.question.engine
+    asked = judged.question
     if not caches_are_small(judged.kv_bytes / asked.cluster.chip.visible_bytes):
         return None
 
@@ -55,8 +55,21 @@ def make_room(judged: Fit) -> Fit | None:
         most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
         return min(found.max_concurrency, most) if found.is_safe else 0.0
 
-    changes = best_changes(held, held, changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked))
+    changes = limits_worth_changing(judged, held, held)
     return judge(with_limits(asked, changes)) if changes else None
+
+
+def limits_worth_changing(
+    judged: Fit, worth: Callable[[Changes], float], room: Callable[[Changes], float] | None = None
+) -> Changes:
+    """Return the engine limits that are ``worth`` changing for a replica; those with which it starts as it is come first."""
+    asked, engine = judged.question, judged.question.engine
+    tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
+
+    def held(changes: Changes) -> Fit:
+        return judge(with_limits(asked, changes))
+
+    return best_changes(worth, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
 
 
 def with_limits(asked: Settled, changes: Changes) -> Settled:

@@ -355,5 +355,10 @@ def fits(priced: StepBill) -> Condition:
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
+    return step_fits(q)
+
+
+def step_fits(q: Settled) -> bool:
+    """Whether a rank of a served plan has room for the KV of ``batch`` sequences of ``context`` tokens."""
     judged = fit_of_step(q)
     return judged.holds_one and judged.holds(int(q.batch), int(q.context) + 1)

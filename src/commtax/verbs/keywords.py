@@ -40,7 +40,7 @@ TrafficOptions = TypedDict("TrafficOptions", {
 FitOptions = TypedDict("FitOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,
     "sequence_parallel": bool | None, "dtype": str, "kv_dtype": str, "lora_rank": int, "max_loras": int, "redundant_experts": int,
-    "replicas": Numbers, "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "eager": bool,
+    "replicas": Numbers, "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "eager": bool, "ep_backend": str,
     "max_model_len": int | None, "max_num_seqs": int | None, "max_num_batched_tokens": int | None,
     "gpu_memory_utilization": float | None, "block_size": int | None, "kv_cache_memory_bytes": float, "recurrent_dtype": str,
     "state_slots": int | None}, total=False)

@@ -35,7 +35,7 @@ from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.request_streams import longest_of, stream_of
-from commtax.verbs.settling import Settled, settle, terms_of
+from commtax.verbs.settling import Settled, link_notes, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 RANGED = 3000  # requests that a range is simulated with at most
@@ -160,7 +160,7 @@ class RequestsInTime(Answer):
     @cached_property
     def step_ends(self) -> list["RequestsInTime"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
-        part = first_requests(self.stream, _limit_requests(RANGED, self.stream, self.fleet))
+        part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
         known = len(part) == len(self.stream)
         return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
@@ -239,8 +239,9 @@ class RequestsInTime(Answer):
 
     @cached_property
     def capacity(self) -> float:
-        """Requests/s that the fleet answers when there are always enough."""
-        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate) / self.share
+        """Requests/s that the fleet answers when there are always enough: no fewer than in this run, which could be repeated."""
+        flooded = capacity_of(self.stream, self.fleet, self.simulated.offered.prefix_hit_rate) / self.share
+        return max(flooded, self.requests_per_s)
 
     @cached_property
     def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
@@ -318,7 +319,7 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     ahead = prompter(asked) if asked.requests.disaggregated else asked
     told = (*prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
-    notes = (*sample.notes, *asked.notes, *draft_notes(asked), *stream.notes, *told)
+    notes = (*sample.notes, *asked.notes, *draft_notes(asked), *link_notes(asked), *stream.notes, *told)
     answer = RequestsInTime(asked, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
         return _answered_part(answer)

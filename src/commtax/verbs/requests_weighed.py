@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 from commtax.ledger import Bill
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.billing import price
 from commtax.verbs.paying import replicas_of
 from commtax.verbs.settling import Settled
+
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,16 @@ class RequestTimes:
     def faster(self, other: RequestTimes) -> float:
         """How many times as fast another one is."""
         return other.tokens_per_s / self.tokens_per_s if self.overloaded else other.rate / self.rate
+
+
+def loop_around(step: AnyQuestion) -> AnyQuestion:
+    """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context.
+
+    A step of prompts alone is one of requests whose first token is the last.
+    """
+    outputs = 1 if step.phase == "prefill" else step.requests.output_len
+    clients = int(step.batch) * replicas_of(step)
+    return cast(AnyQuestion, step.but(concurrency=clients, input_len=max(1, int(step.context)), output_len=outputs))
 
 
 def steps_of(q: Settled) -> tuple[Bill, ...]:

@@ -355,6 +355,12 @@ def _remarks(q: Question) -> Iterator[Note]:
         yield Note("scales", f"{made}; a checkpoint that brings them (…-FP8) takes shorter steps")
 
 
+def link_notes(q: Question) -> list[Note]:
+    """That collectives are assumed, where a plan has some and nobody measured them."""
+    note = fabric_of(q).note if np.any(q.plan.num_gpus > 1) else ""
+    return [Note("assumed-links", note)] if note else []
+
+
 def context_notes(q: Question, context: Number) -> list[Note]:
     """A length that the model was not made for."""
     if np.ndim(context) == 0 and context > q.model.max_len:

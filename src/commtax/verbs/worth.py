@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -30,18 +30,17 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.costly_settings import SettingWorth, costly_settings
+from commtax.verbs.costly_settings import SettingWorth, costly_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, replicas_of, request_grids
+from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
-from commtax.verbs.requests_weighed import RequestTimes, requests_served, steps_of
+from commtax.verbs.requests_weighed import RequestTimes, loop_around, requests_served, steps_of
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
 
-AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
 NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
@@ -122,6 +121,7 @@ class Worth(Answer):
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
     on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
     settings: tuple[SettingWorth, ...] = ()  # settings that cost beside the engine's own
+    limits: SettingWorth | None = None  # engine limits that make room where memory binds
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -182,17 +182,8 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     costly = costly_settings(weigh.question, weigh.figures)
-    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly)
-
-
-def loop_around(step: AnyQuestion) -> AnyQuestion:
-    """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context.
-
-    A step of prompts alone is one of requests whose first token is the last.
-    """
-    outputs = 1 if step.phase == "prefill" else step.requests.output_len
-    clients = int(step.batch) * replicas_of(step)
-    return cast(AnyQuestion, step.but(concurrency=clients, input_len=max(1, int(step.context)), output_len=outputs))
+    limits = worthwhile_limits(weigh.question, weigh.figures)
+    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly, limits)
 
 
 def _step_asked(q: Question) -> Mapping[str, object]:

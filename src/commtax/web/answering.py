@@ -23,8 +23,7 @@ from commtax.web.planning import fleet_answer, plan_answer, several_answer
 from commtax.web.serving_rates import traffic_answer
 
 Answer = Callable[[State], object]
-Written = tuple[int, bytes]
-"""A status and a body of JSON."""
+Written = tuple[int, bytes]  # a status and a body of JSON
 LINE = Key("line", "line", 1, "The number of a line of the bill, the costliest being 1.", low=1, high=1000)
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
 
@@ -48,8 +47,7 @@ ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
 """What answers each question of ``http.toml``, and the keys that it takes beside the state's."""
 
 
-DROPPED = "audit"
-"""The one question that has a body: a file, behind its query and a zero byte."""
+DROPPED = "audit"  # the one question that has a body: a file, behind its query and a zero byte
 
 
 def write_answer(name: str, query: bytes) -> Written:

@@ -20,10 +20,8 @@ from commtax.web.guard import DROP_PATH, FILE_TYPE, HTTP, App, Guard, problem
 Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
 """Who answers: the name of a question and its query, as they came."""
 Schema = dict[str, object]
-VALUE = "integer | number | string | null"
-"""What a control may be set to."""
-MOST_KEPT = 32 * 2**20
-"""Bytes of answers and their questions that are kept to be given again."""
+VALUE = "integer | number | string | null"  # what a control may be set to
+MOST_KEPT = 32 * 2**20  # bytes of answers and their questions that are kept to be given again
 
 
 async def here(name: str, query: bytes) -> Written:
@@ -66,7 +64,6 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
 
 
 def _response(shape: str, text: str) -> Schema:
-    """A response in the schema: what it means, and the shape of its body."""
     return {"description": text, "content": {"application/json": {"schema": schema_of(f"#{shape}")}}}
 
 
@@ -155,7 +152,6 @@ async def _missing(_: Request, error: Exception) -> Response:
 
 
 def schema_of(kind: str) -> Schema:
-    """The JSON schema of a type as ``shapes.toml`` spells it."""
     if " | " in kind:
         return {"anyOf": [schema_of(one) for one in kind.split(" | ")]}
     inner = kind[1:-1]

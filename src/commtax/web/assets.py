@@ -18,7 +18,6 @@ PAGES = ("page", "audit")
 
 @lru_cache(maxsize=len(PAGES))
 def page_files(page: str = "page") -> dict[str, tuple[bytes, str]]:
-    """All files of a page by name, each with its type."""
     folder = files("commtax.web") / page
     kinds = {f.name: f.name[f.name.rfind(".") :] for f in folder.iterdir()}
     return {name: ((folder / name).read_bytes(), KINDS[kind]) for name, kind in sorted(kinds.items()) if kind in KINDS}

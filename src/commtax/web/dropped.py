@@ -35,14 +35,7 @@ from commtax.spec import SIZES
 from commtax.statement import Refusal
 
 NAME = Key("file", "file", "dropped file", "The name of the file; of several, with a slash between them.", length=8192)
-BODIES = Key(
-    "sizes",
-    "sizes",
-    "",
-    "Bytes of each of several files.",
-    length=4096,
-    pattern="[0-9]{1,9}(,[0-9]{1,9})*",
-)
+BODIES = Key("sizes", "sizes", "", "Bytes of each of several files.", length=4096, pattern="[0-9]{1,9}(,[0-9]{1,9})*")
 CLAIM = Key(
     "claim",
     "claim",
@@ -53,15 +46,11 @@ CLAIM = Key(
 )
 IF_NAMED = 2
 SAID_NAMES = {"m": "model", "c": "cluster", "tp": "TP", "pp": "PP", "dp": "DP", "e": "engine"}
-MOST_ASKED = 8
-"""GPUs that a person is asked about, at most; more are set at the controls."""
-ENGINES = ("sglang", "trtllm", "vllm")
-"""Tools whose benchmarks are of their own engine."""
+MOST_ASKED = 8  # GPUs that a person is asked about, at most; more are set at the controls
+ENGINES = ("sglang", "trtllm", "vllm")  # tools whose benchmarks are of their own engine
 ANY_MODEL = re.compile(rf"^{ANY} on (\S+), TP 1: the run")
-GIVE = re.compile(r": give --\w+$")
-"""What a command line is asked for, and a page asks for in words of its own."""
-TEXT = 256 * 1024
-"""Bytes up to which a text may be a launch command or YAML."""
+GIVE = re.compile(r": give --[\w -]+$")  # what a command line is asked for, and a page asks for in words of its own
+TEXT = 256 * 1024  # bytes up to which a text may be a launch command or YAML
 
 
 def dropped_answer(asked: bytes) -> Record:
@@ -79,7 +68,6 @@ def dropped_answer(asked: bytes) -> Record:
 
 
 def _files(names: str, sizes: str, body: bytes) -> list[tuple[str, bytes]]:
-    """The files that were sent behind each other, by name."""
     ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
     named = names.split("/") if sizes else [Path(names).name or "dropped file"]
     if len(named) != len(ends) - 1 or ends[-1] != len(body):
@@ -113,7 +101,7 @@ def _audited(found: ReadFiles, state: State) -> Record:
     told = {
         "compared": claim is not None and not placed,
         "hints": [*_hints(said, audited, asks)],
-        "sizes": _sizes_asked(state) if asks else [],
+        "sizes": [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else [],
     }
     notes = [page_words(str(note)) for note in cast("list[object]", shown["notes"])]
     return {**shown, **words, **told, "notes": notes, "document": audit_document(audited), "patch": said or None}
@@ -128,11 +116,6 @@ def _hints(said: Mapping[str, Value], audited: Audit, asks: bool) -> Iterator[st
         yield "Not compared with a prediction yet: on how many GPUs did one server run?"
     elif audited.claim is None and audited.verdict == UNKNOWN:
         yield "Nothing was compared: choose the model and the plan that ran, and tick the box above."
-
-
-def _sizes_asked(state: State) -> list[int]:
-    most = min(MOST_ASKED, state.question.cluster.num_gpus)
-    return [2**n for n in range(most.bit_length())]
 
 
 def _claim(state: State, said: Mapping[str, Value]) -> Claim:

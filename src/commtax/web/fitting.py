@@ -14,7 +14,6 @@ from commtax.verbs.train_fitting import TrainFit, train_holds
 
 
 def fit_answer(state: State) -> Record:
-    """What ``commtax fit --json`` prints for this state."""
     return fit_document(_judge(state))
 
 
@@ -23,6 +22,14 @@ def memory_answer(state: State) -> Record:
     judged = _judge(state)
     lack = "" if judged.fits else f". {lack_sentence(judged)}"
     length = "" if judged.trains else f", for requests of up to {judged.question.limits.max_model_len:,.0f} tokens"
+    words = arguments(state)
+    if not judged.trains:
+        for name in ("--batch", "--context", "--phase"):
+            if name in words:
+                at = words.index(name)
+                del words[at : at + 2]
+        words += ["--max-model-len", str(state.longest), *(["-tp", "1"] if state["tp"] == 1 else [])]  # else the smallest is found
+    line = shlex.join(["commtax", "fit", *words])
     return {
         **fit_document(judged),
         "sentence": f"{fit_words(judged)}{length}{lack}.",
@@ -30,7 +37,7 @@ def memory_answer(state: State) -> Record:
         "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
         "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),
         "sizes": [_size(state, tp) for tp in _tp_sizes(state)],
-        "command": _command(state, judged),
+        "command": f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line,
     }
 
 
@@ -75,20 +82,3 @@ def _size(state: State, tp: int) -> Record:
         return row | {"weights_bytes": float(judged.memory.parameters), "free_bytes": float(judged.budget_bytes) - held}
     row |= {"weights_bytes": judged.weights_bytes, "kv_bytes": max(0.0, judged.kv_bytes)}
     return row | {"kv_tokens": max(0, judged.kv_tokens), "requests": max(0.0, judged.max_concurrency)}
-
-
-def _command(state: State, judged: Fit | TrainFit) -> str:
-    """Of the options of a step those that memory depends on; what it does not know goes."""
-    words = arguments(state)
-    if not judged.trains:
-        for name in ("--batch", "--context", "--phase"):
-            if name in words:
-                at = words.index(name)
-                del words[at : at + 2]
-        words += [
-            "--max-model-len",
-            str(state.longest),
-            *(["-tp", "1"] if state["tp"] == 1 else []),
-        ]  # else the smallest is found
-    line = shlex.join(["commtax", "fit", *words])
-    return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line

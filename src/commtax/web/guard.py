@@ -13,15 +13,11 @@ Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-MAX_QUERY = 100 * 1024
-"""Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
-MAX_FILE = 32 * 2**20
-"""Bytes of a file that is dropped on the page."""
-API = "/api/"
-"""What computes: pages elsewhere may link to the page, and ask nothing."""
+MAX_QUERY = 100 * 1024  # bytes of a query: a pasted config.json of 32 KiB with every sign escaped
+MAX_FILE = 32 * 2**20  # bytes of a file that is dropped on the page
+API = "/api/"  # what computes: pages elsewhere may link to the page, and ask nothing
 DROP_PATH = f"{API}audit"
-MOST_ORIGIN = 100
-"""Signs of an origin that a refusal repeats."""
+MOST_ORIGIN = 100  # signs of an origin that a refusal repeats
 FILE_TYPE = b"application/octet-stream"
 """What a dropped file is sent as. Browsers ask first before they send this for a page of another origin, and are refused."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -63,7 +59,15 @@ class Guard:
             rule = "only this page, its address typed or a program asks; open the page and ask there"
             return 403, problem(f"origin: asked by {origin}: {rule}", "origin", rule), [(b"connection", b"close")]
         if method == "POST" and scope.get("path") == DROP_PATH:
-            return _refused_file(headers)
+            closing, length = [(b"connection", b"close")], headers.get(b"content-length", b"").strip()
+            if headers.get(b"content-type", b"").strip().lower() != FILE_TYPE:
+                return 415, problem(f"content-type: a file is sent as {FILE_TYPE.decode()}", "file"), closing
+            if not length.isdigit() or b"transfer-encoding" in headers:
+                return 411, problem("content-length: the size of the file is needed", "file"), closing
+            if int(length) > MAX_FILE:
+                rule = f"file: {int(length):,} bytes, more than the {MAX_FILE:,} that the page takes; commtax audit takes more"
+                return 413, problem(rule, "file"), closing
+            return None
         if method not in ("GET", "HEAD"):
             return 405, problem(f"method {method[:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
         if headers.get(b"content-length", b"0").strip() not in (b"0", b"") or b"transfer-encoding" in headers:
@@ -92,19 +96,6 @@ def _foreign_origin(headers: dict[bytes, bytes]) -> str:
         return "" if site in ("same-origin", "none") else origin or f"a {site} page"
     own = headers.get(b"host", b"").decode("latin-1").lower()
     return "" if not origin or origin.partition("://")[2].partition("/")[0].lower() == own else origin
-
-
-def _refused_file(headers: dict[bytes, bytes]) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
-    """A file comes with its length, which is bounded, and as what no form and no foreign page can send unasked."""
-    closing, length = [(b"connection", b"close")], headers.get(b"content-length", b"").strip()
-    if headers.get(b"content-type", b"").strip().lower() != FILE_TYPE:
-        return 415, problem(f"content-type: a file is sent as {FILE_TYPE.decode()}", "file"), closing
-    if not length.isdigit() or b"transfer-encoding" in headers:
-        return 411, problem("content-length: the size of the file is needed", "file"), closing
-    if int(length) > MAX_FILE:
-        rule = f"file: {int(length):,} bytes, more than the {MAX_FILE:,} that the page takes; commtax audit takes more"
-        return 413, problem(rule, "file"), closing
-    return None
 
 
 def _headers(message: Message) -> list[tuple[bytes, bytes]]:

@@ -20,18 +20,13 @@ from collections.abc import Iterator
 from commtax.web.answering import Written, write_answer
 from commtax.web.guard import HTTP, problem
 
-ASKED = struct.Struct("!BI")
-"""A question's head: bytes of its name, bytes of its query."""
-TOLD = struct.Struct("!HI?")
-"""An answer's head: status, bytes of the body, and whether the worker has done its share."""
+ASKED = struct.Struct("!BI")  # a question's head: bytes of its name, bytes of its query
+TOLD = struct.Struct("!HI?")  # an answer's head: status, bytes of the body, and whether the worker has done its share
 LIMIT_S: float = HTTP["patience"]["usual"]
 """Seconds until a question's time is up: nobody waits for 5 s, except for a search."""
-SHARE = 1_000
-"""Answers of one worker: caches and fragments go with it."""
-MOST_RESIDENT = 600e6
-"""Bytes; a worker that was ever larger is replaced after its answer …"""
-MOST_BYTES = 4 * 2**30
-"""… and this much address space is all that one gets."""
+SHARE = 1_000  # answers of one worker: caches and fragments go with it
+MOST_RESIDENT = 600e6  # bytes; a worker that was ever larger is replaced after its answer …
+MOST_BYTES = 4 * 2**30  # … and this much address space is all that one gets
 WARM = (
     ("view", b""),
     ("view", b"ph=train&c=2x8xh100-sxm&tp=8&dp=2"),

@@ -21,7 +21,6 @@ from commtax.verbs.worth import TechniqueWorth, Worth, worth_of
 
 
 def state_view(state: State, command: str = "") -> Record:
-    """All that is shown of a state at once."""
     return view(ExplainedStep(price(settle(state.question))), state, command)
 
 

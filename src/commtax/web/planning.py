@@ -14,8 +14,7 @@ from commtax.report.view.state import RefusedError, State
 from commtax.spec import Cluster
 from commtax.verbs.keywords import PlanFleetOptions, PlanOptions
 
-PLAN_GPUS = 512
-"""GPUs up to which the page searches plans."""
+PLAN_GPUS = 512  # GPUs up to which the page searches plans
 
 
 def plan_answer(state: State) -> Record:

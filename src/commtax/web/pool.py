@@ -21,12 +21,9 @@ from commtax.web.nursery import ASKED, TOLD, limit_of
 
 SLOW = {"compare", "fit", "memory", "plan", "several", "fleet", "traffic", "audit", "pipeline"}
 """Answers that take longer than a blink: they have workers of their own, so that a slider's view never waits behind a search."""
-LOAD_S = 30.0
-"""Seconds that the first questions wait for the nursery to load, at most."""
-LAST_WORD_S = 0.5
-"""Seconds that the nursery has to see its workers off."""
-WAIT_S = 2.0
-"""Seconds that a question waits for a free worker."""
+LOAD_S = 30.0  # seconds that the first questions wait for the nursery to load, at most
+LAST_WORD_S = 0.5  # seconds that the nursery has to see its workers off
+WAIT_S = 2.0  # seconds that a question waits for a free worker
 SAID = "The server is busy with other questions; ask again in a moment."
 BUSY = 429, problem(SAID, "server", "a bounded number of questions at a time")
 GOING = 429, problem("The server is being stopped; ask again when it runs.", "server", "no answers while it stops")

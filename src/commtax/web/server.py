@@ -16,12 +16,9 @@ from commtax.statement import Refusal
 from commtax.web.app import create_app
 from commtax.web.pool import WorkerPool
 
-HEAD_S = 10.0
-"""Seconds from the first moment of a question to its last byte; single bytes now and then do not prolong them."""
-ANSWER_S = 30.0
-"""Seconds for an answer, until its last byte is taken."""
-IDLE_S = 15
-"""Seconds between an answer and the next question."""
+HEAD_S = 10.0  # seconds from the first moment of a question to its last byte; single bytes now and then do not prolong them
+ANSWER_S = 30.0  # seconds for an answer, until its last byte is taken
+IDLE_S = 15  # seconds between an answer and the next question
 MOST_OPEN = min(400, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Connections at a time; far fewer than there are file descriptors, because without one nobody is let in."""
 
@@ -88,8 +85,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
-        if len(self.connections) > MOST_OPEN:
-            self._make_room()
+        if len(self.connections) > MOST_OPEN:  # the one that asks nothing and was to end next goes; this one, if there is none
+            others = (c for c in self.connections if isinstance(c, Connection) and c is not self and c._stage != "answering")
+            silent = min(others, key=lambda c: c._clock.when() if c._clock else 0.0, default=self)
+            self.connections.discard(silent)
+            silent.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -116,10 +116,3 @@ class Connection(H11Protocol):
         self._stage = stage
         seconds = {"answering": ANSWER_S, "asking": HEAD_S, "idle": 2.0 * IDLE_S}[stage]  # uvicorn ends what is idle, and politely
         self._clock = self.loop.call_later(seconds, self.transport.abort)
-
-    def _make_room(self) -> None:
-        """End the connection that asks nothing and was to be ended next; this one, if all others are being answered."""
-        others = (c for c in self.connections if isinstance(c, Connection) and c is not self and c._stage != "answering")
-        silent = min(others, key=lambda c: c._clock.when() if c._clock else 0.0, default=self)
-        self.connections.discard(silent)
-        silent.transport.abort()

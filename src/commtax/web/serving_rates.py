@@ -2,7 +2,6 @@
 
 import math
 import shlex
-from collections.abc import Mapping
 
 from commtax.options import taken_by
 from commtax.report.documents import Record
@@ -23,26 +22,17 @@ def traffic_answer(state: State) -> Record:
     q = state.question
     if q.trains:
         raise RefusedError("ph: requests come to a model that is served", "ph", malformed=False)
-    asked = _asked(state)
-    one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
-    rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
-    swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
-    slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
-    return traffic_view(swept, state["rps"], slo) | {"command": _command(state, asked, rates)}
-
-
-def _asked(state: State) -> dict[str, object]:
-    """Options of the plan and the engine that are said, and the requests' lengths."""
     known = taken_by("serve()")
     said = {name: value for name, value in state.options.items() if name in known and value not in ("", None, False)}
     said.pop("cp", None)  # which the page has for training alone
     if state["pw"]:  # servers for prompts, and others that decode
         said |= ServeOptions(disaggregated=True, decode_workers=state["rep"], replicas=1)
         said |= ServeOptions(prefill_workers=state["pw"], prefill_tp=state["ptp"], prefill_dp=state["pdp"])
-    return {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
-
-
-def _command(state: State, asked: Mapping[str, object], rates: tuple[float, ...]) -> str:
+    asked = {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
+    one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
+    rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
+    swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
+    slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
     words = [state.file or state["m"], "--cluster", state["c"]]
     links = {"intra": state["intra"], "inter": state["inter"]}
     for name, value in {**{n: v for n, v in links.items() if v}, **asked}.items():
@@ -51,4 +41,5 @@ def _command(state: State, asked: Mapping[str, object], rates: tuple[float, ...]
     words += ["--sweep", f"request-rate={','.join(f'{rate:g}' for rate in rates)}"]
     words += [word for name in ("ttft", "tpot") if state[name] for word in (f"--{name}", f"{state[name]:g}ms")]
     line = shlex.join(["commtax", "simulate", *words])
-    return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
+    command = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
+    return traffic_view(swept, state["rps"], slo) | {"command": command}

@@ -1,28 +1,23 @@
 """The closed form of a closed loop against the simulation of its scheduler (``simulate`` without and with ``--num-prompts``)."""
 
-from math import isfinite, log
 from random import Random
 
-from closed_loops import FIGURES, paired, question
 from closed_loops import drawn as drawn_loop
+from closed_loops import far, paired, question
 from commtax.statement import Refusal
 from commtax.verbs.closed_loop import serve as closed_form
 from commtax.verbs.settling import settle
 
-FAR = log(1.5)
-LEFT_OUT = {"lockstep", "ranks", "whole-prompts", "full-cache", "waiting", "queue"}
-"""Codes of notes that say what the closed form leaves out, or that it queues for something scarce."""
 FALLS = 0.1
 """By which more clients may lower throughput: larger batches fill tiles and graphs worse. With a full cache 2.5 times as much."""
 
 
 def closed_form_is_the_simulation_or_says_why(rng: Random) -> str | None:
-    """TPOT, TTFT and requests/s of a benchmark that is given its number of prompts in both: within 1.5 x, or a note says why."""
+    """TPOT, TTFT and requests/s, of the steady state and of a benchmark of so many prompts: within 1.5 x, or a note says why."""
     pair = paired(drawn_loop(rng))
     if pair is None:
         return None
-    far = [name for name in FIGURES if isfinite(pair.whole[name]) and abs(log(pair.whole[name])) > FAR]
-    return str(pair) if far and not LEFT_OUT & set(pair.notes) else ""
+    return str(pair) if (far(pair.whole) or far(pair.steady)) and not pair.noted else ""
 
 
 def more_clients_lower_no_throughput(rng: Random) -> str | None:

@@ -117,6 +117,7 @@ def _goal(rng: Random) -> tuple[Question, list[str]]:
         "ttft_s": math.inf if rng.random() < 0.4 else 10 ** rng.uniform(-1.3, 0.7),
         "tpot_s": math.inf if rng.random() < 0.3 else 10 ** rng.uniform(-2.3, -1),
         "max_concurrency": rng.choice((8, 32, 100, 256)),
+        "kv_dtype": rng.choice(("", "", "", "fp8")),
     }
     if two:
         goal["prefill_cluster"] = places[0]

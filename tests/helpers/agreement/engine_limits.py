@@ -63,6 +63,23 @@ def limits_that_plan_advises_serve_what_it_says(rng: Random) -> str | None:
     return f"said: {said}; answered: {served}, {held.kv_tokens:,} KV tokens: {asked}"
 
 
+def limits_that_worth_advises_gain_what_simulate_says(rng: Random) -> str | None:
+    """Requests gain with the advised limits what ``simulate`` says of them."""
+    asked, load = _asked(rng), {"concurrency": rng.choice((1, 16, 64, 200)), "output_len": rng.choice((64, 500))}
+    asked |= {"tp": rng.choice((1, 1, 2))}
+    length = rng.choice((512, 1024, 4000))
+    try:
+        found = commtax.worth(**asked, **load, context=length).limits
+    except ValueError:
+        return None
+    if found is None:
+        return None
+    load |= {"input_len": length}
+    now, then = (commtax.simulate(**asked, **load, **flags) for flags in ({}, _flags(found.flag)))
+    gain = float(then.tokens_per_s / now.tokens_per_s)
+    return "" if abs(gain / found.gain - 1) < 1e-6 else f"worth: {found.flag} {found.gain:.4f}, simulate {gain:.4f}: {asked} {load}"
+
+
 def _contradicts_would_take(asked: Question, found: Any) -> str | None:
     """Where nothing fits: with the limits that it would take, something does."""
     flags = _flags(found.would_take[0]) if found.would_take else {}
@@ -86,5 +103,9 @@ def _flags(text: str) -> Question:
 
 LAWS = {
     law.__name__: (law, share)
-    for law, share in ((limits_that_fit_advises_hold_what_it_says, 3), (limits_that_plan_advises_serve_what_it_says, 1))
+    for law, share in (
+        (limits_that_fit_advises_hold_what_it_says, 3),
+        (limits_that_plan_advises_serve_what_it_says, 1),
+        (limits_that_worth_advises_gain_what_simulate_says, 1),
+    )
 }

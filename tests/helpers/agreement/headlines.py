@@ -15,8 +15,10 @@ from typing import Any
 
 import commtax
 from cli_run import Told, told_here
+from commtax import catalog
 from commtax.report.view.plan_table import page_words
 from commtax.units import format_seconds
+from commtax.verbs.comparing import parse_plan, replicas_in
 from commtax.web.answering import write_answer
 
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-3-27b")
@@ -171,23 +173,59 @@ def requests_are_told_alike(rng: Random) -> str | None:
 
 
 def compared_plans_are_told_alike(rng: Random) -> str | None:
-    """Steps of plans beside each other, and which is fastest."""
+    """Steps of plans beside each other, as each is priced alone, and from where on which is faster."""
     drawn, batch = {"m": rng.choice(MODELS), "c": rng.choice(CLUSTERS)}, rng.choice((1, 8, 96))
-    plans = rng.sample(("tp1", "tp2", "tp4", "2xtp1", "2xtp2"), 2)
+    plans = rng.sample(("tp1", "tp2", "tp4", "tp2pp2", "tp1dp2ep2", "2xtp1", "2xtp2"), 2)
     told = told_here("compare", drawn["m"], "-c", drawn["c"], "--plans", ",".join(plans), "--batches", batch)
     if told.returncode == 2:
         return None
-    rows = [row for row in json.loads(told.document)["rows"] if not row["refused"]]
+    document = json.loads(told.document)
+    rows = [row for row in document["rows"] if not row["refused"]]
     checks = list[Difference]()
     for row in rows:
-        copies, _, tp = row["plan"].rpartition("x")
-        replicas = int(copies or 1)
-        if batch % replicas:
-            continue
-        one = commtax.bill(drawn["m"], drawn["c"], tp=int(tp.removeprefix("tp")), replicas=replicas, batch=batch // replicas)
-        checks += [("step_s", float(one.step_s), row["step_s"]), ("tokens_per_s", float(one.tokens_per_s), row["tokens_per_s"])]
+        one = _alone(drawn, row["plan"], batch)
+        checks += [("batch", float(one.question.batch), row["batch"]), ("step_s", float(one.step_s), row["step_s"])]
+        if batch >= replicas_in(row["plan"]):  # else some of them idle
+            rate = batch * float(one.tokens_per_s) / (float(one.question.batch) * replicas_in(row["plan"]))
+            checks.append(("tokens_per_s", rate, row["tokens_per_s"]))
         checks.append(_said(format_seconds(row["step_s"]), told))
+    for swap in document["break_even"]:
+        if swap["axis"] == "sequences":
+            ends = [[float(_alone(drawn, swap[x], at).step_s) for x in ("below", "from")] for at in (1, int(swap["at"]))]
+            checks += [
+                ("the one below is faster at 1", True, ends[0][0] < ends[0][1]),
+                ("the other from there", True, ends[1][1] < ends[1][0]),
+            ]
     return _verdict(iter(checks), drawn | {"plans": plans, "batch": batch}, "compare") if rows else None
+
+
+def _alone(drawn: Drawn, plan: str, sequences: int) -> Any:
+    """The bill of one plan with its replicas' share of so many sequences."""
+    sizes = {axis: n for axis, n in parse_plan(plan).items() if n != 1}
+    return commtax.bill(str(drawn["m"]), str(drawn["c"]), **sizes, batch=-(-sequences // replicas_in(plan)))
+
+
+LINKS = ("nvlink4", "nvlink3", "pcie4", "pcie5", "ib-ndr", "ib-hdr", "roce-200", "10gbe")
+
+
+def overlaps_that_break_even_do(rng: Random) -> str | None:
+    """What ``compare`` says must be hidden for a slow link's step to match the fastest: ``bill --overlap`` takes that step."""
+    model, tp, batch = rng.choice(MODELS), rng.choice((2, 4, 8)), rng.choice((1, 8, 64, 512))
+    links, size = rng.sample(LINKS, 2), ["-tp", tp, "--batch", batch]
+    told = told_here("compare", model, "-c", f"{tp}xh100-sxm", *size, "--over", f"link={','.join(links)}")
+    if told.returncode == 2:
+        return None
+    rows = [row for row in json.loads(told.document)["rows"] if not row["refused"]]
+    if len(rows) < 2:
+        return None
+    share = max((row["breakeven_overlap"], row["step_s"], row["link"]) for row in rows)
+    fastest = min(row["step_s"] for row in rows)
+    place = ["-c", f"{tp}xh100-sxm", "--intra", share[2]] if catalog.link(share[2]).scope == "intra" else None
+    hidden = told_here("bill", model, *(place or ["-c", f"{tp}x1xh100-sxm", "--inter", share[2]]), *size, "--overlap", share[0])
+    if hidden.returncode == 2:
+        return f"bill refuses {share}: {hidden.stderr}"
+    found = [("step_s", json.loads(hidden.document)["step_s"], fastest), *([_said(f"{share[0]:.0%}", told)] if share[0] else [])]
+    return _verdict(iter(found), {"m": model, "tp": tp, "b": batch, "links": links, "share": share}, "compare")
 
 
 # Plans
@@ -262,6 +300,7 @@ LAWS = {
         (techniques_are_told_alike, 1),
         (requests_are_told_alike, 2),
         (compared_plans_are_told_alike, 2),
+        (overlaps_that_break_even_do, 2),
         (plans_are_told_alike, 1),
         (several_clusters_are_told_alike, 1),
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from random import Random
 
 import commtax
-from commtax.judgement.gains import is_worth_telling, verdict_on_gain
-from commtax.launch.launch_options import read_pasted
-from commtax.planner.technique_reasons import untried_techniques
-from commtax.verbs.costly_settings import SettingWorth, costly_settings
+from cli_run import told_here
+from commtax.catalog.models import bundled_model
+from commtax.judgement.gains import is_worth_telling
+from commtax.launch.launch_options import implied_options, options_of, read_pasted
+from commtax.launch.writing import launch_command
+from commtax.options import taken_by
+from commtax.planner.technique_reasons import UntriedTechniques, untried_gain, untried_techniques
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.settling import resolve_question, settle
-from commtax.verbs.worth import Scale, TechniqueWorth
 from laws import LARGE, SMALL, Law, Question, _asked, _axes, _number
 
 CLOSE = 1e-6
@@ -31,32 +34,89 @@ def _loop(asked: Question, batch: int, context: int, output_len: int) -> Questio
     return asked | {"concurrency": batch * asked.get("dp", 1), "input_len": context, "output_len": output_len}
 
 
-def _ratio(asked: Question, row: TechniqueWorth) -> float:
+def _typed(asked: Question) -> list[object]:
+    """A deployment and its load as options of a command."""
+    named = {f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}": value for name, value in asked.items()}
+    words = [asked["model"], *(word for flag, value in named.items() if flag not in ("--model", "-ep") for word in (flag, value))]
+    return words + ["-ep"] * (asked.get("ep") == -1)
+
+
+def _ratio(asked: Question, technique: str, beside: str = "") -> float:
     """What simulate says that a technique gains, per GPU."""
-    bare = commtax.simulate(**asked, technique=row.beside)
-    served = commtax.simulate(**asked, technique=row.asked)
+    bare = commtax.simulate(**asked, technique=beside)
+    served = commtax.simulate(**asked, technique=technique)
     return float(served.tokens_per_s / bare.tokens_per_s * bare.num_gpus / served.num_gpus)
 
 
+def _printed(gain: float, told: str) -> bool:
+    """Whether a percentage, as it is printed, is this gain."""
+    return abs((gain - 1) * 100 - float(told)) <= (0.051 if "." in told else 0.51)
+
+
 def techniques_gain_what_simulate_says(rng: Random) -> str | None:
-    """A technique gains what requests gain, simulated with and without it, and is judged by that, also where a batch is asked."""
+    """What worth prints of a technique is what requests gain, simulated with and without it, also where a batch is asked: its gain,
+    in its sentence too, where "worth setting" are those that surely gain."""
     asked, batch, context = _deployment(rng), _number(rng, 1, 512), _number(rng, 64, 16384)
     output_len = rng.choice((16, 128, 128, 1024))
     loop = _loop(asked, batch, context, output_len)
+    step = asked | {"batch": batch, "context": context, "output_len": output_len}
+    told = told_here("worth", *_typed(loop if rng.random() < 0.5 else step))
+    if told.returncode == 2:
+        return None
+    document = json.loads(told.document)
+    able = {row["name"]: row for row in document["weighed"] if not row.get("refused")}
+    sentence = document["verdict"].partition(" A loss once")[0]
+    said = dict(re.findall(r"(\S+) \(([+-][\d.]+)%(?: here, [^)]*)?\)", sentence))
+    first = re.search(r"Worth setting [^:]*: ([^.]*(?:\.\d[^.]*)*)\.", sentence)
+    sure = {name for name, row in able.items() if row["verdict"] == "gains" and row["fits"]}
+    if bool(first) != bool(sure) or (first and not any(name.split()[0] in first[1] for name in sure)):
+        return f"worth setting: {first and first[1]}, but {sure or 'nothing'} surely gains: {_asked(step)}"
+    for name in rng.sample(list(able), min(2, len(able))):
+        row = able[name]
+        gain = _ratio(loop, row["asked"], row.get("on_top_of") or "")
+        if not math.isclose(gain, row["gain"], rel_tol=CLOSE) or (name in said and not _printed(gain, said[name])):
+            return f"{name}: worth says {row['gain']:.6f} ({said.get(name)}), simulate {gain:.6f}: batch={batch}, {_asked(loop)}"
+        if gain < 1 - CLOSE and row["verdict"] == "gains":
+            return f"{name} gains, but simulate says {gain:.6f}: {_asked(loop)}"
+    return ""
+
+
+WORTH_LOAD = (("concurrency", "concurrency"), ("context", "input_len"), ("output_len", "output_len"))
+
+
+def printed_flags_are_read_back(rng: Random) -> str | None:
+    """The flags that worth prints, behind the launch command, are read as that technique by every verb."""
+    asked = _deployment(rng)
+    loop = asked | {"concurrency": _number(rng, 1, 256), "input_len": _number(rng, 64, 4096), "output_len": 128}
     try:
-        weighed = commtax.worth(**asked, batch=batch, context=context, output_len=output_len)
+        weighed = commtax.worth(**asked, **{own: loop[name] for own, name in WORTH_LOAD})
     except ValueError:
         return None
     able = [row for row in weighed.rows if not row.refused]
     if not able:
         return None
-    for row in rng.sample(able, min(2, len(able))):
-        gain = _ratio(loop, row)
-        if not math.isclose(gain, row.gain, rel_tol=CLOSE):
-            return f"{row.asked}: worth says {row.gain:.6f}, simulate {gain:.6f}: batch={batch}, {_asked(loop)}"
-        if row.verdict != verdict_on_gain(gain, row.low, row.high, row.fits) and abs(gain - 1) > CLOSE:
-            return f"{row.asked} {row.verdict}, but simulate says {gain:.6f} in {row.low:.4f} to {row.high:.4f}: {_asked(loop)}"
-    return ""
+    row, command = rng.choice(able), launch_command(weighed.question, asked["engine"])
+    words = row.flag.split(" ", 1) if "=" in row.flag.split(" ", 1)[0] else ["", row.flag]
+    text = f"{words[0]} {command} {words[-1] if words[0] != words[-1] else ''}"
+    try:
+        if asked["engine"] == "trtllm" or "\n" in command or not _is_close(_read_back(command, loop), commtax.simulate(**loop)):
+            return None  # of several lines, or of a plan that no command says
+        return "" if _is_close(_read_back(text, loop), commtax.simulate(**loop, technique=row.asked)) else f"read otherwise: {text}"
+    except ValueError as error:
+        return f"{row.asked}: {error}: {text}"
+
+
+def _read_back(text: str, loop: Question) -> commtax.ClosedLoop:
+    """What simulate says of a command; fit and bill take the same."""
+    launch = read_pasted(text)
+    read = options_of(launch, several=True) | implied_options(launch, bundled_model(loop["model"]), [])
+    for verb in (commtax.fit, commtax.bill):
+        verb(loop["model"], loop["cluster"], **{n: v for n, v in read.items() if n in taken_by(f"{verb.__name__}()")})
+    return commtax.simulate(**loop | {n: v for n, v in read.items() if n in taken_by("simulate()")})
+
+
+def _is_close(one: commtax.ClosedLoop, other: commtax.ClosedLoop) -> bool:
+    return math.isclose(float(one.tokens_per_s), float(other.tokens_per_s), rel_tol=CLOSE)
 
 
 def a_batch_is_judged_as_its_clients(rng: Random) -> str | None:
@@ -85,59 +145,52 @@ def a_bill_hints_at_what_requests_gain(rng: Random) -> str | None:
     if not told:
         return None
     row, loop = rng.choice(told), _loop(asked, batch, context, 128)
-    gain = _ratio(loop, row)
+    gain = _ratio(loop, row.asked, row.beside)
     if not math.isclose(gain, row.gain, rel_tol=CLOSE) or gain <= 1:
         return f"{row.asked}: the bill says {row.gain:.6f}, simulate {gain:.6f}: batch={batch}, {_asked(loop)}"
     return ""
 
 
 SETTINGS = (
-    ("--enforce-eager", {"eager": True}),
-    ("--max-num-seqs 8", {"max_num_seqs": 8}),
-    ("--max-num-batched-tokens 512", {"max_num_batched_tokens": 512}),
-    ("--gpu-memory-utilization 0.6", {"gpu_memory_utilization": 0.6}),
+    ("--enforce-eager", "eager"),
+    ("--max-num-seqs 8", "max_num_seqs"),
+    ("--max-num-batched-tokens 512", "max_num_batched_tokens"),
+    ("--gpu-memory-utilization 0.6", "gpu_memory_utilization"),
+    ("--disable-custom-all-reduce", "library"),
 )
 
 
 def pasted_settings_gain_what_simulate_says(rng: Random) -> str | None:
-    """Of settings that were pasted, those cost whose engine's own serves more requests in a simulation beside them, and as much."""
-    pasted = rng.sample(SETTINGS, rng.choice((1, 2)))
-    model, cluster, tp = rng.choice(SMALL), f"4x{rng.choice(CHIPS)}", rng.choice((1, 2, 4))
-    asked: Question = {"model": model, "cluster": cluster, "tp": tp, "input_len": _number(rng, 64, 4096)}
-    asked |= {"output_len": 128, "concurrency": _number(rng, 1, 256)}
-    fields = {name: value for _, field in pasted for name, value in field.items()}
-    words = f"vllm serve {model} -tp {tp} {' '.join(flag for flag, _ in pasted)}"
-    try:
-        launch = read_pasted(words).options
-        weighed = settings_of(asked | fields)
-        base = commtax.simulate(**asked, **fields)
-    except ValueError:
+    """Of a pasted command's settings, those cost without which the command serves more requests in a simulation, and as much."""
+    pasted = rng.sample(SETTINGS, rng.choice((1, 2, 3)))
+    model, tp = rng.choice(SMALL), rng.choice((1, 2, 4))
+    load: list[object] = ["-c", f"4x{rng.choice(CHIPS)}", "--input-len", _number(rng, 64, 4096), "--output-len", 128]
+    load += ["--concurrency", _number(rng, 1, 256)]
+
+    def command(*settings: tuple[str, str]) -> str:
+        return f"vllm serve {model} -tp {tp} {' '.join(flag for flag, _ in settings)}"
+
+    weighed = told_here("worth", "--from", command(*pasted), *load)
+    base = _served(command(*pasted), load)
+    if weighed.returncode or not base:  # nothing is worth dropping from what does not start
         return None
-    if read := {name for name in fields if launch.get(name) != fields[name]}:
-        return f"{words}: {read} are not read"
-    if _lacks_room(base):  # nothing is worth dropping from what does not start
-        return None
-    told = {row.option: row.gain for row in weighed}
-    for name in fields:
-        kept = {other: value for other, value in fields.items() if other != name}
-        without = commtax.simulate(**asked, **kept)
-        gain = float(without.tokens_per_s / base.tokens_per_s)
-        gains = is_worth_telling(gain) and not _lacks_room(without)
-        if gains != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
-            return f"{name}: simulate says {gain:.6f}, worth {told.get(name)}: {_asked(asked | fields)}"
+    document = json.loads(weighed.document)
+    told = {row["option"]: row["gain"] for row in document.get("settings", ())}
+    for flag, name in pasted:
+        without = _served(command(*(one for one in pasted if one[1] != name)), load)
+        gain = without / base
+        if is_worth_telling(gain) != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
+            return f"{flag}: simulate says {gain:.6f}, worth {told.get(name)}: {command(*pasted)} {load}"
+        said = re.search(rf"{re.escape(flag)}: ([+-][\d.]+)%", document["verdict"])
+        if name in told and not (said and _printed(gain, said[1])):
+            return f"{flag}: simulate says {gain:.6f}, the sentence is {document['verdict']!r}: {command(*pasted)} {load}"
     return ""
 
 
-def _lacks_room(loop: commtax.ClosedLoop) -> bool:
-    return any(note.code == "too-small" for note in loop.notes)
-
-
-def settings_of(asked: Question) -> tuple[SettingWorth, ...]:
-    """What worth says of settings, without weighing techniques beside them."""
-    given = dict(asked)
-    put = resolve_question(given.pop("model"), given.pop("cluster"), given)
-    weigh = Scale(settle(put), True, flips=False)
-    return costly_settings(weigh.question, weigh.figures)
+def _served(command: str, load: list[object]) -> float:
+    """Tokens/s of a pasted command; 0 where it does not start."""
+    told = told_here("simulate", "--from", command, *load)
+    return 0.0 if told.returncode else float(json.loads(told.document)["runs"][0]["tokens_per_s"])
 
 
 def plans_tell_what_techniques_bring(rng: Random) -> str | None:
@@ -160,14 +213,30 @@ def plans_tell_what_techniques_bring(rng: Random) -> str | None:
     gain = rate / float(found.plans.tokens_per_s[found.recommended])
     if not math.isclose(rate, float(rows.tokens_per_s[0]), rel_tol=CLOSE) or not math.isclose(gain, told.gain, rel_tol=CLOSE):
         return f"{told.techniques}: plan says {told.gain:.6f}, simulate {gain:.6f}: {_asked(asked | goal)}"
-    over = float(loop.ttft_s) > limits[0] or float(loop.tpot_s) > limits[1]
-    return f"{told.techniques}: a limit is broken: {_asked(asked | goal)}" if over else ""
+    if float(loop.ttft_s) > limits[0] or float(loop.tpot_s) > limits[1]:
+        return f"{told.techniques}: a limit is broken: {_asked(asked | goal)}"
+    return _less_than_searched(asked | goal, told, next(untried_gain(found)))
+
+
+def _less_than_searched(asked: Question, told: UntriedTechniques, said: str) -> str:
+    """``--techniques auto`` finds at least what the plain answer's line says of one layout, and that line says what was priced."""
+    every = commtax.plan(**asked, techniques="auto")
+    best, own = float(every.plans.tokens_per_s[0]), float(told.rows.tokens_per_s[0])
+    named = f"with {told.techniques} this plan has {int(told.rows.concurrency[0]):,} client", f"{own:,.0f} tokens/s instead of"
+    if not all(words in said for words in named):
+        return f"{said!r} does not say {named}: {_asked(asked)}"
+    return (
+        f"{told.techniques}: {own:,.0f} tokens/s, all plans with techniques {best:,.0f}: {_asked(asked)}"
+        if best < own * (1 - CLOSE)
+        else ""
+    )
 
 
 LAWS: dict[str, tuple[Law, int]] = {
     law.__name__: (law, share)
     for law, share in (
         (techniques_gain_what_simulate_says, 1),
+        (printed_flags_are_read_back, 1),
         (a_batch_is_judged_as_its_clients, 1),
         (a_bill_hints_at_what_requests_gain, 2),
         (pasted_settings_gain_what_simulate_says, 2),

@@ -31,17 +31,13 @@ def _gemma4_text(c: Fields) -> Model:
     count = c.layers("num_hidden_layers")
     near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global_attention(c)
     own = count - min(count, c.number("num_kv_shared_layers", 0))
-    blocks = [_gemma4_block(c, near if t else far, i < own) for i, t in enumerate(_window_layers(c, count))]
-    return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
-
-
-def _window_layers(c: Fields, count: int) -> list[bool]:
-    """Which layers have a window: as listed, or five of six as transformers' class has it, and never the last."""
+    # Which layers have a window: as listed, or five of six as transformers' class has it, and never the last.
     types = c.sequence("layer_types", count)
     if types is None:
         c.default("layer_types", "five of six layers have a window")
     windowed = [t == "sliding_attention" for t in types] if types else [bool((i + 1) % 6) for i in range(count)]
-    return [*windowed[:-1], False]
+    blocks = [_gemma4_block(c, near if t else far, i < own) for i, t in enumerate([*windowed[:-1], False])]
+    return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
 
 
 def _global_attention(c: Fields) -> Attention:

@@ -7,7 +7,7 @@ from commtax.catalog.families.deepseek import latent_attention, latent_decoder, 
 from commtax.catalog.families.parts import decoder, family, mlp, with_prediction_layers
 from commtax.catalog.families.vision import moonvit, moonvit2, register_vision
 from commtax.catalog.fields import Fields
-from commtax.spec import Block, DeltaNet, Experts, Extra, Mixer, Model
+from commtax.spec import Block, DeltaNet, Experts, Extra, Model
 
 
 @family("KimiLinearForCausalLM", shared=("linear_attn_config",))
@@ -17,14 +17,7 @@ def _kimi_linear(c: Fields) -> Model:
     c = c.with_(num_experts_per_tok=c.get("num_experts_per_token") or c.get("num_experts_per_tok"))
     extras, norms = _residuals(c, ("self_attention", "mlp")), 2
     moe = _experts(c) if c.get("num_experts") is not None else mlp(c)
-    mixers, routed = _mixers(c, count), routed_layers(c, count)
-    blocks = [Block(m, moe if r else mlp(c), norms, extras) for m, r in zip(mixers, routed, strict=True)]
-    model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)), lookback=c.number("attn_res_block_size", 0))
-    return with_prediction_layers(c, model, "num_nextn_predict_layers")
-
-
-def _mixers(c: Fields, count: int) -> list[Mixer]:
-    """Which layers see everything: by number from 1, by name, or every fourth as transformers' class has it."""
+    # Which layers see everything: by number from 1, by name, or every fourth as transformers' class has it.
     linear, latent = _delta_net(c), replace(latent_attention(c), gate="element" if c.flag("mla_use_output_gate") else "")
     section = c.section("linear_attn_config")
     full, names = section.indices("full_attn_layers") if section else set(), c.sequence("layer_types", count)
@@ -33,7 +26,10 @@ def _mixers(c: Fields, count: int) -> list[Mixer]:
     if not full:
         c.default("linear_attn_config", "every fourth layer sees everything")
         full = set(range(4, count + 1, 4))
-    return [latent if i + 1 in full else linear for i in range(count)]
+    mixers, routed = [latent if i + 1 in full else linear for i in range(count)], routed_layers(c, count)
+    blocks = [Block(m, moe if r else mlp(c), norms, extras) for m, r in zip(mixers, routed, strict=True)]
+    model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)), lookback=c.number("attn_res_block_size", 0))
+    return with_prediction_layers(c, model, "num_nextn_predict_layers")
 
 
 def _delta_net(c: Fields) -> DeltaNet:

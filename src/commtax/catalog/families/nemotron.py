@@ -41,8 +41,7 @@ def _block(c: Fields, kind: str) -> Block:
 
 
 def _attention(c: Fields) -> Attention:
-    width = c.get("head_dim") or c.get("attention_head_dim")
-    return heads(c.with_(head_dim=width), bias=False)
+    return heads(c.with_(head_dim=c.get("head_dim") or c.get("attention_head_dim")), bias=False)
 
 
 def _mamba(c: Fields) -> Mamba2:

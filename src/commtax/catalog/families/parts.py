@@ -7,8 +7,7 @@ from commtax.records import dataclass, replace
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 
 Reader = Callable[[Fields], Model]
-MAX_PREDICTIONS = 64
-"""Layers for further tokens that a config may ask for."""
+MAX_PREDICTIONS = 64  # layers for further tokens that a config may ask for
 STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Types of recurrent states by their names in configs; what has another, or none, leaves it to the engine."""
 

@@ -62,5 +62,4 @@ for _row in table("catalog/families.toml")["family"]:
 
 
 def reader(architecture: str) -> Reader:
-    """What reads configs of an architecture."""
     return ARCHITECTURES[architecture].read

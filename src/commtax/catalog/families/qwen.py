@@ -35,8 +35,7 @@ def _qwen3_moe(c: Fields) -> Model:
 @family("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_next(c: Fields) -> Model:
     """Linear attention, full attention with a gated output every few layers, experts in all."""
-    feed_forwards = _feed_forwards(c, c.number("shared_expert_intermediate_size", 0))
-    return _hybrid(c, feed_forwards)
+    return _hybrid(c, _feed_forwards(c, c.number("shared_expert_intermediate_size", 0)))
 
 
 @family("Qwen3_5ForCausalLM")

@@ -21,8 +21,7 @@ from commtax.verbs.layer import Bar
 from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 
-Patch = dict[str, Value]
-"""Keys of the state, and what they are set to."""
+Patch = dict[str, Value]  # keys of the state, and what they are set to
 
 
 NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why", "nccl", "nccl_why"), "")
@@ -44,7 +43,14 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
         sentence=step.sentence,
         changes=[record("page-change", change=c, share=share, patch=patch) for c, share, patch in changes],
         commands=commands(state, b, command),
-        limits={SHORT.get(name, name): [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
+        limits={SHORT.get(name, name): [move.value for move in way] for name, way in ways.items()}
+        | {
+            "b": _powers_of_two(1, 1024, state["b"]),
+            "len": [] if q.trains else _powers_of_two(128, min(2**20, q.model.max_len), state.longest),
+            "s": _powers_of_two(128, min(2**20, q.model.max_len), state.length),
+            "n": _powers_of_two(1, 1024, state["n"]),
+            "z": [0, 1, 2, 3],
+        },
         moves={
             SHORT.get(name, name): [{"patch": short_keys(move.sizes), "note": move.note} for move in way]
             for name, way in ways.items()
@@ -73,13 +79,17 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
     """What follows from the step itself, and what was tried out beside it."""
     b, q = step.bill, step.bill.question
     trained = {"trained": b if q.trains else None, "mfu_definition": b.mfu_definition if q.trains else ""}
+    c, used = q.cluster, int(q.plan.all_gpus)
+    hosts = f"{c.num_hosts:,} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
+    pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
+    text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
     return record(
         "page-view",
         step=step,
         bill=b,
         state=dict(normal(state, q).keys),
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}{_beside(q)}",
-        cluster=_machine(q),
+        cluster={"gpus": c.num_gpus, "used_gpus": used, "text": f"‘{c.typed}’: {text}" if c.typed else text[0].upper() + text[1:]},
         totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
         layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": [_bar(x, step) for x in step.layer.bars]},
         lines=[_line(x, step) for x in by_cost(b)],
@@ -114,8 +124,7 @@ def _line(x: Line, step: ExplainedStep) -> Record:
     return record("page-line", line=x, share=float(x.exposed_s) / float(step.bill.step_s), **words)
 
 
-UNTOLD = ("images", "shard", "speculative")
-"""What a what-if sets back and the page never sets."""
+UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the page never sets
 
 
 def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
@@ -128,29 +137,8 @@ def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
     return {names[field]: after[names[field]] for field in asked}
 
 
-def _limits(q: Question, state: State) -> dict[str, list[int]]:
-    """Ranges of the sliders that are free."""
-    return {
-        "b": _powers_of_two(1, 1024, state["b"]),
-        "len": [] if q.trains else _powers_of_two(128, min(2**20, q.model.max_len), state.longest),
-        "s": _powers_of_two(128, min(2**20, q.model.max_len), state.length),
-        "n": _powers_of_two(1, 1024, state["n"]),
-        "z": [0, 1, 2, 3],
-    }
-
-
 def _powers_of_two(low: int, high: int, now: int) -> list[int]:
-    """Powers of two in a range, and the present value."""
     return sorted({2**i for i in range(21) if low <= 2**i <= high} | {now})
-
-
-def _machine(q: Question) -> Record:
-    """The cluster in a line."""
-    c, used = q.cluster, int(q.plan.all_gpus)
-    hosts = f"{c.num_hosts:,} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
-    pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
-    text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
-    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"‘{c.typed}’: {text}" if c.typed else text[0].upper() + text[1:]}
 
 
 def commands(state: State, b: StepBill, command: str = "") -> Record:
@@ -173,7 +161,6 @@ def assumption(b: StepBill) -> Line | None:
 
 
 def _launch(b: StepBill) -> Record:
-    """The launch line, its engine, and why there is none."""
     q, line, why = b.question, "", ""
     engine = program_of(q.engine).emitted_as
     try:

@@ -4,34 +4,13 @@ import re
 
 from commtax.catalog.programs import program_of
 from commtax.launch.starting import start_commands
-from commtax.planner.columns import ServingPlans, TrainPlans
-from commtax.planner.deploying import fleet_servers, servers_of
-from commtax.planner.fleet_trials import Trial
 from commtax.question import Question
 from commtax.report.documents import Record
 
-EMIT = re.compile(r"^emit[^:]*: ")
-"""The command line's name for what is asked here."""
+EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
 
 
-def served_launch(a: ServingPlans, i: int) -> Record:
-    """Of a plan of a closed loop."""
-    servers = servers_of(a, i)
-    return _launch(servers.question, servers.copies, servers.prompts)
-
-
-def fleet_launch(trial: Trial) -> Record:
-    """Of a fleet for a rate."""
-    servers = fleet_servers(trial)
-    return _launch(servers.question, servers.copies, servers.prompts)
-
-
-def trained_launch(a: TrainPlans, i: int) -> Record:
-    """Of a training job."""
-    return _launch(a.step_of(a.plans, i).question)
-
-
-def _launch(q: Question, copies: int = 1, prompts: int = 0) -> Record:
+def plan_launch(q: Question, copies: int = 1, prompts: int = 0) -> Record:
     engine, made, why = program_of(q.engine).emitted_as, dict[str, str](), ""
     try:
         made = start_commands(q, engine, copies, prompts)

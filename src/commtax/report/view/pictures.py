@@ -7,15 +7,7 @@ from math import isfinite
 import numpy as np
 
 from commtax.judgement.confidence import percent
-from commtax.planner.columns import (
-    OperatingPoint,
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    TrainColumns,
-    TrainPlans,
-    describe_kind,
-)
+from commtax.planner.columns import OperatingPoint, Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.fleets import FleetPlans, obstacle
 from commtax.planner.ranking import FAMILY
@@ -33,8 +25,8 @@ from commtax.report.several_clusters import (
     clusters_without_plans,
     ranked_row,
     reasons_between,
-    role_words,
     several_document,
+    several_role,
     several_sentence,
     waiting_why,
 )
@@ -50,13 +42,12 @@ from commtax.report.view.plan_table import (
     unusual_sizes,
 )
 from commtax.spec import SERVING_AXES, SIZES
-from commtax.units import format_bytes, format_seconds, plural
+from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.closed_loop import lengths_note
 
 TOP = 20
 MOST = 60
-MODES = ("one pool of servers", "separate servers for prompts")
-"""Series of a front, by a plan's mode."""
+MODES = ("one pool of servers", "separate servers for prompts")  # series of a front, by a plan's mode
 NO_PLAN = "No plan fits in memory."
 USER_AND_GPU = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
 
@@ -109,7 +100,6 @@ def _point_card(a: ServingPlans, point: OperatingPoint) -> Record:
 
 
 def limit_marks(a: ServingPlans) -> list[Record]:
-    """Limits as lines across the front."""
     tpot = a.question.goal.tpot_s
     return [{"axis": "x", "value": 1 / tpot, "text": f"TPOT {format_seconds(tpot)}"}] if isfinite(tpot) else []
 
@@ -148,7 +138,7 @@ def several_front(s: SeveralPlans) -> Record:
 def _several_words(s: SeveralPlans, name: str) -> str:
     """What to run; where nothing is limited, for those who wait and for work that nobody waits for."""
     if not s.waited or not s.waited.recommended:
-        return f"{role_words(s)}: {name}."
+        return f"{several_role(s)}: {name}."
     return page_words(f"{OPEN} {WAITED}: {several_sentence(s.waited.recommended).split('; ', 1)[0]}. {UNWAITED}: {name}.")
 
 
@@ -221,7 +211,7 @@ def fleet_front(f: FleetPlans) -> Record:
 def _fleet_point(trial: Trial, best: bool, several: bool) -> Record:
     plan = gpu_words(trial)
     series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
-    text = f"{plural(trial.gpus, 'GPU')} can answer {trial.capacity:.3g} requests/s"
+    text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(trial.capacity)} requests/s"
     return {
         "name": plan,
         "x": trial.capacity,
@@ -244,7 +234,10 @@ def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
 def front_points(a: ServingPlans, series: str = "", chosen: bool = True) -> list[Record]:
     """The front as points, the recommended plan among them."""
     rows, best = _with_winner(a)
-    shown = _thin_front(rows, best)
+    along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
+    some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
+    kept = {*some.tolist(), *([best] if best >= 0 else [])}
+    shown = [i for i in along.tolist() if i in kept]
     return [{**_point(a, rows, i, chosen and i == best, series), "joined": i < len(a.front)} for i in shown]
 
 
@@ -258,14 +251,6 @@ def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
     if not same.any():
         return ServingColumns.joined([rows, plans.take(np.array([own]))]), len(rows)
     return rows, int(np.flatnonzero(same)[0])
-
-
-def _thin_front(rows: ServingColumns, best: int) -> list[int]:
-    """Points from end to end of a long front, evenly in their order, and the winner's."""
-    along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
-    some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
-    kept = {*some.tolist(), *([best] if best >= 0 else [])}
-    return [i for i in along.tolist() if i in kept]
 
 
 def _point(a: ServingPlans, rows: ServingColumns, i: int, best: bool, series: str) -> Record:
@@ -342,7 +327,6 @@ def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Re
 
 
 def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:
-    """The keys that are a training plan."""
     kind, micro = a.kinds[int(rows.kind[i])].plan, int(rows.micro_batch[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro

@@ -7,10 +7,11 @@ from typing import cast
 from commtax.files import table
 from commtax.planner import choosing
 from commtax.planner.columns import ServingPlans, TrainPlans, describe_kind
+from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_name
 from commtax.report.documents import Record, Value
-from commtax.report.view.launches import fleet_launch, served_launch, trained_launch
+from commtax.report.view.launches import plan_launch
 from commtax.spec import SERVING_AXES, Plan
 
 Patch = Mapping[str, Value]
@@ -30,12 +31,10 @@ def page_words(text: str) -> str:
 
 
 def rows_of(told: Record, key: str = "plans") -> list[Record]:
-    """The rows of a document, which are records too."""
     return cast("list[Record]", told[key])
 
 
 def roles(place: int, recommended: int) -> list[str]:
-    """What a plan of a ranking is called."""
     return ["recommended"] * (place == recommended) + ["best"] * (place == 0)
 
 
@@ -83,7 +82,6 @@ def _row(figures: Record, place: int, named: Sequence[str], note: str, setup: st
 def served_rows(
     plans: Sequence[tuple[ServingPlans, int]], told: Sequence[Record], named: Sequence[Sequence[str]], patches: Sequence[Patch]
 ) -> list[Record]:
-    """Plans of a closed loop, on one cluster or several."""
     made = list[Record]()
     for place, ((a, i), figures) in enumerate(zip(plans, told, strict=True)):
         one = a.plans.take(slice(i, i + 1))
@@ -91,12 +89,13 @@ def served_rows(
         row = _row(figures, place, named[place], choosing.KINDS[level], SETUP["served"][level], level, patches[place])
         ranges = {f"{name}_s": [figures[f"{name}_low_s"], figures[f"{name}_high_s"]] for name in ("ttft", "tpot")}
         tokens = {"tokens_per_s": list(a.range_of(a.plans, i, "tokens_per_s"))}
-        made.append({**row, "ranges": {**ranges, **tokens}, "commands": served_launch(a, i)})
+        servers = servers_of(a, i)
+        launch = plan_launch(servers.question, servers.copies, servers.prompts)
+        made.append({**row, "ranges": {**ranges, **tokens}, "commands": launch})
     return made
 
 
 def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int) -> list[Record]:
-    """The smallest fleets for a rate."""
     made = list[Record]()
     for place, (trial, figures) in enumerate(zip(trials, told, strict=True)):
         layout = trial.layout
@@ -104,7 +103,9 @@ def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int
         level = int(choosing.complexity_of(layout.question.plan, prompts, layout.question.cluster))
         note, word = choosing.KINDS[level], SETUP["served"][level]
         row = _row(figures, place, roles(place, recommended), note, word, level, _fleet_patch(trial))
-        made.append({**row, "ranges": figures["ranges_s"], "commands": fleet_launch(trial)})
+        servers = fleet_servers(trial)
+        launch = plan_launch(servers.question, servers.copies, servers.prompts)
+        made.append({**row, "ranges": figures["ranges_s"], "commands": launch})
     return made
 
 
@@ -122,7 +123,6 @@ def unusual_sizes(sizes: Mapping[str, int]) -> dict[str, Value]:
 
 
 def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], patches: Sequence[Patch]) -> list[Record]:
-    """Plans of training."""
     levels, made = choosing.training_kinds(a.plans, a.question) % len(choosing.TRAINED), list[Record]()
     capacity = float(a.question.cluster.chip.visible_bytes)
     for (place, i), figures in zip(enumerate(shown), told, strict=True):
@@ -133,5 +133,5 @@ def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], pa
         named = roles(i, a.recommended)
         row = _row({**figures, **free}, place, named, note, SETUP["trained"][level], level, patches[place])
         row["ranges"] = {"step_s": [figures["step_low_s"], figures["step_high_s"]]}
-        made.append({**row, "place": i + 1, "commands": trained_launch(a, i)})
+        made.append({**row, "place": i + 1, "commands": plan_launch(a.step_of(a.plans, i).question)})
     return made

@@ -27,7 +27,7 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
-from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model, Technique
+from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
@@ -35,10 +35,8 @@ from commtax.verbs.slider_moves import MOST
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
-MOST_PLACES = 5
-"""Clusters that one may be compared with."""
-SHOWN = ("decode", "prefill", "train")
-"""Phases that the page draws."""
+MOST_PLACES = 5  # clusters that one may be compared with
+SHOWN = ("decode", "prefill", "train")  # phases that the page draws
 
 
 class RefusedError(Refusal):
@@ -99,7 +97,6 @@ NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
 
 
 def _printable(text: str) -> str:
-    """A short, printable piece of what was given."""
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
 
@@ -202,18 +199,15 @@ def state_of(q: Question) -> State:
         "a2a": q.what_if.ep_backend,
         "imb": float(q.what_if.imbalance),
         "lib": q.what_if.library.partition("@")[0],
-        "tq": ",".join(text for one, text in techniques_on(q) if not _has_own_keys(one)),
+        "tq": ",".join(
+            text for one, text in techniques_on(q) if not all(name.strip("?") in SHORT for name in (*one.sets, *one.takes))
+        ),
     }
     if not q.trains:
         return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
     kinds: dict[str, Value] = {"z": str(plan.zero), "rc": plan.recompute, "sch": plan.schedule, "v": max(2, int(plan.chunks))}
     axes = ",".join(q.what_if.beside(q.engine)) or "none"
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
-
-
-def _has_own_keys(one: Technique) -> bool:
-    """Whether other keys say a technique: a number format of the cache, a library, a way to reach experts."""
-    return all(name.strip("?") in SHORT for name in (*one.sets, *one.takes))
 
 
 USUAL = {key.option: options()[key.option].default for key in KEYS if key.option in options()}
@@ -254,7 +248,6 @@ def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> Stat
 
 
 def short_keys(sizes: Mapping[str, Value]) -> dict[str, Value]:
-    """What a button sets, under short keys."""
     return {SHORT[name]: str(value) if name == "zero" else value for name, value in sizes.items()}
 
 
@@ -288,7 +281,6 @@ def _cluster(name: str, intra: str, inter: str, key: str = "c") -> Cluster:
 
 
 def parse_pasted_config(text: str) -> Mapping[str, object]:
-    """The config.json that somebody pasted, as an object."""
     try:
         config = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

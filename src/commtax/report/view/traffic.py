@@ -29,19 +29,6 @@ def rates_of(capacity: float, asked: float) -> tuple[float, ...]:
 def traffic_view(s: RequestSweep, asked: float, slo: Slo) -> Record:
     """What ``commtax simulate --sweep --json`` prints, pictures of it, and one run in detail: at the rate asked for or the knee."""
     at = s.values.index(asked) if asked in s.values else (0 if s.knee is None else s.knee)
-    return {
-        **sweep_document(s, slo),
-        "fleet": fleet_words(s.outcomes[0]),
-        "sentence": _sentence(s, slo),
-        "rates": list(s.values),
-        "overloaded": [o.overloaded for o in s.outcomes],
-        "curves": [_curve(s, name, told) for name, told in CURVES.items()],
-        "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
-    }
-
-
-def _sentence(s: RequestSweep, slo: Slo) -> str:
-    """How much it can answer, where the knee is, and up to where limits hold."""
     told = [f"{fleet_words(s.outcomes[0])} can answer up to {rate_words(s.capacity)}."]
     if s.knee is not None:
         told.append(f"Throughput and latency are best balanced at {rate_words(s.values[s.knee])}, the knee.")
@@ -50,7 +37,15 @@ def _sentence(s: RequestSweep, slo: Slo) -> str:
         kept = f"{NEEDED:.0%} of the requests keep to the limits"
         held = f"{kept} up to {rate_words(s.values[most])}." if most is not None else f"At no rate do {kept}."
         told.append(held)
-    return " ".join(told)
+    return {
+        **sweep_document(s, slo),
+        "fleet": fleet_words(s.outcomes[0]),
+        "sentence": " ".join(told),
+        "rates": list(s.values),
+        "overloaded": [o.overloaded for o in s.outcomes],
+        "curves": [_curve(s, name, told) for name, told in CURVES.items()],
+        "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
+    }
 
 
 def _curve(s: RequestSweep, statistic: str, told: Mapping[str, str]) -> Record:
@@ -62,13 +57,29 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     overloaded = " More requests come than can be answered: queues grow as long as the run lasts." if o.overloaded else ""
     where = " (the knee)" if knee else ""
     text = f"At {rate_words(rate)}{where}, {o.tokens_per_s:,.0f} output tokens/s.{overloaded}"
+    shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
+    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
+    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
+    own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
+    until = float(shown.end_s[own].max()) if len(own) else 0.0
     return {
         "rate": rate,
         "sentence": text,
         "words": [page_words(line) for line in tail_words(o)],
         "times": [_percentiles(o, metric, name) for metric, name in TIMES.items()],
         "histogram": histogram(*o.gaps),
-        "timeline": _timeline(o),
+        "timeline": {
+            "engine": first,
+            "lanes": [shown.lanes[i] for i in lanes],
+            "kinds": list(shown.kinds),
+            "until_s": until,
+            "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
+            "counters": [
+                {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
+                for c in shown.counters
+                if c.name.startswith(f"{first}:")
+            ],
+        },
     }
 
 
@@ -92,27 +103,6 @@ def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
     shares = np.histogram(times, bins=edges, weights=counts / total)[0]
     marks = [{"name": name, "value": weighted_quantile(times, counts, share)} for name, share in (("p50", 0.5), ("p99", 0.99))]
     return {"edges_s": edges.tolist(), "shares": shares.tolist(), "beyond": max(0.0, 1 - float(shares.sum())), "marks": marks}
-
-
-def _timeline(o: RequestsInTime) -> Record:
-    """The steps of the first engine from its first request on, and its queue and cache beside them."""
-    shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
-    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
-    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
-    own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
-    until = float(shown.end_s[own].max()) if len(own) else 0.0
-    return {
-        "engine": first,
-        "lanes": [shown.lanes[i] for i in lanes],
-        "kinds": list(shown.kinds),
-        "until_s": until,
-        "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
-        "counters": [
-            {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
-            for c in shown.counters
-            if c.name.startswith(f"{first}:")
-        ],
-    }
 
 
 def _slice(lane: int, lanes: Sequence[int], start_s: float, end_s: float, kind: int, name: str) -> list[object]:

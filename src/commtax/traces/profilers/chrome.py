@@ -26,7 +26,6 @@ _OVERLAP = 64  # signs that a category may take
 
 
 def is_own(head: bytes) -> bool:
-    """Whether we wrote a trace."""
     return b'"traceEvents"' in head and f'"producer": "{PRODUCER}"'.encode() in head[:200]
 
 

@@ -23,8 +23,7 @@ from commtax.traces import trace
 from commtax.traces.profilers.kineto_facts import TABLE, EventFacts, facts_of
 
 T = TypeVar("T")
-KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)
-"""What an event is, by its category."""
+KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)  # what an event is, by its category
 CALL, TORCH_CALL, RECORD, SHARED, OWN, WORK, STEP = range(7)
 """What a host's event is: a process group's record, torch's call around it, its metadata, shared memory, an engine's operator."""
 UNTOLD = -(2**63)  # no correlation
@@ -38,8 +37,7 @@ _CATEGORIES: Mapping[str, Sequence[str]] = TABLE["categories"]
 COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("copy_kernels", "wait_kernels", "launch_ends"))
 _KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
 
-LARGE_US = 2.0**43
-"""From here on a float does not hold microseconds with all three digits behind the point."""
+LARGE_US = 2.0**43  # from here on a float does not hold microseconds with all three digits behind the point
 LATEST_NS, EARLIEST_NS, LONGEST_NS = 2**62, -(2**60), 2**60  # so that differences fit in eight bytes; 2**62 is the year 2116
 
 
@@ -105,8 +103,7 @@ class Rows:
     def __init__(self, **kinds: str) -> None:
         self._columns = {name: array(kind) for name, kind in kinds.items()}
         self._loose: list[tuple[int, ...]] = []
-        self.add = self._loose.append
-        """One row; rows become columns when they are settled."""
+        self.add = self._loose.append  # one row; rows become columns when they are settled
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values()))) + len(self._loose)

@@ -81,7 +81,6 @@ def assemble(head: JsonObject, events: Iterable[Json], name: str) -> Trace:
 
 
 def parse(document: Json, name: str = "trace") -> Trace:
-    """A trace from its JSON."""
     head = object_of(document)
     listed = head.get("traceEvents") if head else document
     if not isinstance(listed, list):
@@ -111,7 +110,6 @@ def _traces(head: JsonObject, columns: Columns, name: str, partial: str) -> list
 def _trace(
     head: JsonObject, run: RankEvents, rank: int, world: int, name: str, partial: str, notes: Sequence[Note], gradients: int
 ) -> Trace:
-    """What one device ran."""
     steps = run.steps()
     collectives = run.collectives(steps)
     return Trace(

@@ -137,7 +137,6 @@ class CollectiveNumber:
 
 
 def take(columns: Columns, events: Sequence[SomeEvent], known: CollectiveNumber) -> None:
-    """Add events to the columns."""
     shapes = set(map(type, events))
     if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
         for shape in (Event, ExactEvent):
@@ -172,7 +171,6 @@ class _AppendByCategory(dict[str, Callable[[SomeEvent], None]]):
 
 
 def _earliest(events: Sequence[SomeEvent]) -> int | None:
-    """When the first of them begins."""
     exact, told = isinstance(events[0], ExactEvent), list(map(_TIME, events))
     times = list(map(_number, told)) if exact else told
     low = min(times)

@@ -22,8 +22,7 @@ from commtax.traces.profilers.columns import CALL, COPY_KERNELS, OWN, RECORD, SH
 from commtax.traces.profilers.kineto_facts import TABLE, EventFacts
 from commtax.traces.trace import Collective, Span, TraceStep, holding
 
-Groups = Mapping[str, tuple[int, ...]]
-"""Ranks of the process groups, by name."""
+Groups = Mapping[str, tuple[int, ...]]  # ranks of the process groups, by name
 COUNT, LEVEL = thresholds(__name__)
 _HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
 _COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
@@ -108,7 +107,6 @@ class RankEvents:
         return found
 
     def _named(self, is_one: Callable[[str], bool]) -> Column:
-        """Which of the names are so."""
         return np.array([is_one(name) for name in self.names], dtype=bool)
 
     @cached_property

@@ -21,7 +21,7 @@ from commtax.statement import Note, Refusal
 from commtax.thresholds import levels
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.kineto import assemble
-from commtax.traces.profilers.kineto_shape import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
+from commtax.traces.profilers.nccl_ranges import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
 from commtax.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, path_on_disk
 from commtax.traces.trace import Trace
 from commtax.units import plural

@@ -19,8 +19,15 @@ from commtax.thresholds import counts
 from commtax.traces.profilers import nccl_ranges
 from commtax.traces.profilers.columns import WRONG
 from commtax.traces.profilers.kineto import assemble
-from commtax.traces.profilers.kineto_shape import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
-from commtax.traces.profilers.nccl_ranges import NcclCall
+from commtax.traces.profilers.nccl_ranges import (
+    UNNUMBERED,
+    NcclCall,
+    device_event,
+    host_event,
+    launched_unseen,
+    names_rank,
+    step_name,
+)
 from commtax.traces.trace import Trace
 from commtax.units import plural
 
@@ -174,7 +181,6 @@ class _RocmProcess:
             self.missing = f"{plural(wrong, 'row')} of another form in {table.path.name}, the first in line {first}"
 
     def _row(self, cells: Cells) -> None:
-        """One row, by the columns that it has."""
         if "Agent_Type" in cells:
             return
         span = int(cells["Start_Timestamp"]), int(cells["End_Timestamp"])
@@ -189,7 +195,6 @@ class _RocmProcess:
             self.call(cells["Domain"], cells["Function"], cells["Thread_Id"], correlation, span)
 
     def add_process(self, process: JsonObject) -> None:
-        """One process of the JSON."""
         records, strings = need_object(process["buffer_records"]), need_object(process.get("strings") or {})
         kinds = _objects(strings.get("buffer_records"))
         symbols: dict[object, JsonObject] = {s["kernel_id"]: s for s in _objects(process.get("kernel_symbols"))}

@@ -1,8 +1,12 @@
-"""Links that became slow, or that are slower than their like: by the wire, which is what no rank waits for."""
+"""Links that became slow or are slower than their like, by the wire, which no rank waits for; and ranks that the others wait for.
+
+Such ranks compute longer (slow), idle (late), or have their communication exposed (lost overlap).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +16,98 @@ from commtax.timeline import Column
 from commtax.traces.accounts import Accounts, TracedJob
 from commtax.traces.meeting import MESSAGE, spans
 from commtax.traces.series import LEVEL as SERIES
-from commtax.traces.series import Suspect, rise
+from commtax.traces.series import Suspect, of_others, rise
+from commtax.traces.trace import KINDS as WORK
 from commtax.units import format_seconds
 
-LEVEL, LEAST = levels(__name__), SERIES.least / 2  # of a step, in the wires of one kind and group
+LEVEL = levels(__name__)
+
+
+def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -> Iterator[Suspect]:
+    """Of ranks that do the same work: the one that waits least, and why it comes last."""
+    chosen = list(peers)
+    step_s = accounts.step_s
+    if len(chosen) < 2 or not step_s > 0:
+        return
+    wait = accounts.wait_s[chosen]
+    late = (of_others(wait) - wait) / step_s
+    found = [(r.level, i, r.since) for i, r in enumerate(map(rise, late)) if r is not None]
+    if not found:
+        return
+    level, at, since = max(found)
+    if any(np.median(x[since:]) > LEVEL.alone * level for i, x in enumerate(late) if i != at):
+        return
+    whole = slice(-1 if np.all(accounts.total_s[:, -1] < LEVEL.cut * step_s) else None)
+    computed, idle = (_excess(x[chosen], at, since)[whole] / step_s for x in (accounts.compute_s, accounts.host_s))
+    exposed = level - np.median(computed) - np.median(idle)
+    place, most = chosen[at], max(np.median(computed), np.median(idle), exposed)
+    since_then = step_s / max(1e-12, float(np.median(accounts.total_s[chosen, since:])))  # a step is longer by then
+    waits, theirs = f"the others wait for rank {ranks[place]}", "they do"
+    if len(chosen) == 2:
+        other = ranks[chosen[1 - at]]
+        waits, theirs = f"rank {other} waits for rank {ranks[place]}", f"rank {other}"
+    if most == exposed:  # as much wire as theirs, and more of it exposed
+        wire = (accounts.wire_s + accounts.hidden_s)[chosen]
+        if np.median(_excess(wire, at, since, relative=True)) <= LEVEL.same_wire:
+            said = f"{waits}, whose communication hides less under its compute"
+            yield Suspect("lost overlap", place, level, since, said)
+    elif most == np.median(computed) and _is_steady(computed):
+        longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
+        yield Suspect("slow rank", place, level, since, f"{waits}, which computes for {longer:.0%} longer than {theirs}")
+    elif most == np.median(idle) and _is_steady(idle[1:-1]):  # a pause between steps may be in the one or the other
+        said = f"{waits}, which computes as fast and is idle for {np.median(idle) * since_then:.0%} more of each step"
+        yield Suspect("late rank", place, level, since, said)
+
+
+def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
+    """How much more one row has than the median of the others, in each step since then."""
+    own, others = x[row, since:], of_others(x)[row, since:]
+    return np.asarray(own / np.maximum(others, 1e-12) - 1 if relative else own - others)
+
+
+def _is_steady(excess: Column) -> bool:
+    """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
+    return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= LEVEL.steady)
+
+
+def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
+    """Communication of all ranks that was hidden and is not any more, though it takes as long as before."""
+    step_s = accounts.step_s
+    if not step_s > 0:
+        return
+    # Of the ranks the one that still hides most: where a single one has lost it, the others wait for that one.
+    exposed, hidden = np.min(accounts.wire_s, axis=0) / step_s, np.max(accounts.hidden_s, axis=0) / step_s
+    risen = rise(exposed, changed=True)
+    if risen is None:
+        return
+    before, after = slice(0, risen.since), slice(risen.since, None)
+    grown = float(np.median(exposed[after]) - np.median(exposed[before]))
+    fallen = float(np.median(hidden[before]) - np.median(hidden[after]))
+    wire = exposed + hidden
+    longer = float(np.median(wire[after]) / max(1e-9, np.median(wire[before])) - 1)
+    if fallen >= LEVEL.lost * grown and longer <= LEVEL.same_wire:
+        was, now = float(np.median(hidden[before])), float(np.median(hidden[after]))
+        said = f"communication takes as long as before, but {now:.0%} of a step of it hides under compute instead of {was:.0%}"
+        yield Suspect("lost overlap", None, grown, risen.since, said)
+
+
+def unhidden_gathers(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
+    """Gathers and scatters of sharded weights on a stream of their own, of which nothing hides on any rank; serving has none."""
+    trace = job.traces[0]
+    line, counts = trace.timeline, Counter(c.op for c in trace.collectives)
+    sending, computing = (set(line.lane[line.kind == WORK.index(kind)].tolist()) for kind in ("comm", "compute"))
+    sharded = counts["reduce-scatter"] >= 2 * len(trace.steps) and counts["all-gather"] >= 1.5 * counts["reduce-scatter"]
+    if not (trace.training and sharded and accounts.step_s > 0) or sending & computing:
+        return
+    exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
+    if hidden <= LEVEL.never * (exposed + hidden) and exposed >= LEVEL.much * accounts.step_s:
+        said = (
+            f"gathers and scatters of weights take {exposed / accounts.step_s:.0%} of each step, and none of it hides under compute"
+        )
+        yield Suspect("lost overlap", None, exposed / accounts.step_s, 0, said)
+
+
+LEAST = SERIES.least / 2  # of a step, in the wires of one kind and group
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +134,9 @@ def slow_links(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Su
         return
     groups = {wires[at].places for at in slow}
     cost, since = max((cost, -since) for cost, since, _ in slow.values())
-    place = _common_rank(groups, {w.places for w in wires} - groups)
+    # The one rank that all slow groups share, where others are well.
+    shared = set.intersection(*map(set, groups))
+    place = shared.pop() if len(groups) > 1 and len(shared) == 1 and ({w.places for w in wires} - groups) else None
     dearest = max(slow, key=lambda at: slow[at][0])
     said = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
     if place is None and len(groups) == 1 and wires[dearest].like[0] == MESSAGE:
@@ -82,12 +176,6 @@ def _slower_than_others(wire: LikeCollectives, wires: list[LikeCollectives], ste
     exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
     said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
     return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST else None
-
-
-def _common_rank(slow: set[tuple[int, ...]], well: set[tuple[int, ...]]) -> int | None:
-    """The one rank that all slow groups share, where others are well."""
-    shared = set.intersection(*map(set, slow))
-    return shared.pop() if len(slow) > 1 and len(shared) == 1 and well else None
 
 
 def wires_of(job: TracedJob, first: Column) -> Iterator[LikeCollectives]:
