@@ -54,7 +54,7 @@ class WatchedPool(BlockPool):
         super().release(i, tokens)
         assert self.free <= self.rules.blocks
         if self.prefixes:
-            assert len(self.prefixes._idle) * self.prefixes.per_id <= self.free, "idle blocks are free ones"
+            assert self.prefixes.idle * self.prefixes.per_id <= self.free, "idle blocks are free ones"
 
 
 def watched(replica):

@@ -25,7 +25,7 @@ def test_requests_of_a_trace_have_the_times_that_they_have_in_the_whole_fleet():
     sample = sample_of(q)
     arrived, whole = ttft_s(q)
     chosen, part = ttft_s(sample.question)
-    assert (sample.size, len(chosen)) == ((4, 0), 80)
+    assert (sample.size, len(chosen)) == ((2, 0), 40)
     assert np.allclose(part, whole[np.isin(arrived, chosen)], rtol=1e-9)
 
 
@@ -33,6 +33,6 @@ def test_a_fleet_of_thousands_is_thinned_in_all_that_it_is_offered():
     plain, offered = split({"request_rate": 1000.0, "max_concurrency": 5000, "unique_prompts": 600, "num_prompts": 100_000})
     q = resolve_question("llama-3.2-1b", "1000xh100-sxm", {**plain, "replicas": 1000}).but(offered=offered)
     part = sample_of(q).question
-    assert (part.plan.replicas, part.offered.request_rate, part.requests.num_prompts) == (4, 4.0, 400)
-    assert (part.offered.max_in_flight, part.offered.burstiness) == (20, 250)
-    assert part.offered.unique_prompts == 600 // 200 * 4, "each replica meets three prompts, as before"
+    assert (part.plan.replicas, part.offered.request_rate, part.requests.num_prompts) == (2, 2.0, 200)
+    assert (part.offered.max_in_flight, part.offered.burstiness) == (10, 500)
+    assert part.offered.unique_prompts == 600 // 200 * 2, "each replica meets three prompts, as before"

@@ -15,14 +15,14 @@ def sample_size(whole: Size, least: float = 0.0, chosen: bool = False) -> Size:
     ``chosen``: the router looks at the replicas' load before it chooses one.
 
     >>> sample_size((400, 0)), sample_size((3, 0)), sample_size((80, 40)), sample_size((20, 100)), sample_size((3, 2))
-    ((4, 0), (3, 0), (2, 2), (2, 10), (3, 2))
+    ((2, 0), (3, 0), (2, 2), (2, 10), (3, 2))
     """
     known, (copies, prompts) = table("judgement/fleet_sample.toml"), whole
+    if max(whole) <= known["small"]:
+        return whole
     few = min(copies, max(known["pools" if prompts else "chosen" if chosen else "replicas"], ceil(least * copies)))
     if not prompts:
         return few, 0
-    if max(whole) <= known["replicas"]:
-        return whole
     few = max(1, min(few, known["prompt_workers"] * copies // prompts))
     return few, min(prompts, max(known["pools"], ceil(few * prompts / copies)))
 

@@ -2,7 +2,8 @@
 
 from commtax.judgement.admission import sequences_to_admit
 from commtax.planner.columns import ServingPlans
-from commtax.planner.fleet_trials import Trial, all_requests
+from commtax.planner.fleet_lengths import all_requests
+from commtax.planner.fleet_trials import Trial
 from commtax.planner.space import surely
 from commtax.question import Question
 from commtax.records import dataclass

@@ -1,12 +1,16 @@
-"""How many of a fleet's copies are simulated, and how long runs of them are."""
+"""How many of a fleet's copies are simulated, which requests they see, and how long runs of them are."""
 
 from dataclasses import replace
 from math import ceil, isfinite, isinf
 
+from commtax.arrays import cache_few_answers
 from commtax.judgement.fleet_samples import Size
 from commtax.planner.layouts import Layout
 from commtax.question import Question
+from commtax.spec import Plan
+from commtax.spec.stream import RequestStream
 from commtax.verbs.fleet_samples import Sample, sample_of, workers_of
+from commtax.verbs.request_streams import stream_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -44,5 +48,18 @@ def sample_of_fleet(layout: Layout, size: Size) -> Sample:
 
 def run_lengths(sample: Sample) -> tuple[int, int]:
     """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
-    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else sample.size[0])
+    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else 1)
     return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
+
+
+def all_requests(q: Question) -> RequestStream:
+    """The longest stream that any fleet of a question sees, at one request/s."""
+    count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
+    alike = replace(alike, prefill_workers=None, decode_workers=None)
+    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
+
+
+@cache_few_answers
+def _cached_stream(q: Question) -> RequestStream:
+    return stream_of(q)

@@ -16,10 +16,10 @@ from commtax.judgement.margins import margin
 from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
+from commtax.planner.fleet_lengths import all_requests
 from commtax.planner.fleet_trials import (
     Task,
     Trial,
-    all_requests,
     larger_fleets,
     least_fleet,
     rate_of,

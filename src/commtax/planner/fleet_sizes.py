@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -41,6 +42,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
     """
     failed: list[Size] = []
 
+    @cache
     def fails(at: int) -> bool:
         if not any(no_more(able[at], other) for other in failed) and holds(at):
             return False

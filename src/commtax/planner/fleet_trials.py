@@ -2,13 +2,14 @@
 
 Of a large fleet a few copies stand for all (``verbs/fleet_samples.py``). All fleets of a question see the same requests: the first
 ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
-``EACH`` for every copy that is simulated, count after a warm-up of as many as are under way at once.
+``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
-from math import exp, inf, isfinite, isnan, nan
+from math import exp, inf, isnan, nan
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_lengths import COUNTED, MOST, is_sampled, run_lengths, sample_of_fleet
+from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet
 from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
 from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
@@ -25,10 +26,9 @@ from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
-from commtax.spec import Plan
-from commtax.spec.stream import RequestStream
+from commtax.verbs.fleet_samples import used_of
 from commtax.verbs.loads import first_requests
-from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.request_streams import longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
@@ -36,8 +36,10 @@ ALL = Fraction(1)
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
-TOGETHER = 0.9  # of that, at least, answer samples of two kinds: 0.94 where both are as busy, else 0.97 and more
-HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
+TOGETHER = 0.85  # of that, at least, answer samples of two kinds: 0.86 to 0.96 where both are as busy, else more
+HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known, for samples no more finely than …
+FINEST = 0.01  # … by such a share: their runs tell rates apart no better
+EASY = 0.5  # times its limits, at most: what so easily holds is first tried near its capacity
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
 
@@ -143,19 +145,6 @@ def rate_of(q: Question) -> float:
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
-def all_requests(q: Question) -> RequestStream:
-    """The longest stream that any fleet of a question sees, at one request/s."""
-    count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
-    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
-    alike = replace(alike, prefill_workers=None, decode_workers=None)
-    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
-
-
-@cache_few_answers
-def _cached_stream(q: Question) -> RequestStream:
-    return stream_of(q)
-
-
 def least_fleet(task: Task) -> Trial:
     """The least fleet of a layout that holds; where none does, the one that answers most."""
     layout = task.layout
@@ -185,8 +174,12 @@ def least_fleet(task: Task) -> Trial:
     at = first_size(layout, able, holds)
     if not holds(at):  # then that which answers most
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
-    best = trial(at)
-    best = replace(best, simulated=len(hopeless.union(tried)))
+        size = able[at]
+        if not holds(at) and size in hopeless and is_sampled(layout, size) and not too_slow(layout, size):  # a run says no more
+            most = _most_answered(layout, size)
+            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
+            return Trial(layout, size, _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
+    best = replace(trial(at), simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
 
 
@@ -206,8 +199,11 @@ def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
-    if is_sampled(layout, size):
-        return overloaded(rate, _most_answered(layout, size), longer)
+    if is_sampled(layout, size):  # to saturate some takes less than to run them
+        enough = layout.apart and _is_surely_enough(layout, size, rate * longer)
+        return overloaded(rate, _most_answered(layout, size), longer) or (
+            not enough and overloaded(rate, capacity(layout, size), longer)
+        )
     if layout.apart and _most_answered(layout, size) * SURE <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
@@ -219,7 +215,8 @@ def _most_answered(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
-    return min(count * alone for count, alone in zip(size, _capacity_of_kinds(layout), strict=True))
+    counts = size[0], used_of(layout.question, size[1])
+    return min(count * alone for count, alone in zip(counts, _capacity_of_kinds(layout), strict=True))
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
@@ -231,8 +228,10 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    decoding = layout.question.but(decode_workers=1, prefill_workers=1)
-    return _saturation_rate(decoding, "decoding"), _saturation_rate(decoding.but(tp=layout.prefill_tp), "prompts")
+    each = [
+        layout.question.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in (layout.group, layout.prefill_tp)
+    ]
+    return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
 def _overload(q: Question, most: float) -> float:
@@ -243,7 +242,7 @@ def _overload(q: Question, most: float) -> float:
 def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
-        return size[0] * _saturation_rate(layout.question)
+        return used_of(layout.question, size[0]) * _saturation_rate(layout.question)
     sample = sample_of_fleet(layout, size)
     return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
@@ -342,7 +341,6 @@ def sure_times(trial: Trial) -> Mapping[str, float]:
 
 
 def with_capacity(trial: Trial) -> Trial:
-    """With its capacity."""
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
 
 
@@ -355,11 +353,8 @@ def with_confidence(trial: Trial) -> Trial:
 def retry_if_able(trial: Trial) -> Trial:
     """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = with_capacity(trial)
-    return (
-        _trial(trial.layout, trial.size)
-        if not (trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity))
-        else trial
-    )
+    known = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
+    return trial if known else _trial(trial.layout, trial.size)
 
 
 def with_growth(trial: Trial) -> Trial:
@@ -372,14 +367,17 @@ def with_growth(trial: Trial) -> Trial:
     high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
     if not q.goal.slo:  # nothing breaks before the capacity
         return replace(trial, growth=float(np.expm1(high)))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
+    parts = next((2**n for n in range(HALVINGS) if high - low <= 2**n * FINEST * trial.sampled), 2**HALVINGS)
+
+    def holds(part: int) -> bool:
         # the whole run, with steps as long as they may be: near the limit no short look is enough
-        if worst(q, run_fleet(trial.layout, trial.size, rate * float(np.exp(middle)), stretch=trial.stretch)) <= 1:
-            low = middle
-        else:
-            high = middle
-    return replace(trial, growth=float(np.expm1(low)))
+        grown = rate * float(np.exp(low + (high - low) * part / parts))
+        return worst(q, run_fleet(trial.layout, trial.size, grown, stretch=trial.stretch)) <= 1
+
+    most = parts - 1
+    if not (most and trial.over <= EASY and holds(most)):
+        most = bisect_left(range(1, parts), True, key=lambda part: not holds(part))
+    return replace(trial, growth=float(np.expm1(low + (high - low) * most / parts)))
 
 
 def with_ranges(trial: Trial) -> Trial:

@@ -42,13 +42,12 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
     """Return the sample of a question's fleet that is simulated for it, at least a share of all; the fleet where it is small."""
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
-    if q.offered.router == "prefix" and not whole[1]:
-        used = int(min(replicas, prefix_groups(q)))  # a prompt that comes again goes where its text is
-        chosen = sample_size((used, 0), least, chosen=True)[0]
-        size, share = (min(replicas, chosen + (used < replicas)), 0), Fraction(chosen, used)
-    else:
-        size = sample_size(whole, least, q.offered.router != "round-robin")
-        share = Fraction(size[1], whole[1]) if whole[1] else Fraction(size[0], whole[0])
+    entered = whole[1] or whole[0]
+    used = used_of(q, entered)
+    size = sample_size((whole[0], used) if whole[1] else (used, 0), least, q.offered.router != "round-robin")
+    share = Fraction(size[1] or size[0], used)
+    if used < entered:
+        size = (size[0], min(entered, size[1] + 1)) if whole[1] else (min(entered, size[0] + 1), 0)
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)
     workers = workers_of(size, bool(whole[1]))
@@ -78,6 +77,11 @@ def _requests(q: Question) -> float:
     """Return how many requests a run has, infinitely many where nobody says."""
     drawn = q.requests.num_prompts, q.offered.duration_s * (q.offered.request_rate or inf)
     return float(min(drawn) if q.offered.trace is None else len(q.offered.trace))
+
+
+def used_of(q: Question, replicas: int) -> int:
+    """Return how many of the replicas that prompts come to get any: one that comes again goes where its text is."""
+    return int(min(replicas, prefix_groups(q))) if q.offered.router == "prefix" else replicas
 
 
 def prefix_groups(q: Question) -> float:

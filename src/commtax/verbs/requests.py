@@ -293,15 +293,13 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
-    quarter = count // 4
+    answered = int(count * fleet.decoded)
+    quarter = answered // 4
     crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
-    enough = inf if fleet.decoded < 1 else count - quarter
-    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=enough, prompted=prompted)
-    done = np.sort(ran.book.done_s)  # those who are not, last
-    if fleet.decoded < 1:
-        done = done[np.isfinite(done)]
-        quarter = len(done) // 4
-    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter])) / float(fleet.decoded)
+    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=answered - quarter, prompted=prompted)
+    done = np.sort(ran.book.done_s)  # those who are not, or elsewhere, last
+    middle_s = float(done[answered - 1 - quarter] - done[quarter])
+    return (answered - 2 * quarter) / max(1e-12, middle_s) / float(fleet.decoded)
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:

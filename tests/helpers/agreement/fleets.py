@@ -72,7 +72,9 @@ def samples_are_like_whole_fleets(rng: Random) -> str | None:
 def samples_of_pools_are_like_whole_fleets(rng: Random) -> str | None:
     """The same of workers of prompts beside those that decode, of any ratio."""
     size, asked = (rng.randint(3, 16), rng.randint(3, 16)), _asked(rng)
-    asked |= {"output_len": rng.choice((8, 32)), "router": rng.choice(("round-robin", "least-loaded"))}
+    asked |= {"output_len": rng.choice((8, 32)), "router": rng.choice(("round-robin", "least-loaded", "prefix"))}
+    if rng.random() < 0.3:
+        asked["unique_prompts"] = rng.choice((1, 4, 16)) * size[1]
     rate = min(size[0] * asked["max_num_seqs"] / 0.02 / asked["output_len"], size[1] * 60_000 / asked["input_len"], 3000.0)
     plain, offered = split({**asked, "request_rate": rate * rng.uniform(0.1, 0.5)})
     workers = {"disaggregated": True, "prefill_tp": 1, "decode_workers": size[0], "prefill_workers": size[1]}

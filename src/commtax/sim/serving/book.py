@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import field, fields
+from itertools import pairwise
 from math import nan
 from typing import Self
 
 import numpy as np
 
+from commtax.arrays import cache_few_answers
 from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
 from commtax.spec.stream import RequestStream
@@ -66,7 +68,9 @@ class Book:
     arrival_s: list[float]
     input_len: list[int]
     output_len: list[int]
-    prefixes: tuple[Ids, ...] | None = None
+    prefixes: tuple[Ids, ...] | None = None  # runs of pieces of text that are never apart, each by the id of its first …
+    pieces: dict[int, int] = field(default_factory=dict)  # … and how many each has
+    shared: list[int] = field(default_factory=list)  # pieces of each request
     prefix_block: int = 16
     hit_rate: float = 0.0  # share of a prompt that is cached, where no prefixes say which
     sent_s: list[float] = field(default_factory=list)
@@ -93,7 +97,7 @@ class Book:
 
     def only(self, rows: Sequence[int]) -> "Book":
         """The book of some of its requests."""
-        book = Book([], [], [], None, self.prefix_block, self.hit_rate)
+        book = Book([], [], [], None, self.pieces, [], self.prefix_block, self.hit_rate)
         for name in (f.name for f in fields(self) if isinstance(getattr(self, f.name), (list, tuple))):
             setattr(book, name, [getattr(self, name)[i] for i in rows])
         return book
@@ -104,8 +108,9 @@ def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Boo
     columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
     joined = -(-block // stream.block)
     if stream.prefixes is None:
-        return Book(*columns, None, stream.block, hit_rate)
-    return Book(*columns, _whole_pieces(stream.prefixes, columns[1], stream.block, joined), stream.block * joined, hit_rate)
+        return Book(*columns, prefix_block=stream.block, hit_rate=hit_rate)
+    whole = _whole_pieces(stream.prefixes, columns[1], stream.block, joined)
+    return Book(*columns, *_runs_of_pieces(whole), [len(ids) for ids in whole], stream.block * joined, hit_rate)
 
 
 def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
@@ -122,3 +127,30 @@ def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joi
             known[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
         whole.append(known[kept])
     return tuple(whole)
+
+
+@cache_few_answers
+def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[int, int]]:
+    """The same prefixes in runs of pieces that are never apart, each named by its first; and how many pieces each run has.
+
+    >>> _runs_of_pieces(((0, 1, 2, 3), (0, 1, 7), (0, 1, 2, 3)))
+    (((0, 2), (0, 7), (0, 2)), {0: 2, 2: 2, 7: 1})
+    """
+    distinct = dict.fromkeys(prefixes)
+    after: dict[int, int] = {}
+    before: dict[int, int] = {}
+    first = {ids[0] for ids in distinct if ids}
+    for ids in distinct:
+        for key, other in pairwise(ids):
+            if after.setdefault(key, other) != other:
+                first.update((after[key], other))
+            if before.setdefault(other, key) != key:
+                first.add(other)
+    first.update(after[ids[-1]] for ids in distinct if ids and ids[-1] in after)
+    runs: dict[Ids, Ids] = {}
+    pieces: dict[int, int] = {}
+    for ids in distinct:
+        begins = [place for place, key in enumerate(ids) if key in first]
+        runs[ids] = tuple([ids[place] for place in begins])
+        pieces.update((ids[place], end - place) for place, end in pairwise([*begins, len(ids)]))
+    return tuple([runs[ids] for ids in prefixes]), pieces

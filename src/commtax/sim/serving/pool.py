@@ -6,53 +6,64 @@ from commtax.sim.serving.book import Book, Rules
 
 
 class Prefixes:
-    """Ids of resident blocks: those that running requests hold, and idle ones in the order in which they were left."""
+    """Resident pieces of text, by the runs that they always come in: those that running requests hold, and idle ones in the order
+    in which they were left."""
 
-    __slots__ = ("_held", "_idle", "per_id")
+    __slots__ = ("_held", "_idle", "idle", "per_id", "pieces")
 
-    def __init__(self, per_id: int) -> None:
-        self.per_id = per_id  # blocks of the cache that an id stands for
+    def __init__(self, pieces: dict[int, int], per_id: int) -> None:
+        self.pieces, self.per_id = pieces, per_id  # of each run, and blocks of the cache that one stands for
         self._held: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: OrderedDict[int, int] = OrderedDict()  # with the pieces that are left of each
+        self.idle = 0  # pieces of all of them
 
     def match(self, ids: tuple[int, ...]) -> int:
-        """How many ids from the first on are resident."""
-        held, idle = self._held, self._idle
-        for count, key in enumerate(ids):
-            if key not in held and key not in idle:
-                return count
-        return len(ids)
+        """How many pieces from the first on are resident."""
+        held, idle, pieces, count = self._held, self._idle, self.pieces, 0
+        for key in ids:
+            whole = pieces[key]
+            left = whole if key in held else idle.get(key, 0)
+            count += left
+            if left < whole:
+                break
+        return count
 
     def new_blocks(self, ids: tuple[int, ...]) -> int:
         """Blocks that holding these takes from the others: those that nobody holds now."""
-        held = self._held
-        return len([key for key in ids if key not in held]) * self.per_id
+        held, pieces = self._held, self.pieces
+        return sum([pieces[key] for key in ids if key not in held]) * self.per_id
 
     def hold(self, ids: tuple[int, ...]) -> None:
-        held, idle = self._held, self._idle
+        held = self._held
         for key in ids:
             count = held.get(key, 0)
             if not count:
-                idle.pop(key, None)
+                self.idle -= self._idle.pop(key, 0)
             held[key] = count + 1
 
     def leave(self, ids: tuple[int, ...]) -> int:
         """Returns the blocks that nobody holds any more; they stay resident. The end of a prompt goes first when room is needed."""
-        held, idle, free = self._held, self._idle, 0
+        held, left = self._held, 0
         for key in reversed(ids):
             count = held[key] - 1
             if count:
                 held[key] = count
             else:
                 del held[key]
-                idle[key] = None
-                free += self.per_id
-        return free
+                self._idle[key] = self.pieces[key]
+                left += self.pieces[key]
+        self.idle += left
+        return left * self.per_id
 
     def trim(self, free: int) -> None:
         """Idle blocks make room: no more of them than there are free ones."""
-        while len(self._idle) * self.per_id > free:
-            self._idle.popitem(last=False)
+        while self.idle * self.per_id > free:
+            key, left = self._idle.popitem(last=False)
+            gone = min(left, self.idle - free // self.per_id)
+            self.idle -= gone
+            if left > gone:
+                self._idle[key] = left - gone
+                self._idle.move_to_end(key, last=False)
 
 
 class BlockPool:
@@ -68,7 +79,7 @@ class BlockPool:
         self.waiting: deque[int] = deque()
         self.free = rules.blocks
         self.running = 0
-        self.prefixes = Prefixes(max(1, book.prefix_block // rules.block)) if book.prefixes else None
+        self.prefixes = Prefixes(book.pieces, max(1, book.prefix_block // rules.block)) if book.prefixes else None
         self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that nobody has computed
 
     def cached_tokens(self, i: int) -> int:
@@ -86,8 +97,7 @@ class BlockPool:
         more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
         if self.prefixes is None:
             return -(-(self._kept(i) + more) // self.rules.block) + self.rules.states
-        ids = self._ids(i)
-        return self._own_blocks(ids, self._kept(i) + more) + self.prefixes.new_blocks(ids)
+        return self._own_blocks(i, self._kept(i) + more) + self.prefixes.new_blocks(self._ids(i))
 
     def wanted(self, i: int, ahead: int = 0) -> tuple[int, int]:
         """Of a waiting request: tokens that need not be computed, and blocks that it takes."""
@@ -117,8 +127,7 @@ class BlockPool:
         if self.prefixes is None:
             self.free += -(-tokens // self.rules.block) + self.rules.states
             return
-        ids = self._ids(i)
-        self.free += self._own_blocks(ids, tokens) + self.prefixes.leave(ids)
+        self.free += self._own_blocks(i, tokens) + self.prefixes.leave(self._ids(i))
 
     def grow(self, blocks: int) -> None:
         self.free -= blocks
@@ -134,11 +143,13 @@ class BlockPool:
         """Whether another worker has computed its prompt, and its cache was moved here."""
         return self.book.elsewhere[i] and not self.rules.prompts_only and not self.book.thrown[i]
 
-    def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
+    def _own_blocks(self, i: int, tokens: int) -> int:
         """Blocks that no other request can share: of tokens and of states."""
-        own = -(-tokens // self.rules.block) - len(ids) * (self.prefixes.per_id if self.prefixes else 0)
-        return max(0, own) + self.rules.states
+        own = -(-tokens // self.rules.block)
+        if self.prefixes:
+            own -= self.book.shared[i] * self.prefixes.per_id
+        return (own if own > 0 else 0) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:
-        """Ids of whole blocks of the prompt."""
+        """Ids of the runs of whole blocks that the prompt has."""
         return self.book.prefixes[i] if self.book.prefixes else ()

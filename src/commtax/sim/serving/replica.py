@@ -101,7 +101,7 @@ class Replica:
     def knows(self, i: int) -> int:
         """Blocks of a prompt that are in its cache."""
         ids = self.book.prefixes[i] if self.book.prefixes else ()
-        return max((pool.prefixes.match(ids) for pool in self.pools if pool.prefixes), default=0)
+        return max([pool.prefixes.match(ids) for pool in self.pools if pool.prefixes]) if ids else 0
 
     def run(self, until: float = inf, enough: float = inf) -> None:
         """All steps that begin before ``until``, or until so many requests are answered."""

@@ -114,16 +114,21 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
         turn = (turn + 1) % len(engines)
         return engines[turn]
 
-    def least(_: int, now: float) -> Replica:
-        chosen, fewest = engines[0], engines[0].load(now)
-        for engine in engines[1:]:
+    def least_of(able: Sequence[Replica], now: float) -> Replica:
+        chosen, fewest = able[0], able[0].load(now)
+        for engine in able[1:]:
             load = engine.load(now)
             if load < fewest:
                 chosen, fewest = engine, load
         return chosen
 
+    def least(_: int, now: float) -> Replica:
+        return least_of(engines, now)
+
     def known(i: int, now: float) -> Replica:
-        return min(engines, key=lambda engine: (-engine.knows(i), engine.load(now)))
+        blocks = [engine.knows(i) for engine in engines]
+        most = max(blocks)
+        return least_of([engine for engine, own in zip(engines, blocks, strict=True) if own == most], now)
 
     return {"round-robin": in_turn, "least-loaded": least, "prefix": known}[kind]
 
