@@ -17,8 +17,7 @@ from commtax.statement import Refusal
 from commtax.thresholds import thresholds
 
 COUNT, LEVEL = thresholds(__name__)
-ANSWERS: Mapping[str, str] = table("audit/hints.toml")["metrics"]
-"""What a status code means here, and what to do about it."""
+ANSWERS: Mapping[str, str] = table("audit/hints.toml")["metrics"]  # what a status code means here, and what to do about it
 
 
 class OpenReply(Protocol):

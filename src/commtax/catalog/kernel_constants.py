@@ -19,18 +19,15 @@ from commtax.statement import Source
 
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
-PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
-"""Forms whose constants a chip's label is about."""
+PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")  # forms whose constants a chip's label is about
 STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
 """What forms of linear attention and other streams begin with."""
 SUBTABLES = ("engine", "timed", "fallback")
 NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "sources", *SUBTABLES)
-LATENCIES = ("t0", "te", "tl", "kl", "kb")
-"""Seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop."""
+LATENCIES = ("t0", "te", "tl", "kl", "kb")  # seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop
 SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
 """Seconds that are cycles of all multiprocessors together: of a block, a byte, a row, a token."""
-OF_THE_HOST = re.compile(r"exchange|.*-eager\.")
-"""Tables whose times are a host's or a link's, whatever the chip's clock."""
+OF_THE_HOST = re.compile(r"exchange|.*-eager\.")  # tables whose times are a host's or a link's, whatever the chip's clock
 ROUNDING = 0.01  # datasheets round peaks: clocks that they imply are equal within this
 LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")
 """How far kernels are off on chips that nothing was fitted on."""

@@ -220,8 +220,7 @@ def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> 
     return latency, wire, taken
 
 
-ROUND = ("all-gather", "reduce-scatter")
-"""Collectives that go round all ranks, whatever domain they lie in."""
+ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
 RINGS = ("all-reduce", *ROUND)
 PAIRS = ("all-to-all", "send-recv")
 """Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""

@@ -16,10 +16,8 @@ from commtax.cost.placement import span
 from commtax.ledger import Item
 from commtax.spec import DTYPE_BYTES, Chip, Condition, Engine, Fabric, Number
 
-FUSED_OP = "all-reduce-norm"
-"""What the kernel's paths are called."""
-FUSED_FORM = "fused-norm"
-"""The form of an all-reduce that runs in such a kernel."""
+FUSED_OP = "all-reduce-norm"  # what the kernel's paths are called
+FUSED_FORM = "fused-norm"  # the form of an all-reduce that runs in such a kernel
 AUTO = "auto"
 
 
@@ -72,8 +70,7 @@ def _is_output(item: Item) -> bool:
     return item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS
 
 
-OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))
-"""Part and place of sums that a norm follows."""
+OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
 def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:

@@ -14,8 +14,7 @@ from commtax.patterns import modules
 from commtax.records import dataclass, replace
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model, Quant
 
-FIRST, LAST = -1, -2
-"""Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
+FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +302,9 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
 
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
 """What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
-EXPLICIT = ("head", "embedding")
-"""Parts that are quantised only where a format names them: engines build them without."""
-EXPERTS = "mlp.experts.down_proj"
-"""A module of the routed experts: all of theirs are stored alike."""
-Formats = tuple[tuple[Quant, float], ...]
-"""Formats with the share of a tensor's layers that each stores."""
+EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
+EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
+Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
 
 
 @lru_cache(maxsize=4096)

@@ -36,8 +36,7 @@ from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
 LOGIT_BYTES = 6  # bf16 as the head writes them, and fp32 for the loss
-QUERIES = ("q_proj.weight", "q_b_proj.weight")
-"""Weights that make queries; of a latent those that widen it."""
+QUERIES = ("q_proj.weight", "q_b_proj.weight")  # weights that make queries; of a latent those that widen it
 RECOMPUTE = ("none", "selective", "full")
 LIGHT = ("layernorm,moe_act", "layernorm,mla_up_proj,moe_act")
 """Modules of mixtures whose recomputation takes next to no time; the second of those with latent attention."""

@@ -27,10 +27,8 @@ from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Condition, Experts, Fabric, Number, Workload
 
 HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")
-ONCE: tuple[Part, ...] = ("head", "embedding", "tower", "stages", "")
-"""What runs once for both halves: all that is no layer."""
-AFTER: tuple[Place, ...] = ("value", "output projection")
-"""Projections behind attention; all others are before it."""
+ONCE: tuple[Part, ...] = ("head", "embedding", "tower", "stages", "")  # what runs once for both halves: all that is no layer
+AFTER: tuple[Place, ...] = ("value", "output projection")  # projections behind attention; all others are before it
 OWN_SEQUENCE: tuple[Place, ...] = ("reduced", "output")
 """Where sums over tensor-parallel ranks stand, which sequence parallelism splits in two."""
 TILE = 128  # rows and columns of a product that one multiprocessor finishes together

@@ -21,8 +21,7 @@ from commtax.statement import Refusal
 
 Op = tuple[str, int, int]
 Path = list[tuple[int, int]]
-Layout = tuple[tuple[int, ...], ...]
-"""Layers of each virtual stage: ``layout[chunk][rank]``."""
+Layout = tuple[tuple[int, ...], ...]  # layers of each virtual stage: ``layout[chunk][rank]``
 
 
 class OverlappedPair(NamedTuple):

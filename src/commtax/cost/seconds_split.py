@@ -22,8 +22,7 @@ TINY_STEP, ALONE = 1e-30, 1e-30
 MEMORY, ARITHMETIC = "memory", "arithmetic"
 CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
 """What time can come from, and in words."""
-NOTHING = 1e-13
-"""A share that rounding makes of nothing."""
+NOTHING = 1e-13  # a share that rounding makes of nothing
 
 
 @dataclass(frozen=True, slots=True)

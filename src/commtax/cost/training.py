@@ -26,12 +26,9 @@ from commtax.records import replace
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
-MOST_MOVED = 4
-"""Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
-BETWEEN = ("dp", "pp")
-"""Axes whose collectives run between microbatches and between stages, not inside layers."""
-COLUMNS = ("qkv", "gate", "up")
-"""Products whose inputs every tensor-parallel rank has whole."""
+MOST_MOVED = 4  # layers that each stage takes of the last one's at most, where a layout makes room for the head
+BETWEEN = ("dp", "pp")  # axes whose collectives run between microbatches and between stages, not inside layers
+COLUMNS = ("qkv", "gate", "up")  # products whose inputs every tensor-parallel rank has whole
 GRADIENTS = (INPUTS, WEIGHTS)
 
 

@@ -90,8 +90,7 @@ def _rank_numbers(dumps: Sequence[Dump]) -> list[int]:
 Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
 
 
-Group = tuple[str, tuple[int, ...]]
-"""Its name, and its ranks where dumps list them: groups side by side may share a name."""
+Group = tuple[str, tuple[int, ...]]  # its name, and its ranks where dumps list them: groups side by side may share a name
 
 
 def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:

@@ -39,8 +39,7 @@ OF_TOKENS = ("itl_mean", "itl_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
-Paces = tuple[tuple[float, ...], tuple[float, ...]]
-"""Requests/s of a copy with more and more clients, and seconds of a token then."""
+Paces = tuple[tuple[float, ...], tuple[float, ...]]  # requests/s of a copy with more and more clients, and seconds of a token then
 
 
 @dataclass(frozen=True, slots=True)

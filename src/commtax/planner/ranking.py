@@ -13,8 +13,7 @@ from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
 from commtax.verbs.drafts import accepted_width, with_accepted_tokens
 
-LEAST = 0.01
-"""Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
+LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
 """Columns that make a family …"""
 

@@ -37,8 +37,7 @@ WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batc
 """Input and output tokens of usual workloads."""
 
 APART = "prompts on separate workers"
-LISTED = 20
-"""Plans whose best concurrency is found exactly; those behind them are known to be behind."""
+LISTED = 20  # plans whose best concurrency is found exactly; those behind them are known to be behind
 PLACES = {
     "fastest": "each user's latency matters most",
     "balanced": "both latency and cost matter: many tokens/s at short request times",
@@ -47,8 +46,7 @@ PLACES = {
 """Places to run at where no limit says, and when each is the one to choose."""
 COARSE, FINE = 2, 8
 """Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
-DIP = 1.05
-"""A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
+DIP = 1.05  # a request may take up to this much less time when one more joins: steps are not smooth where collectives switch
 
 
 def usual_lengths(workload: str) -> tuple[int, int]:

@@ -32,8 +32,7 @@ _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_thr
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
-SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)
-"""Readers of what single tools print; ``printed`` reads all others."""
+SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)  # readers of what single tools print; ``printed`` reads all others
 
 
 def looks_like_data(head: bytes) -> bool:

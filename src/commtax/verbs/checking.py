@@ -20,8 +20,7 @@ KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 STATE_TYPES = ("", "fp32", "bf16", "fp16")
 TRAINED_IN = ("", "bf16", "fp16", "fp8", ROWWISE, "mxfp8", "nvfp4")
 CONVENTIONS = ("full", "causal")
-LOOKING = ("prefill", "mixed")
-"""Phases that look at pictures."""
+LOOKING = ("prefill", "mixed")  # phases that look at pictures
 MAX_PIXELS = 65_536  # of a picture's side
 SAMPLING = ("greedy", "top-p")
 FACTOR = "a factor of at least 1 is needed"

@@ -32,8 +32,7 @@ from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.served_plans import ServedPlan, serve_plan
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
-TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
-"""Axes of number formats."""
+TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}  # axes of number formats
 AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique", *TYPES)
 TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens", *(t for t in TYPES if not TYPES[t].serving))
 MAX_CELLS = 4096

@@ -25,14 +25,11 @@ from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive
 from commtax.verbs.keywords import ExpectOptions
 
-NCCL, RCCL = "nccl", "rccl"
-"""Whose collectives are measured by nccl-tests, and so what a measurement is judged by."""
+NCCL, RCCL = "nccl", "rccl"  # whose collectives are measured by nccl-tests, and so what a measurement is judged by
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
-SUMMED = {FUSED_OP: "all-reduce"}
-"""What is sent where a collective has more to do."""
-COMPILED = "fused"
-"""Whose small kernels stand for compiled ones: they were timed by themselves."""
+SUMMED = {FUSED_OP: "all-reduce"}  # what is sent where a collective has more to do
+COMPILED = "fused"  # whose small kernels stand for compiled ones: they were timed by themselves
 NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes both
 
 

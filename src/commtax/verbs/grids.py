@@ -15,13 +15,11 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.settling import Settled
 
 GRIDS = ("tp-link", "tp-batch")
-LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")
-"""Columns beside the cluster's own links."""
+LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")  # columns beside the cluster's own links
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MICRO = (1, 2, 4, 8, 16, 32)
 MOST_TP = 128
-Changes = Mapping[str, int | float | str | None]
-"""What a cell, a button or a slider sets, by name."""
+Changes = Mapping[str, int | float | str | None]  # what a cell, a button or a slider sets, by name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,8 @@ from commtax.ledger import PLACES, Line, Part
 from commtax.records import dataclass
 from commtax.verbs.billing import StepBill
 
-ENDS = ("tower", "head", "embedding", "loss", "stages", "update")
-"""Parts that no layer has."""
-SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")
-"""Parts of a layer's second half."""
+ENDS = ("tower", "head", "embedding", "loss", "stages", "update")  # parts that no layer has
+SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")  # parts of a layer's second half
 ORDER = {place: index for index, place in enumerate(PLACES)}
 Lane = Literal["compute", "comm"]
 Stage = Literal["forward", "backward"]

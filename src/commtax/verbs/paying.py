@@ -18,8 +18,7 @@ MOST_BATCH = 1024
 BATCH, CLIENTS, PROMPT = STEP_AXES[0], "clients", "prompt"
 """What is varied: sequences in the step of each replica, or the clients of all of them; and tokens of a prompt."""
 
-Swept = Mapping[str, tuple[Array, Array]]
-"""By axis, what is looked at along it and the tokens/s per GPU there."""
+Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
 
 
 @dataclass(frozen=True, slots=True)

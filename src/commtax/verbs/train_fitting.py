@@ -22,8 +22,7 @@ from commtax.verbs.settling import Settled, changed, resolve_question, settle
 
 MOST_ADVISED = 3
 RECOMPUTED = ("none", "selective", "full")
-Choice = tuple[str, Changes]
-"""An option as a command line has it, and what it changes."""
+Choice = tuple[str, Changes]  # an option as a command line has it, and what it changes
 UNCHANGED: Choice = ("", {})
 
 

@@ -10,8 +10,7 @@ from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
 KINDS |= {"full_attention": "*", "mlp": "-"}
 """Names of the kinds of layers: letters of a pattern, or words of a list."""
-WIDTH_STEP = 256
-"""Widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)."""
+WIDTH_STEP = 256  # widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)
 
 
 @family("NemotronHForCausalLM", shared=("hybrid_override_pattern layers_block_type layer_types", "mamba_ssm_cache_dtype"))
