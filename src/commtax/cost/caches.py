@@ -67,24 +67,19 @@ def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number
     3207168.0
     """
     if isinstance(mixer, RECURRENT):
-        return _recurrent_bytes(mixer, tp, plan)
+        size = DTYPE_BYTES[mixer.state_dtype or plan.state_dtype]
+        if isinstance(mixer, DeltaNet):
+            channels, elements = mixer.channels / tp, mixer.num_v_heads * mixer.k_dim * mixer.v_dim / tp
+        else:
+            shared = 2 * mixer.num_groups * mixer.state / np.minimum(tp, mixer.num_groups)
+            channels, elements = mixer.inner / tp + shared, mixer.inner * mixer.state / tp
+        return (mixer.conv - 1) * channels * DTYPE_BYTES[plan.activations_dtype] + elements * size
     if isinstance(mixer, Attention) and mixer.compressed:
         m = mixer.compressed
         rows = m.overlap * m.ratio
         unfinished = sum(rows * unfinished_bytes(m, width) for width in compressed_widths(mixer))
         return tp * 0 + m.window * entry_bytes(mixer, m, plan.kv_dtype) + unfinished
     return tp * 0.0
-
-
-def _recurrent_bytes(mixer: DeltaNet | Mamba2, tp: Number, plan: Plan) -> Number:
-    """The convolution's last inputs in the type of activations, and the state of each head; groups that ranks copy count whole."""
-    size = DTYPE_BYTES[mixer.state_dtype or plan.state_dtype]
-    if isinstance(mixer, DeltaNet):
-        channels, elements = mixer.channels / tp, mixer.num_v_heads * mixer.k_dim * mixer.v_dim / tp
-    else:
-        shared = 2 * mixer.num_groups * mixer.state / np.minimum(tp, mixer.num_groups)
-        channels, elements = mixer.inner / tp + shared, mixer.inner * mixer.state / tp
-    return (mixer.conv - 1) * channels * DTYPE_BYTES[plan.activations_dtype] + elements * size
 
 
 def compressed_widths(a: Attention) -> tuple[int, ...]:

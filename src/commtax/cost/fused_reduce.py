@@ -65,11 +65,6 @@ def _row_bytes(t: PricingTerms) -> float:
     return t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
 
 
-def _is_output(item: Item) -> bool:
-    """Whether an item sums a layer's output, behind which the residual is added and normed."""
-    return item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS
-
-
 OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
@@ -87,7 +82,7 @@ def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[lis
 
 def _split(item: Item, t: PricingTerms) -> Iterator[Item]:
     """An item as it is, and what of it runs in the kernel."""
-    if not _is_output(item):
+    if not (item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS):
         yield item
         return
     where = runs_fused(item, t)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from commtax.patterns import modules
 from commtax.records import dataclass, replace
-from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model, Quant
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
 
@@ -73,7 +73,12 @@ def _extra(extra: Extra) -> Tensor:
 def _layer(model: Model, block: Block) -> Iterator[Tensor]:
     """The tensors of one kind of layer."""
     if block.mixer:
-        yield from _mixer(model.hidden, block.mixer)
+        if isinstance(block.mixer, Attention):
+            yield from _attention(model.hidden, block.mixer)
+        elif isinstance(block.mixer, DeltaNet):
+            yield from _delta_net(model.hidden, block.mixer)
+        else:
+            yield from _mamba(model.hidden, block.mixer)
     if block.ffn:
         yield from _ffn(model.hidden, block.ffn)
     for number in range(block.num_norms):
@@ -103,15 +108,6 @@ def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator
     yield Tensor(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
     yield Tensor(f"{name}_base", (mixes,), "full", "hyper-connections")
     yield Tensor(f"{name}_scale", (1 if head else 3,), "full", "hyper-connections")
-
-
-def _mixer(hidden: int, mixer: Mixer) -> Iterator[Tensor]:
-    if isinstance(mixer, Attention):
-        yield from _attention(hidden, mixer)
-    elif isinstance(mixer, DeltaNet):
-        yield from _delta_net(hidden, mixer)
-    else:
-        yield from _mamba(hidden, mixer)
 
 
 def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
@@ -387,7 +383,10 @@ def _layers_named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant
         return set(layers) if known or holds(numbered, layers[0]) else set()
     held = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
     for pattern in sorted(known, key=lambda p: counted[p]):
-        held |= _layers_counted(model, pattern, counted[pattern], quant.spelled, held)
+        count = counted[pattern]
+        each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
+        free = [layer for layer in _layers_matching(model, pattern, quant.spelled) if layer not in held]
+        held |= set(free[: -(-count // each)])
     return held & set(layers)
 
 
@@ -396,13 +395,6 @@ def _tells_layers(pattern: str) -> bool:
     if pattern.startswith("re:"):
         return bool(re.search(r"\d|\\d|\[", pattern))
     return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
-
-
-def _layers_counted(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...], taken: set[int]) -> set[int]:
-    """Layers that a pattern stands for whose modules were counted: the first of those that no other pattern has taken."""
-    each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
-    free = [layer for layer in _layers_matching(model, pattern, spelled) if layer not in taken]
-    return set(free[: -(-count // each)])
 
 
 @lru_cache(maxsize=1024)

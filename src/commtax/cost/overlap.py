@@ -174,12 +174,8 @@ def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
     split = t.plan.sequence_parallel
     if not split:
         return [_beside_product(x, split) for x in lines]
-    cut = [_cut(x, t) if _is_cut(x.item) else _beside_product(x, split) for x in lines]
-    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_summed(x)], t)]
-
-
-def _is_cut(item: Item) -> bool:
-    return item.form == "gemm" and item.place in PRODUCT_AT
+    cut = [_cut(x, t) if x.item.form == "gemm" and x.item.place in PRODUCT_AT else _beside_product(x, split) for x in lines]
+    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_in_sequence(x) and x.item.op == "reduce-scatter"], t)]
 
 
 def _beside_product(line: Line, split: bool) -> Line:
@@ -198,11 +194,6 @@ def _beside_product(line: Line, split: bool) -> Line:
 def _is_in_sequence(line: Line) -> bool:
     item = line.item
     return line.kind == "comm" and item.axis == "tp" and item.place in OWN_SEQUENCE and item.part != "experts"
-
-
-def _is_summed(line: Line) -> bool:
-    """Whether the pieces of a product of split sequences are sent and added up instead of this line's reduce-scatter."""
-    return _is_in_sequence(line) and line.item.op == "reduce-scatter"
 
 
 def _added_up(line: Line, t: PricingTerms) -> Kernel:

@@ -78,22 +78,13 @@ def _training_kernels(
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
         yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
         if k.dtype in LOW_ARITHMETIC:
-            yield _cast(k, count, plan, engine, busier)
-
-
-def _cast(k: Kernel, count: Number, plan: Plan, engine: Engine, busier: Number) -> Kernel:
-    """The cast of a product's input, whose twin in backward is that of its output's gradient.
-
-    Of a grouped product every expert's rows are cast. Frozen weights need no second layout. Kernels that hold both products of an
-    expert cast what passes between them inside: tokens alone are cast forward, and gradients of their sum backward.
-    """
-    inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
-    stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
-    each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
-    groups = k.batch if k.grouped else 1
-    forward = 0 if inside and k.place == "down" else each * groups * k.k
-    backward = 0 if inside and k.place == "gate" else each * k.n
-    return replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
+            inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
+            stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
+            each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
+            groups = k.batch if k.grouped else 1
+            forward = 0 if inside and k.place == "down" else each * groups * k.k
+            backward = 0 if inside and k.place == "gate" else each * k.n
+            yield replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
 
 
 def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Stage = "forward") -> Kernel:

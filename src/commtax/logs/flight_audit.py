@@ -36,7 +36,13 @@ class Trouble:
 
 def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of a job, or as many as there are dumps of."""
-    ranks = dict(zip(_rank_numbers(dumps), dumps, strict=True))
+    taken: list[int] = []
+    free = max([d.rank for d in dumps], default=-1)
+    for dump in dumps:
+        if dump.rank < 0 or dump.rank in taken:
+            free += 1
+        taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
+    ranks = dict(zip(taken, dumps, strict=True))
     groups = _groups(ranks)
     troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected_ranks(group, ranks, calls)))]
     root = _root(troubles, groups)
@@ -74,17 +80,6 @@ def _fault_as_cause(fault: Fault) -> Cause:
         return Cause(HANGS, f"{ranks_in_words(fault.missing)} never came to {what}{rest}{where}", change=CHANGES[HANGS])
     who = f"{ranks_in_words(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
     return Cause(DIFFERS, f"{who} in {what}: {fault.why}{where}", change=CHANGES[DIFFERS])
-
-
-def _rank_numbers(dumps: Sequence[Dump]) -> list[int]:
-    """The ranks of the dumps; those in whose name there is none, or one that came before, get the next free ones."""
-    taken: list[int] = []
-    free = max([d.rank for d in dumps], default=-1)
-    for dump in dumps:
-        if dump.rank < 0 or dump.rank in taken:
-            free += 1
-        taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
-    return taken
 
 
 Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number

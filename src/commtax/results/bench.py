@@ -131,7 +131,14 @@ def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
     elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
         yield _serve(d)
     elif "latencies" in d or "avg_latency" in d:
-        yield _latency(d)
+        each = tuple(map(need_number, need_list(d.get("latencies", []))))
+        if not each and "avg_latency" not in d:
+            raise Refusal("latencies is empty")
+        stats: dict[str, float] = {"mean": need_number(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
+        stats |= {f"p{key}": need_number(value) for key, value in need_object(d.get("percentiles") or {}).items()}
+        if each or "p50" in stats:
+            stats["median"] = median(each) if each else stats["p50"]
+        yield result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
     elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
         yield result("vllm", "throughput", d, request_rate=math.inf)
     elif inferencex.is_document(d):
@@ -142,18 +149,6 @@ def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
         yield batch_benchmarks.from_batch(d)
     else:
         yield from runs.of_document(d)
-
-
-def _latency(d: JsonObject) -> BenchmarkRun:
-    """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
-    each = tuple(map(need_number, need_list(d.get("latencies", []))))
-    if not each and "avg_latency" not in d:
-        raise Refusal("latencies is empty")
-    stats: dict[str, float] = {"mean": need_number(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
-    stats |= {f"p{key}": need_number(value) for key, value in need_object(d.get("percentiles") or {}).items()}
-    if each or "p50" in stats:
-        stats["median"] = median(each) if each else stats["p50"]
-    return result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
 
 
 def _serve(d: JsonObject) -> BenchmarkRun:

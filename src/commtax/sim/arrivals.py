@@ -22,7 +22,7 @@ from math import nan
 
 import numpy as np
 
-from commtax.files import LOG_BYTES, Json, JsonObject, Named, list_of, parse_json, read_text, replace_when_written
+from commtax.files import LOG_BYTES, Json, Named, list_of, parse_json, read_text, replace_when_written
 from commtax.records import dataclass
 from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, RequestStream
 from commtax.statement import Note, Refusal
@@ -121,7 +121,16 @@ def _from_json(text: str, name: str) -> _RequestTable:
     places, documents = _documents(text, name)
     first = documents[0] if documents else None
     if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
-        return _from_bench(first, len(documents), name)
+        runs = len(documents)
+        if runs > 1:
+            raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
+        if not first.get(BENCH[0]):
+            raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
+        arrival, prompt, answer = (list_of(first[key]) for key in BENCH)
+        if not all(isinstance(first[key], list) for key in BENCH) or len({len(arrival), len(prompt), len(answer)}) > 1:
+            raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
+        places = [f"request {number}" for number in range(1, len(arrival) + 1)]
+        return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
     strays = (
         place for place, row in zip(places, documents, strict=True) if not isinstance(row, dict) or not set(MOONCAKE) <= set(row)
     )
@@ -150,19 +159,6 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
         return places, [parse_json(line, f"{name}: {place}") for place, line in lines]
     rows = whole if isinstance(whole, list) else [whole]
     return [f"item {number}" for number in range(1, len(rows) + 1)], rows
-
-
-def _from_bench(run: JsonObject, runs: int, name: str) -> _RequestTable:
-    """Requests of one run, as they were sent."""
-    if runs > 1:
-        raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
-    if not run.get(BENCH[0]):
-        raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
-    arrival, prompt, answer = (list_of(run[key]) for key in BENCH)
-    if not all(isinstance(run[key], list) for key in BENCH) or len({len(arrival), len(prompt), len(answer)}) > 1:
-        raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
-    places = [f"request {number}" for number in range(1, len(arrival) + 1)]
-    return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
 
 
 def _number(value: Json) -> float:
@@ -198,7 +194,16 @@ def _stream(table: _RequestTable) -> RequestStream:
         _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
     stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
     if table.ids is not None:
-        stream = replace(stream, prefixes=_prefixes(table, prompt), block=table.block)
+        most = np.ceil(prompt / table.block).astype(np.int64).tolist()
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        prefixes = []
+        for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
+            prefix = _whole_ids(ids)
+            if prefix is None or len(prefix) > blocks:
+                rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
+                raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
+            prefixes.append(known.setdefault(prefix, prefix))
+        stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
     return _sort_arrivals(_drop_unanswered(stream, table.name))
 
 
@@ -207,20 +212,6 @@ def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
         row = int(np.argmin(holds))
         value = str(table.rows[row][side])[:30]
         raise Refusal(f"{table.name}: {table.places[row]}: {table.columns[side]} is '{value}'; {rule}", "trace")
-
-
-def _prefixes(table: _RequestTable, prompt: Array) -> tuple[tuple[int, ...], ...]:
-    """Ids of each prompt's blocks; equal prompts are one object."""
-    most = np.ceil(prompt / table.block).astype(np.int64).tolist()
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
-    prefixes = []
-    for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
-        prefix = _whole_ids(ids)
-        if prefix is None or len(prefix) > blocks:
-            rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
-            raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
-        prefixes.append(known.setdefault(prefix, prefix))
-    return tuple(prefixes)
 
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:

@@ -162,11 +162,6 @@ def typical_step(job: TracedJob) -> Timeline | None:
         rows = np.flatnonzero((line.end_s > begin) & (line.start_s < end))
         start, finish = np.maximum(line.start_s[rows], begin), np.minimum(line.end_s[rows], end)
         cuts.append((rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
-    return _join_timelines(lines, cuts)
-
-
-def _join_timelines(lines: list[Timeline], cuts: list[_StepIntervals]) -> Timeline:
-    """One timeline of several ranks' intervals."""
     lanes = tuple(name for line in lines for name in line.lanes)
     base = np.concatenate([[0], np.cumsum([len(line.lanes) for line in lines])])
     rows, starts, ends = zip(*cuts, strict=True)

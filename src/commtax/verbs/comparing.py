@@ -158,17 +158,13 @@ def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | 
         if total is not None:
             q = q.but(batch=share_of(total, int(q.plan.dp)))
         if tokens is not None:
-            q = _with_local_tokens(q, tokens)
+            length = min(int(q.context), tokens)
+            if tokens % length:
+                raise Refusal.of(f"not a whole number of sequences of {length} tokens", local_tokens=tokens)
+            q = q.but(context=length, batch=tokens // length, micro_batch=1)
         return ComparedBill(cell, price(settle(q)))
     except ValueError as error:
         return ComparedBill(cell, None, str(error))
-
-
-def _with_local_tokens(q: Question, tokens: int) -> Question:
-    length = min(int(q.context), tokens)
-    if tokens % length:
-        raise Refusal.of(f"not a whole number of sequences of {length} tokens", local_tokens=tokens)
-    return q.but(context=length, batch=tokens // length, micro_batch=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,10 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
     q = here.question
     batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
     columns = _links(q) if kind == "tp-link" else [Column(str(v), v, q.cluster, {}) for v in batches]
-    degrees = _degrees(q)
+    free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
+    most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
+    legal = legal_values("tp", q.model, q.cluster, free, q.engine)
+    degrees = sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
     cells: list[Cell] = []
     before: dict[int, float] = {}
     for row, degree in enumerate(degrees):
@@ -94,14 +97,6 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
 def _batch(q: Question) -> int:
     """Sequences of the step; in training, of a microbatch."""
     return int(q.micro_batch if q.trains else q.batch)
-
-
-def _degrees(q: Question) -> list[int]:
-    """Powers of two that are legal (training: with dp giving way), and the present one."""
-    free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
-    most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
-    legal = legal_values("tp", q.model, q.cluster, free, q.engine)
-    return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
 
 
 def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:

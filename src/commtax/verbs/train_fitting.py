@@ -90,20 +90,6 @@ def _advice(asked: Settled) -> Iterator[str]:
 
 def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
     """All sets of options on the same GPUs with which it fits, and with none of them less far."""
-    ladders = _ladders(asked)
-    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
-    for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
-        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
-            continue
-        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
-        if other and train_judge(other).fits:
-            found[rungs] = " ".join(words for words, _ in chosen if words), other
-    return list(found.values())
-
-
-def _ladders(asked: Settled) -> list[list[Choice]]:
-    """What may be changed without more GPUs: of each the ways to say it, those that free the least first."""
     plan, micro = asked.plan, int(asked.micro_batch)
     ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
@@ -114,7 +100,16 @@ def _ladders(asked: Settled) -> list[list[Choice]]:
         ladders.append([_choice(zero=stage) for stage in range(plan.zero + 1, 4)])
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
     ladders.append([_choice(micro_batch=size) for size in smaller])
-    return [[UNCHANGED, *ladder] for ladder in ladders]
+    ladders = [[UNCHANGED, *ladder] for ladder in ladders]
+    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
+        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
+            continue
+        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
+        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        if other and train_judge(other).fits:
+            found[rungs] = " ".join(words for words, _ in chosen if words), other
+    return list(found.values())
 
 
 def _choice(**changes: object) -> Choice:

@@ -307,7 +307,14 @@ class RankEvents:
         """Collectives, and behind them the outermost operations on the host's threads that hold none."""
         others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
         ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
-        keep = _outermost(ops, _beside(comm, ops))
+        found = np.ones(len(ops["start"]), dtype=bool)
+        for thread in np.unique(comm["thread"]).tolist():
+            mine, own = comm["thread"] == thread, ops["thread"] == thread
+            spans = np.array(sorted(pairs(np.stack([comm["start"][mine], comm["end"][mine]], axis=1))))
+            start, end = ops["start"][own], ops["end"][own]
+            holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
+            found[own] = ~holds & (holding(spans, start) < 0)
+        keep = _outermost(ops, found)
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
 
 
@@ -353,15 +360,3 @@ def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
 def _begins_after_all(start: Column, end: Column) -> Column:
     """Which spans, in order, begin after all before them have ended."""
     return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
-
-
-def _beside(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
-    """Which operations neither begin inside one of the busy spans of their thread nor hold the beginning of one."""
-    found = np.ones(len(ops["start"]), dtype=bool)
-    for thread in np.unique(busy["thread"]).tolist():
-        mine, own = busy["thread"] == thread, ops["thread"] == thread
-        spans = np.array(sorted(pairs(np.stack([busy["start"][mine], busy["end"][mine]], axis=1))))
-        start, end = ops["start"][own], ops["end"][own]
-        holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
-        found[own] = ~holds & (holding(spans, start) < 0)
-    return found
