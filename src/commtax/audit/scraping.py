@@ -96,7 +96,6 @@ def _read_within(answer: OpenReply, until: float) -> bytes:
 
 
 def _reason_unreached(error: Exception) -> str:
-    """Why nothing came, in words."""
     cause = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({cause.verify_message}){_remedy('certificate')}"

@@ -157,7 +157,6 @@ def _fp8(config: Config, key: str) -> Quant:
 
 
 def _fixed_format(algorithm: str) -> Reader:
-    """A method that knows one format."""
     return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
 
 

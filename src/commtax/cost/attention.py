@@ -385,7 +385,6 @@ def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> 
 
 
 def _entries(length: Number, a: Attention, m: Compressed) -> Number:
-    """Entries that a query sees: the window's, and the older ones'."""
     older = length / m.ratio if m.ratio else length * 0.0
     return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
 

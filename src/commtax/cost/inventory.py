@@ -71,7 +71,6 @@ def _extra(extra: Extra) -> Tensor:
 
 
 def _layer(model: Model, block: Block) -> Iterator[Tensor]:
-    """The tensors of one kind of layer."""
     if block.mixer:
         if isinstance(block.mixer, Attention):
             yield from _attention(model.hidden, block.mixer)
@@ -391,7 +390,6 @@ def _layers_named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant
 
 
 def _tells_layers(pattern: str) -> bool:
-    """Whether a pattern may tell layers apart."""
     if pattern.startswith("re:"):
         return bool(re.search(r"\d|\\d|\[", pattern))
     return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
@@ -399,7 +397,6 @@ def _tells_layers(pattern: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _layers_matching(model: Model, pattern: str, spelled: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-    """Layers that have any module which a pattern matches."""
     holds = modules((pattern,)).hold
     kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}
     return tuple(i for i, kind in enumerate(model.layers) if kind in kinds)

@@ -54,7 +54,6 @@ def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -
 
 
 def _scale_table(table: Table, factors: Mapping[str, float]) -> dict[str, float]:
-    """Constants with some carriers so many times as slow."""
     scaled: dict[str, float] = dict(table)
     for name, factor in factors.items():
         for key in DAMPED if name == ARITHMETIC else (name,):

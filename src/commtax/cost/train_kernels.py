@@ -78,6 +78,8 @@ def _training_kernels(
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
         yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
         if k.dtype in LOW_ARITHMETIC:
+            # Kernels that hold both products of an expert cast what passes between them inside. Of a grouped product every
+            # expert's rows are cast. Frozen weights need no second layout. The twin in backward casts the output's gradient.
             inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
             stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
             each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier

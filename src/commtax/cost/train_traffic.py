@@ -31,7 +31,18 @@ def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep
     items += _context(model, plan, rows, layers, engine)
     items += _trained_experts(model, plan, rows, engine, ep_backend or next(iter(engine.sends.ep_backends), ""))
     items += _data_parallel(model, plan, layers, engine)
-    items += _tied_and_norms(model, plan, engine, layers)
+    grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
+    table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
+    apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
+    own = 0 if plan.lora_rank else 1
+    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), own, 0)
+    norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
+    per_stage = norms * layers / model.num_layers * grads
+    tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
+    items += [
+        replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
+        tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
+    ]
     if SCHEDULES[plan.schedule].directions > 1:
         # Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients.
         nbytes, count = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype], pick(np.asarray(plan.pp) > 1, 1, 0)
@@ -135,25 +146,6 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
     return [
         replace(values, part="attention", place="key", overlaps_with="attention"),
         replace(grads, part="attention", stage="backward", overlaps_with="attention"),
-    ]
-
-
-def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) -> list[Item]:
-    """Gradients that are summed beside data parallelism: a tied table's two copies, norms under sequence parallelism.
-
-    Frozen parameters have none; adapters are summed with the others.
-    """
-    grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
-    table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
-    apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
-    own = 0 if plan.lora_rank else 1
-    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), own, 0)
-    norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
-    per_stage = norms * layers / model.num_layers * grads
-    tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
-    return [
-        replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
-        tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
     ]
 
 

@@ -43,11 +43,11 @@ def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
     free = _windows(layers, ends, each, t)
     comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
     lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
+    # Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
     runs, mixed = t.engine.spread, t.model.experts is not None
     near, apart = (runs.mixture_sigma, runs.mixture_sigma_apart) if mixed else (runs.dense_sigma, runs.dense_sigma_apart)
     fitted = t.cluster.chip.key in runs.fitted_chips and not t.plan.lora_rank
-    known, measured = (near if fitted else apart), fitted
-    return Bill(lines, tokens, known_sigma=known, measured=measured)
+    return Bill(lines, tokens, known_sigma=near if fitted else apart, measured=fitted)
 
 
 def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:

@@ -89,7 +89,6 @@ Group = tuple[str, tuple[int, ...]]  # its name, and its ranks where dumps list 
 
 
 def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
-    """The collectives of each group, of all ranks that have any."""
     groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
     for rank, dump in ranks.items():
         for entry in dump.entries:

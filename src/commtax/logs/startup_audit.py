@@ -61,7 +61,6 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
 def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
-    """Findings with what the log tells by itself."""
     words = *before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes
     found = tuple(startup_facts.causes(log, claim))
     return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))

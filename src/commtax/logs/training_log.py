@@ -186,8 +186,6 @@ def _float(text: str) -> float:
 
 
 class _TrainingReading:
-    """What was read so far, line by line."""
-
     def __init__(self) -> None:
         self.runs: dict[str, list[dict[int, TrainedStep]]] = {}
         self.newest: dict[str, int] = {}

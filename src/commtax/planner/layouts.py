@@ -130,7 +130,6 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
 
 
 def _endless_loop(one: Question) -> Question:
-    """The question of a closed loop without beginning and end."""
     return one.but(num_prompts=inf)
 
 

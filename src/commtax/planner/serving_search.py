@@ -157,7 +157,10 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
         if len(roomy):
             found.append(Roomy(base, roomy, index, by))
     if q.requests.prefill_cluster and not first:
-        lost = _rejected_on_either(q, index, lost)
+        ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
+        both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
+        own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
+        lost = [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
     ways = exchanges(q)
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in found if ways[one.exchange].apart]
@@ -186,14 +189,6 @@ def _among(found: Sequence[Roomy], layouts: Sequence[Sequence[tuple[int, ...]]])
         plans = one.plans.take(one.plans.among(own))
         if len(plans):
             yield replace(one, plans=plans)
-
-
-def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejected]:
-    """Families that are illegal, and those without room, named by what they would do where only one of both clusters lacks it."""
-    ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
-    both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
-    own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
-    return [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
 
 
 def having_room(

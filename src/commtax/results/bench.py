@@ -64,7 +64,13 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
     if aiperf.is_csv(text):
         yield from aiperf.from_csv(text)
     elif _is_sweep(text):
-        yield from _sweep(text)
+        rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
+        for row in rows:
+            d: JsonObject = {
+                key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)
+            }
+            if any(number(d.get(column)) is not None for column in COLUMNS):
+                yield _serve(d)
     else:
         special = [module for module in SPECIAL if module.looks_like(text)]
         if printed.TITLE in text or not special:
@@ -190,12 +196,3 @@ def _drawn_spread(d: JsonObject) -> float | None:
 def _is_sweep(text: str) -> bool:
     header = text[:20000].lstrip().partition("\n")[0].strip()
     return "," in header and any(column in header.split(",") for column in COLUMNS)
-
-
-def _sweep(text: str) -> Iterator[BenchmarkRun]:
-    """Rows of the table that ``vllm bench sweep`` writes, each a result."""
-    rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
-    for row in rows:
-        d: JsonObject = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
-        if any(number(d.get(column)) is not None for column in COLUMNS):
-            yield _serve(d)

@@ -152,7 +152,6 @@ def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
 
 
 def _timed_finding(row: NcclTestsRow, op: str, why: str) -> Finding:
-    """One row with nothing to compare it with."""
     return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s", reason=why)
 
 

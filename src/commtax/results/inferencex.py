@@ -60,7 +60,6 @@ def _sizes(d: JsonObject, part: str = "") -> dict[str, int]:
 
 
 def _is_apart(d: JsonObject) -> bool:
-    """Whether prompts were computed by workers of their own."""
     return str(d.get("disagg", "")).lower() == "true"
 
 

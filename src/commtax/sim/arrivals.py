@@ -60,7 +60,30 @@ def read(path: Named) -> RequestStream:
     text = read_text(path, "trace", most=LOG_BYTES)
     if not text.strip():
         raise Refusal(f"{name}: empty; a header and a line for each request are needed", "trace")
-    return _stream(_from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name))
+    table = _from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name)
+    if not 1 <= len(table.rows) <= MOST_REQUESTS:
+        raise Refusal(f"{table.name}: {plural(len(table.rows), 'request')}; 1 to {MOST_REQUESTS:,} are read", "trace")
+    arrival = np.array([table.seconds(row[0]) for row in table.rows])
+    if table.from_first and np.isfinite(arrival).any():
+        arrival -= np.nanmin(np.where(np.isinf(arrival), nan, arrival))
+    prompt, answer = (np.array([_number(row[side]) for row in table.rows]) for side in (1, 2))
+    _check(table, 0, (arrival >= 0) & (arrival <= MOST_SECONDS), f"a time from 0 to {MOST_SECONDS:,.0f} s is needed")
+    for side, values, least in ((1, prompt, 1), (2, answer, 0)):
+        whole = (values >= least) & (values <= MOST_TOKENS) & (values == np.floor(values))
+        _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
+    stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
+    if table.ids is not None:
+        most = np.ceil(prompt / table.block).astype(np.int64).tolist()
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        prefixes = []
+        for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
+            prefix = _whole_ids(ids)
+            if prefix is None or len(prefix) > blocks:
+                rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
+                raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
+            prefixes.append(known.setdefault(prefix, prefix))
+        stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
+    return _sort_arrivals(_drop_unanswered(stream, table.name))
 
 
 def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
@@ -180,33 +203,6 @@ def _moment(text: Json) -> float:
         return nan
 
 
-def _stream(table: _RequestTable) -> RequestStream:
-    """Checked columns, in the order of arrival."""
-    if not 1 <= len(table.rows) <= MOST_REQUESTS:
-        raise Refusal(f"{table.name}: {plural(len(table.rows), 'request')}; 1 to {MOST_REQUESTS:,} are read", "trace")
-    arrival = np.array([table.seconds(row[0]) for row in table.rows])
-    if table.from_first and np.isfinite(arrival).any():
-        arrival -= np.nanmin(np.where(np.isinf(arrival), nan, arrival))
-    prompt, answer = (np.array([_number(row[side]) for row in table.rows]) for side in (1, 2))
-    _check(table, 0, (arrival >= 0) & (arrival <= MOST_SECONDS), f"a time from 0 to {MOST_SECONDS:,.0f} s is needed")
-    for side, values, least in ((1, prompt, 1), (2, answer, 0)):
-        whole = (values >= least) & (values <= MOST_TOKENS) & (values == np.floor(values))
-        _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
-    stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
-    if table.ids is not None:
-        most = np.ceil(prompt / table.block).astype(np.int64).tolist()
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
-        prefixes = []
-        for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
-            prefix = _whole_ids(ids)
-            if prefix is None or len(prefix) > blocks:
-                rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
-                raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
-            prefixes.append(known.setdefault(prefix, prefix))
-        stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
-    return _sort_arrivals(_drop_unanswered(stream, table.name))
-
-
 def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
     if not holds.all():
         row = int(np.argmin(holds))
@@ -227,7 +223,6 @@ def _whole_ids(ids: Json) -> tuple[int, ...] | None:
 
 
 def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
-    """Without requests that got no token."""
     failed = int((stream.output_len == 0).sum())
     if not failed:
         return stream

@@ -164,10 +164,10 @@ def typical_step(job: TracedJob) -> Timeline | None:
         cuts.append((rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
     lanes = tuple(name for line in lines for name in line.lanes)
     base = np.concatenate([[0], np.cumsum([len(line.lanes) for line in lines])])
-    rows, starts, ends = zip(*cuts, strict=True)
-    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, rows, base, strict=False)])
-    kind = np.concatenate([line.kind[own] for line, own in zip(lines, rows, strict=True)])
+    parts, starts, ends = zip(*cuts, strict=True)
+    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, parts, base, strict=False)])
+    kind = np.concatenate([line.kind[own] for line, own in zip(lines, parts, strict=True)])
     start, end = np.concatenate(starts), np.concatenate(ends)
-    names = [line.name[i] for line, own in zip(lines, rows, strict=True) for i in own.tolist()]
+    names = [line.name[i] for line, own in zip(lines, parts, strict=True) for i in own.tolist()]
     kept = np.sort(np.argsort(start - end, kind="stable")[: COUNT.measured_intervals])
     return Timeline(lane[kept], start[kept], end[kept], kind[kept], tuple(names[i] for i in kept.tolist()), lanes, lines[0].kinds)

@@ -176,7 +176,6 @@ def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterat
 
 
 def _first_compute(job: TracedJob, place: int) -> Column:
-    """When a rank begins to compute, in each common step."""
     line, (begin, _) = job.traces[place].timeline, job.windows[place]
     starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])
     at = np.searchsorted(starts, begin[job.common[place]])

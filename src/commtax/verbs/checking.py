@@ -179,7 +179,13 @@ def check_step(q: Question) -> None:
     positive(batch=q.batch)
     positive(q.kind.least, context=q.context)
     positive(micro_batch=q.micro_batch)
-    check_copies(q)
+    copies = q.plan.redundant_experts
+    if np.ndim(copies):
+        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
+    if copies and q.trains:
+        raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
+    if copies and q.model.experts is None:
+        raise Refusal.of(f"{q.model.key} is dense and has no experts to copy", (0,), redundant_experts=copies)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)
     if not 0 <= q.what_if.overlap <= 1:
@@ -320,17 +326,6 @@ def check_backend(q: Question) -> None:
         check_exchange(q)
 
 
-def check_copies(q: Question) -> None:
-    """Copies of popular experts belong to a mixture that is served, as many for all plans."""
-    copies = q.plan.redundant_experts
-    if np.ndim(copies):
-        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
-    if copies and q.trains:
-        raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
-    if copies and q.model.experts is None:
-        raise Refusal.of(f"{q.model.key} is dense and has no experts to copy", (0,), redundant_experts=copies)
-
-
 def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
     for name in KINDS:
@@ -353,15 +348,6 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
         raise Refusal.of("a rank has at least 1 chunk", (1,), chunks=plan.chunks)
     if plan.chunks > 1 and plan.schedule != "interleaved":
         raise Refusal.of("only the interleaved schedule has several chunks per rank", (1,), chunks=plan.chunks)
-    _check_recompute(plan, engine)
-    wanted = plan.weights_dtype
-    listed = ARITHMETIC.get(wanted, wanted)
-    narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
-    if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
-        raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
-
-
-def _check_recompute(plan: Plan, engine: Engine) -> None:
     named = plan.recompute.split(",")
     if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
         known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
@@ -370,6 +356,11 @@ def _check_recompute(plan: Plan, engine: Engine) -> None:
         raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
     if plan.remade and engine.trains.selective != "attention":
         raise Refusal.of(f"{engine.key} recomputes no modules by name; none or full", ("none", "full"), recompute=plan.recompute)
+    wanted = plan.weights_dtype
+    listed = ARITHMETIC.get(wanted, wanted)
+    narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
+    if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
+        raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
 
 
 def check_lengths(q: Question) -> None:

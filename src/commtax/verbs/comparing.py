@@ -110,7 +110,6 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
 
 def _check_techniques(text: str) -> str:
-    """Techniques that exist, several of them joined by ``+``."""
     changes_of(text.replace("+", ","))
     return text
 

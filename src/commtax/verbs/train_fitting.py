@@ -80,7 +80,6 @@ def train_judge(asked: Settled) -> TrainFit:
 
 
 def _advice(asked: Settled) -> Iterator[str]:
-    """Options to add to the command, each with what it costs."""
     found = _least_changes(asked) or _with_more_gpus(asked)
     now = float(price(asked).step_s)
     for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in found)[:MOST_ADVISED]:

@@ -126,7 +126,6 @@ def _host(b: StepBill, x: Line) -> Explanation:
 
 
 def _bubble(b: StepBill, x: Line) -> Explanation:
-    """Idle time of a pipeline."""
     plan = b.question.plan
     shape = {"pp": float(plan.pp), "microbatches": float(plan.microbatches), "chunks": float(plan.chunks)}
     words = f"stages idle while the schedule {plan.schedule} fills and drains: by the seconds of a microbatch in a stage"

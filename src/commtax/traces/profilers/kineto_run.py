@@ -52,7 +52,13 @@ class RankEvents:
             self.device["copies"] = self.device["copies"].astype(bool) | copies
             self._order()
         self.on_device = bool(len(self.device["start"]))
-        self.launches = _one_per_correlation(launches, self._named(lambda name: "aunch" in name))
+        launching = self._named(lambda name: "aunch" in name)
+        number = np.argsort(np.argsort(launches["start"], kind="stable"))
+        better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
+        order = np.lexsort((better, launches["correlation"]))
+        correlation = launches["correlation"][order]
+        last = np.flatnonzero(np.concatenate([correlation[1:] != correlation[:-1], [True]])) if len(order) else order
+        self.launches = {key: column[order[last]] for key, column in launches.items()}
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
 
     def by_device(self) -> list[tuple[int, RankEvents]]:
@@ -184,7 +190,6 @@ class RankEvents:
 
     @cached_property
     def _busy(self) -> Coverage:
-        """When the device did anything."""
         works = ~self.device["waits"]
         return coverage(self.device["start"][works], self.device["end"][works])
 
@@ -330,16 +335,6 @@ def _to_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
         if key in rows:
             rows[key] = (rows[key] - origin_ns) * 1e-9
     return rows
-
-
-def _one_per_correlation(launches: dict[str, Column], launching: Column) -> dict[str, Column]:
-    """One call for each correlation, in its order: the last that launches, else the first."""
-    number = np.argsort(np.argsort(launches["start"], kind="stable"))
-    better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
-    order = np.lexsort((better, launches["correlation"]))
-    correlation = launches["correlation"][order]
-    last = np.flatnonzero(np.concatenate([correlation[1:] != correlation[:-1], [True]])) if len(order) else order
-    return {key: column[order[last]] for key, column in launches.items()}
 
 
 def _edges(groups: Column) -> list[int]:
