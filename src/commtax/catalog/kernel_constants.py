@@ -92,10 +92,8 @@ def _pace(chip: Chip) -> Pace:
 
 
 def _pace_ratio(layer: Table, chip: str, pace: Pace) -> Ratio:
-    """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors.
-
-    1 on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither.
-    """
+    """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors. 1
+    on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither."""
     measured: list[str] = layer.get("measured_on", [])
     home = layer.get("paced_as") or next(iter(measured), "")
     if not home or chip in (home, *measured, *layer.get("fitted_on", ()), *_sisters()):
@@ -168,9 +166,7 @@ def _transfer_source(family: str, home: list[str], chip: str) -> Source:
 
 def _transfer_sources(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
     """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
-
-    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
-    """
+    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention."""
     home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
     if chip in home or not home or not _home(layers):
         return {}

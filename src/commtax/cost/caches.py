@@ -263,10 +263,8 @@ def _raised_block(
 
 
 def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them.
-
-    A stage of windows alone has pages of their size.
-    """
+    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them. A
+    stage of windows alone has pages of their size."""
     plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
     pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(
         _page_bytes(n, habits) for n in plain
@@ -290,10 +288,8 @@ def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabit
 
 
 def _separate_window_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator).
-
-    Entries that overlap are unfinished beside their window's tokens; of others a request has room for one.
-    """
+    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator). Entries that overlap are unfinished
+    beside their window's tokens; of others a request has room for one."""
     size, entries = habits.compressed_block, sum(kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in cached)
     kinds = [(a, a.compressed) for a in cached if a.compressed]
     windows = 0.0

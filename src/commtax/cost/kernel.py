@@ -137,10 +137,8 @@ class KernelStep:
 
 
 def _unusual_format(quant: Quant) -> str:
-    """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not.
-
-    4-bit weights alone are unpacked by one kind of kernel, floats as integers.
-    """
+    """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not. 4-bit
+    weights alone are unpacked by one kind of kernel, floats as integers."""
     if quant.activations:
         return f"{quant.dtype}-{quant.activations}"
     if quant.dtype == "fp8" and quant.block in (MXFP8_BLOCK, FP8_TILE):

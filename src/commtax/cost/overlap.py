@@ -197,10 +197,8 @@ def _is_in_sequence(line: Line) -> bool:
 
 
 def _added_up(line: Line, t: PricingTerms) -> Kernel:
-    """The sum over what all ranks sent for a rank's own rows: read once, the sum written.
-
-    torch.distributed._symmetric_memory, fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece.
-    """
+    """The sum over what all ranks sent for a rank's own rows: read once, the sum written. torch.distributed._symmetric_memory,
+    fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece."""
     item = line.item
     nbytes = item.nbytes * (1 + 1 / (t.plan.tp * 1.0))
     return Kernel("pieces added up", "small", item.count, 0.0, nbytes, part=item.part, place=item.place)

@@ -61,11 +61,8 @@ def forward_kernels(
 def _training_kernels(
     k: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
 ) -> Iterator[Kernel]:
-    """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
-
-    Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence
-    parallelism.
-    """
+    """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused. Element-wise
+    kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence parallelism."""
     if k.form == "small":
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
         yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)

@@ -157,10 +157,8 @@ def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
 
 
 def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str) -> list[Item]:
-    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited).
-
-    DeepEP and its like send a token once to each rank that has experts for it, and through the NICs once to each host.
-    """
+    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited). DeepEP and its like
+    send a token once to each rank that has experts for it, and through the NICs once to each host."""
     moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
@@ -174,10 +172,8 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
 
 
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
-    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones.
-
-    Where all but adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same.
-    """
+    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones. Where all but
+    adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same."""
     params, trained = stage_params(model, plan, engine), trained_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     mixed = num_moe_layers(model, plan)
@@ -223,10 +219,8 @@ def _gradient_sum(
 
 
 def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, engine: Engine) -> list[Item]:
-    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered.
-
-    FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once.
-    """
+    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered. FSDP without resharding after
+    forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once."""
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis, whose = ("edp", "expert ") if part == "experts" else ("dp", "")
     grads = params * DTYPE_BYTES[plan.grads_dtype]
@@ -246,11 +240,8 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
 def _sharded_items(
     plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
 ) -> list[Item]:
-    """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
-
-    ``held``: parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in
-    between.
-    """
+    """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered. ``held``:
+    parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in between."""
     params, trained = held
     on, has = ((np.asarray(ranks) > 1) & (np.asarray(some) > 0) for some in held)
     axis = "edp" if part == "experts" else "shard"

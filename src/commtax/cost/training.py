@@ -169,10 +169,8 @@ def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_
 
 @lru_cache(maxsize=1024)
 def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> float:
-    """Layers of the last stage; of the mean of both ends where a rank has a stage of either.
-
-    An engine that is told where layers go leaves the stage of the head as few as the others take without becoming fuller.
-    """
+    """Layers of the last stage; of the mean of both ends where a rank has a stage of either. An engine that is told where layers go
+    leaves the stage of the head as few as the others take without becoming fuller."""
     stages = stage_layers(model, pp)
     fullest = max(map(len, stages))
     last = max(0, model.num_layers - (pp - 1) * fullest) if balanced else len(stages[-1])
@@ -180,10 +178,8 @@ def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> flo
 
 
 def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
-    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head.
-
-    Where all products are cut into pieces, gathers and scatters run beside any of them.
-    """
+    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head. Where
+    all products are cut into pieces, gathers and scatters run beside any of them."""
     plan, trains = t.plan, t.engine.trains
     if item.overlaps_with in GRADIENTS and item.op != "all-reduce" and "tp" in t.settings.beside(t.engine):
         return replace(item, overlaps_with="products")
@@ -201,10 +197,8 @@ def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
 
 
 def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Number:
-    """Share of a collective that can run beside compute: the last bucket and the first gather have nothing to run beside.
-
-    A stage with one chunk has nothing to compute while it waits for its neighbour.
-    """
+    """Share of a collective that can run beside compute: the last bucket and the first gather have nothing to run beside. A stage
+    with one chunk has nothing to compute while it waits for its neighbour."""
     if item.overlaps_with in GRADIENTS:
         return float(settings.async_axes != ())
     waits = item.whole_axis == "pp" and settings.async_axes is None and plan.chunks <= 1

@@ -99,10 +99,8 @@ def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
 
 
 def _expected_ranks(group: Group, ranks: Mapping[int, Dump], calls: Calls) -> tuple[int, ...]:
-    """Ranks of a group of which there are dumps: those listed, else those that recorded something of it.
-
-    All are expected in the default group, which is named 0.
-    """
+    """Ranks of a group of which there are dumps: those listed, else those that recorded something of it. All are expected in the
+    default group, which is named 0."""
     name, listed = group
     return tuple(sorted(set(listed or (ranks if name == DEFAULT else calls)) & set(ranks)))
 

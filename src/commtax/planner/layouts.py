@@ -167,10 +167,8 @@ def _paces(one: Question, plans: Space) -> list[Paces]:
 
 
 def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
-    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain.
-
-    Whoever computes prompts alone has no time between tokens to keep: all that have room are ``able`` to.
-    """
+    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain. Whoever computes
+    prompts alone has no time between tokens to keep: all that have room are ``able`` to."""
     decoding, prompting, put, one = _tp_only_plans(plans, one), _tp_only_plans(able, one), one, replan(one)
     if not len(decoding) or one.requests.output_len < 2:
         return

@@ -65,9 +65,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
     """The largest size that is too slow; on a cluster that is a guess, the largest of all beside what is predicted for that.
-
-    ``named``: the cluster as its devices' names tell it, where nobody said one.
-    """
+    ``named``: the cluster as its devices' names tell it, where nobody said one."""
     if times:
         op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
         ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"

@@ -294,10 +294,8 @@ def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> I
 
 
 def _distances(ends: list[Column]) -> Column:
-    """How differently the time between two collectives goes by on each two ranks.
-
-    Offsets of clocks do not matter: where ranks share collectives, these times are the same.
-    """
+    """How differently the time between two collectives goes by on each two ranks. Offsets of clocks do not matter: where ranks
+    share collectives, these times are the same."""
     count = min(COUNT.sampled, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
     return np.array([np.abs(steps - own).mean(axis=1) for own in steps])

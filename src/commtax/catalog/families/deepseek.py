@@ -52,10 +52,8 @@ def routed_layers(c: Fields, count: int) -> list[bool]:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """The token selector of each layer. Later GLM models give one to some layers only; the others take the last choice.
-
-    As transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th.
-    """
+    """The token selector of each layer. Later GLM models give one to some layers only; the others take the last choice. As
+    transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th."""
     if "index_n_heads" not in c.config:
         return [None] * count
     own = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))

@@ -176,10 +176,8 @@ class RankEvents:
         return start, end
 
     def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
-        """How much of a pause the device had nothing to do, since what ends it was not launched yet.
-
-        A few kernels ahead of all else in a trace tell nothing: the device may still run what came before them.
-        """
+        """How much of a pause the device had nothing to do, since what ends it was not launched yet. A few kernels ahead of all
+        else in a trace tell nothing: the device may still run what came before them."""
         starts, ends = self.device["start"][rows], self.device["end"][rows]
         behind = int(np.searchsorted(starts, end))
         until = min(end, float(self.launched_s[rows[behind]]))
