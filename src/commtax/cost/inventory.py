@@ -77,18 +77,19 @@ def _layer(model: Model, block: Block) -> Iterator[Tensor]:
         elif isinstance(block.mixer, DeltaNet):
             yield from _delta_net(model.hidden, block.mixer)
         else:
-            part, both, bias = "state space", 2 * block.mixer.num_groups * block.mixer.state, "heads" if block.mixer.bias else ""
-            yield from _linear("mixer.in_proj.zx", 2 * block.mixer.inner, model.hidden, "heads", part, bias)
-            yield from _linear("mixer.in_proj.bc", both, model.hidden, "kv", part, bias and "kv", block.mixer.num_groups)
-            yield from _linear("mixer.in_proj.dt", block.mixer.num_heads, model.hidden, "heads", part, bias)
-            for name, width, split in (("x", block.mixer.inner, "heads"), ("bc", both, "kv")):
-                yield Tensor(f"mixer.conv1d.{name}.weight", (width, 1, block.mixer.conv), split, part, units=block.mixer.num_groups)
-                if block.mixer.conv_bias:
-                    yield Tensor(f"mixer.conv1d.{name}.bias", (width,), split, part, units=block.mixer.num_groups)
+            m, part = block.mixer, "state space"  # B and C belong to groups of heads, which ranks share or copy
+            both, bias = 2 * m.num_groups * m.state, "heads" if m.bias else ""
+            yield from _linear("mixer.in_proj.zx", 2 * m.inner, model.hidden, "heads", part, bias)
+            yield from _linear("mixer.in_proj.bc", both, model.hidden, "kv", part, bias and "kv", m.num_groups)
+            yield from _linear("mixer.in_proj.dt", m.num_heads, model.hidden, "heads", part, bias)
+            for name, width, split in (("x", m.inner, "heads"), ("bc", both, "kv")):
+                yield Tensor(f"mixer.conv1d.{name}.weight", (width, 1, m.conv), split, part, units=m.num_groups)
+                if m.conv_bias:
+                    yield Tensor(f"mixer.conv1d.{name}.bias", (width,), split, part, units=m.num_groups)
             for name in ("A_log", "D", "dt_bias"):
-                yield Tensor(f"mixer.{name}", (block.mixer.num_heads,), "heads", part)
-            yield from _norm("mixer.norm", block.mixer.inner, False, split="heads")
-            yield from _linear("mixer.out_proj", model.hidden, block.mixer.inner, "heads", part, "full" if block.mixer.bias else "")
+                yield Tensor(f"mixer.{name}", (m.num_heads,), "heads", part)
+            yield from _norm("mixer.norm", m.inner, False, split="heads")
+            yield from _linear("mixer.out_proj", model.hidden, m.inner, "heads", part, "full" if m.bias else "")
     if block.ffn:
         yield from _ffn(model.hidden, block.ffn)
     for number in range(block.num_norms):
