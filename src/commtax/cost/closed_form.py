@@ -366,8 +366,10 @@ def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, e
 
 
 def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
-    """Return the share of the running requests that are in steps, which those on their way through the server are not. A life lasts
-    L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take."""
+    """Return the share of the running requests that are in steps, which those on their way through the server are not.
+
+    A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
+    """
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from commtax.patterns import modules
 from commtax.records import dataclass, replace
-from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mlp, Model, Quant
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
 
@@ -77,7 +77,19 @@ def _layer(model: Model, block: Block) -> Iterator[Tensor]:
         elif isinstance(block.mixer, DeltaNet):
             yield from _delta_net(model.hidden, block.mixer)
         else:
-            yield from _mamba(model.hidden, block.mixer)
+            m, part = block.mixer, "state space"  # B and C belong to groups of heads, which ranks share or copy
+            both, bias = 2 * m.num_groups * m.state, "heads" if m.bias else ""
+            yield from _linear("mixer.in_proj.zx", 2 * m.inner, model.hidden, "heads", part, bias)
+            yield from _linear("mixer.in_proj.bc", both, model.hidden, "kv", part, bias and "kv", m.num_groups)
+            yield from _linear("mixer.in_proj.dt", m.num_heads, model.hidden, "heads", part, bias)
+            for name, width, split in (("x", m.inner, "heads"), ("bc", both, "kv")):
+                yield Tensor(f"mixer.conv1d.{name}.weight", (width, 1, m.conv), split, part, units=m.num_groups)
+                if m.conv_bias:
+                    yield Tensor(f"mixer.conv1d.{name}.bias", (width,), split, part, units=m.num_groups)
+            for name in ("A_log", "D", "dt_bias"):
+                yield Tensor(f"mixer.{name}", (m.num_heads,), "heads", part)
+            yield from _norm("mixer.norm", m.inner, False, split="heads")
+            yield from _linear("mixer.out_proj", model.hidden, m.inner, "heads", part, "full" if m.bias else "")
     if block.ffn:
         yield from _ffn(model.hidden, block.ffn)
     for number in range(block.num_norms):
@@ -219,22 +231,6 @@ def _low_rank(name: str, out: int, rank: int, into: int, part: str) -> Iterator[
     if rank:
         yield from _linear(f"{name}.a_proj", rank, into, "full", part)
     yield from _linear(f"{name}.b_proj" if rank else name, out, rank or into, "heads", part)
-
-
-def _mamba(hidden: int, m: Mamba2) -> Iterator[Tensor]:
-    """One input projection for z, x, B, C and dt; B and C belong to groups of heads, which ranks share or copy."""
-    part, both, bias = "state space", 2 * m.num_groups * m.state, "heads" if m.bias else ""
-    yield from _linear("mixer.in_proj.zx", 2 * m.inner, hidden, "heads", part, bias)
-    yield from _linear("mixer.in_proj.bc", both, hidden, "kv", part, bias and "kv", m.num_groups)
-    yield from _linear("mixer.in_proj.dt", m.num_heads, hidden, "heads", part, bias)
-    for name, width, split in (("x", m.inner, "heads"), ("bc", both, "kv")):
-        yield Tensor(f"mixer.conv1d.{name}.weight", (width, 1, m.conv), split, part, units=m.num_groups)
-        if m.conv_bias:
-            yield Tensor(f"mixer.conv1d.{name}.bias", (width,), split, part, units=m.num_groups)
-    for name in ("A_log", "D", "dt_bias"):
-        yield Tensor(f"mixer.{name}", (m.num_heads,), "heads", part)
-    yield from _norm("mixer.norm", m.inner, False, split="heads")
-    yield from _linear("mixer.out_proj", hidden, m.inner, "heads", part, "full" if m.bias else "")
 
 
 def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[Tensor]:

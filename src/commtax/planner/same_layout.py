@@ -31,7 +31,21 @@ def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> Se
 
 def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:
     """Copies of a plan at ``clients`` of the whole, or at all their loads; ``prompts``: with workers of their own for those."""
-    return _of_two_pools(run, prompts, clients, index, by) if prompts else _of_one_pool(run, clients, index, by)
+    if prompts:
+        plan, copies = run.plan, int(run.plan.replicas)
+        ranks = copies * int(plan.dp)
+        loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
+        tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
+        put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
+        put = put.but(disaggregated=True)
+        s = serve(settle(put))
+        held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+        _check_room(put, held)
+        sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
+        sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
+        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+        return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
+    return _of_one_pool(run, clients, index, by)
 
 
 def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingColumns:
@@ -45,23 +59,6 @@ def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingCol
         return of.at(np.array([0]), np.array([max(1, round(clients / (copies * int(run.plan.dp))))]))
     every, most = search(of), run.goal.max_concurrency
     return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
-
-
-def _of_two_pools(run: Question, prompts: Plan, clients: int, index: int, by: int) -> ServingColumns:
-    """Servers of both kinds at their loads, as the search lists them."""
-    plan, copies = run.plan, int(run.plan.replicas)
-    ranks = copies * int(plan.dp)
-    loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
-    tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
-    put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
-    put = put.but(disaggregated=True)
-    s = serve(settle(put))
-    held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
-    _check_room(put, held)
-    sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
-    sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
-    sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
-    return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
 
 
 def _check_room(q: Question, kv: float) -> None:

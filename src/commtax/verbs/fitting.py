@@ -149,21 +149,18 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
     check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)
-    return judge(asked) if chosen else _smallest(put, asked, stages)
-
-
-def _smallest(put: Question, asked: Settled, pp: int | None) -> Fit:
-    """The first candidate that fits; else the nearest of those without a pipeline (or with the one that was asked for)."""
+    if chosen:
+        return judge(asked)
     auto = put.plan.ep == AUTO_EP
     may, nearest = screen(asked, auto), None
-    for candidate in candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p), None if auto else asked):
+    for candidate in candidates(put, stages, lambda t, p: p == (stages or 1) or may(t, p), None if auto else asked):
         judged = judge(candidate)
         if judged.fits:
             return replace(judged, chosen=True)
-        if candidate.plan.pp == (pp or 1) and (nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes):
+        if candidate.plan.pp == (stages or 1) and (nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
     if nearest is None:  # no tp is legal without a pipeline, or with the rest of the plan: judging says which rule forbids tp 1
-        nearest = judge(next(candidates(put, pp), asked))
+        nearest = judge(next(candidates(put, stages), asked))
     return replace(nearest, chosen=True)
 
 

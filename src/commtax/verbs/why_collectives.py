@@ -53,13 +53,17 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces, ("pace_prompt_steps", prompts))
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
+    domains = float(where.domains)
+    sent = float(x.item.sent_bytes_per_rank) / float(x.item.count)
+    window = (x.item.overlaps_with, float(x.window_s)) if float(x.window_s) else ("", 0.0)
+    ranks = float(x.item.ranks)
     return Explanation(
         parts=tuple(_parts(x, chosen, pricer, settings, prompts)),
         shape={"ranks": float(x.item.ranks), "ranks_per_domain": float(where.ranks_per_domain)},
         nbytes=float(x.item.nbytes),
         floor=None if crosses else _floor(x, pricer),
         priced_by=_priced_by(path, fabric, crosses, x),
-        way=_way(x, fabric, float(where.domains)),
+        way=CollectiveWay(x.item.op, str(x.algorithm), str(x.link), ranks, domains, sent, str(x.why), fabric.name, *window),
         effects=factor_effects(q, factors),
         source=x.source,
         doubts=tuple(_doubts(x)),
@@ -93,13 +97,6 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     names = (str(path.source), network.source if crossed else "")
     source = "; ".join(dict.fromkeys(chain((str(x.source),), (source_title(fabric.name, name) or name for name in names if name))))
     return PricedBy(path.algorithm, words, path.name or path.algorithm, own | between, x.source.kind, source)
-
-
-def _way(x: Line, fabric: Fabric, domains: float) -> CollectiveWay:
-    sent = float(x.item.sent_bytes_per_rank) / float(x.item.count)
-    window = (x.item.overlaps_with, float(x.window_s)) if float(x.window_s) else ("", 0.0)
-    ranks = float(x.item.ranks)
-    return CollectiveWay(x.item.op, str(x.algorithm), str(x.link), ranks, domains, sent, str(x.why), fabric.name, *window)
 
 
 def _doubts(x: Line) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,7 +46,15 @@ class EventFacts:
         if self.name.startswith(("c10d::", "record_param")) and not output_first:
             return None  # torch's calls have several tensors, or lists without a type: the record inside has the one that counts
         if operator_op(self.name):
-            return _operator_bytes(self.name, self.tensors, op, ranks)
+            # Its first tensor where all ranks hold all of it; of input and output the larger; else the sum of its shard.
+            if not self.tensors or _PRODUCT.search(self.name[-200:]):
+                return None
+            if op not in ("all-gather", "reduce-scatter"):
+                return self.tensors[0]
+            if len(self.tensors) > 1 and self.tensors[0] != self.tensors[1]:
+                return max(self.tensors[:2])
+            shares = ranks if op == "all-gather" else 1
+            return self.tensors[0] * shares if shares else None
         shares = ranks if op == "all-gather" and not output_first else 1
         return self.tensors[0] * shares if self.tensors and shares else None
 
@@ -92,18 +99,6 @@ def _members(text: str) -> tuple[int, ...]:
     if "..." in text or len(text) > COUNT.most_members:
         return ()
     return tuple(int(word) for word in re.findall(r"\d{1,9}", text))
-
-
-def _operator_bytes(name: str, tensors: Sequence[float], op: str, ranks: int) -> float | None:
-    """An operator's full tensor: its first where all ranks hold all of it; of input and output the larger; else its shard's sum."""
-    if not tensors or _PRODUCT.search(name[-200:]):
-        return None
-    if op not in ("all-gather", "reduce-scatter"):
-        return tensors[0]
-    if len(tensors) > 1 and tensors[0] != tensors[1]:
-        return max(tensors[:2])
-    shares = ranks if op == "all-gather" else 1
-    return tensors[0] * shares if shares else None
 
 
 @lru_cache(maxsize=4096)
