@@ -89,7 +89,28 @@ def drawn(rng: Random) -> dict[str, object]:
         most = 8 // tp
         ahead = rng.randint(1, most - 1)
         sizes = {"disaggregated": True, "prefill_workers": ahead, "decode_workers": rng.randint(1, most - ahead)}
+        if rng.random() < 0.5:
+            sizes = _pools_of_ranks(rng, words)
+            clients = round(clients * rng.choice((1, 2, 4)))
     return {**words, **sizes, "concurrency": clients, **lengths, "spread": spread}
+
+
+def _pools_of_ranks(rng: Random, words: dict[str, object]) -> dict[str, object]:
+    """A pool for prompts and one that decodes, one of them or both of ranks that share experts; with DeepEP and drafts or not."""
+    words["model"] = model = rng.choice((*MIXTURES, "deepseek-v3.1"))
+    large = model == "deepseek-v3.1"
+    if large:
+        words["cluster"] = rng.choice(("2x8xh200-sxm", "2x8xb200-sxm"))
+    gpus = 8 if large else rng.choice((2, 4))  # of a worker
+    (tp, dp), (prefill_tp, prefill_dp) = rng.choice([((1, gpus), (1, gpus)), ((1, gpus), (gpus, 1)), ((gpus, 1), (1, gpus))])
+    words["tp"] = tp
+    sizes: dict[str, object] = {"disaggregated": True, "dp": dp, "ep": tp * dp if dp > 1 or rng.random() < 0.5 else 1}
+    sizes |= {"prefill_tp": prefill_tp, "prefill_dp": prefill_dp, "prefill_workers": 1, "decode_workers": 1}
+    if words["engine"] == "vllm" and dp > 1 and rng.random() < 0.5:
+        sizes["ep_backend"] = "deepep_low_latency"
+    if large and rng.random() < 0.5:
+        sizes |= {"speculative": rng.choice((1, 2)), "acceptance": rng.choice((0.5, 0.85))}
+    return sizes
 
 
 def question(words: Mapping[str, object]) -> Question:

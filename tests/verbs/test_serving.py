@@ -155,10 +155,13 @@ def test_a_full_cache_by_hand():
 
 
 def test_an_engines_limit_throws_nobody_out():
-    """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens."""
+    """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens.
+
+    Of 8 clients one is on its way through the server at times; of 64 another takes its place.
+    """
     few, many = (simulate(concurrency=n, max_num_seqs=8) for n in (8, 64))
-    assert many.tpot_s == pytest.approx(float(few.tpot_s))
-    assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=1e-3)
+    assert many.tpot_s == pytest.approx(float(few.tpot_s), rel=1e-3)
+    assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=2e-3)
     assert any("max_num_seqs 8" in note for note in many.notes)
     out = command("llama-3.1-8b", "--cluster", "1xh100-sxm", "--input-len", "8000", "--output-len", "1000", "--concurrency", "99")
     assert "preempted" in out.stdout
@@ -258,10 +261,13 @@ def test_a_client_more_costs_no_throughput(engine, spread, tokens_in, tokens_out
 
 
 def test_one_output_token_is_all_prompts():
-    """Each other client's prompt is computed once while one waits: four clients get more answers than two, and none decodes."""
+    """Each other client's prompt is computed once while one waits: four clients get more answers than two, and none decodes.
+
+    A client is on its way through the server for about 1 % of the time, and its prompt is then not ahead.
+    """
     few, more = (simulate(engine="vllm", concurrency=n, input_len=8000, output_len=1) for n in (2, 4))
     assert more.requests_per_s >= few.requests_per_s
-    assert more.served.ahead == pytest.approx(3)
+    assert more.served.ahead == pytest.approx(3, rel=0.01)
     assert more.served.boundary_s == 0
 
 

@@ -17,8 +17,7 @@ from commtax.statement import Refusal
 from commtax.thresholds import thresholds
 
 COUNT, LEVEL = thresholds(__name__)
-ANSWERS: Mapping[str, str] = table("audit/hints.toml")["metrics"]
-"""What a status code means here, and what to do about it."""
+ANSWERS: Mapping[str, str] = table("audit/hints.toml")["metrics"]  # what a status code means here, and what to do about it
 
 
 class OpenReply(Protocol):
@@ -97,7 +96,6 @@ def _read_within(answer: OpenReply, until: float) -> bytes:
 
 
 def _reason_unreached(error: Exception) -> str:
-    """Why nothing came, in words."""
     cause = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({cause.verify_message}){_remedy('certificate')}"

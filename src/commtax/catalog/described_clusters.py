@@ -213,7 +213,23 @@ def read_cluster(text: str) -> Cluster:
     hosts = {} if count is None else {"num_hosts": count}
     whole = TableView(_document(path) | hosts)
     try:
-        return replace(_cluster(whole, Path(path).stem), key=text)
+        stem = Path(path).stem
+        check_keys(whole, FIELDS, HOMES)
+        cited = citations(whole)
+        counts, sources = numbers(whole, physics.DESCRIBED_CLUSTER, cited)
+        read = {name: _link(whole, name, cited, f"{stem}-{name}") for name in SCOPES if name in whole.table}
+        links = {name: one for name, (one, _) in read.items()}
+        alone = {"inter": link(UNUSED)} if counts.get("num_hosts", 1) == 1 else {}
+        kind, assumed = _chip(whole, alone | links, cited, stem)
+        remark = "; ".join(filter(None, [*(words for _, words in read.values()), assumed]))
+        place = usual_hosts(kind, 1, int(counts.get("gpus_per_host", kind.gpus_per_host)))
+        place = with_inside_link(place, links["intra"]) if "intra" in links else place
+        place = with_between(place, links["inter"]) if "inter" in links else place
+        called = line(whole, "name") or line(whole, "key") or f"hosts of {place.gpus_per_host} {kind.name}"
+        said = replace(
+            place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge), remark=remark
+        )
+        return replace(with_fields(said, counts), key=text)
     except ValueError as error:
         raise Refusal(f"cluster '{text}': {error}", "cluster", getattr(error, "nearest", ())) from None
 
@@ -235,26 +251,6 @@ def _document(path: str) -> dict[str, object]:
         raise Refusal(f"cluster '{path}': not valid TOML (lists or tables too deep in each other)", "cluster") from None
     except ValueError as error:  # also a whole number with more digits than Python reads
         raise Refusal(f"cluster '{path}': not valid TOML ({str(error)[:120]})", "cluster") from None
-
-
-def _cluster(whole: TableView, stem: str) -> Cluster:
-    """The usual hosts of the chip, with what the file says of them."""
-    check_keys(whole, FIELDS, HOMES)
-    cited = citations(whole)
-    counts, sources = numbers(whole, physics.DESCRIBED_CLUSTER, cited)
-    read = {name: _link(whole, name, cited, f"{stem}-{name}") for name in SCOPES if name in whole.table}
-    links = {name: one for name, (one, _) in read.items()}
-    alone = {"inter": link(UNUSED)} if counts.get("num_hosts", 1) == 1 else {}
-    kind, assumed = _chip(whole, alone | links, cited, stem)
-    remark = "; ".join(filter(None, [*(words for _, words in read.values()), assumed]))
-    place = usual_hosts(kind, 1, int(counts.get("gpus_per_host", kind.gpus_per_host)))
-    place = with_inside_link(place, links["intra"]) if "intra" in links else place
-    place = with_between(place, links["inter"]) if "inter" in links else place
-    called = line(whole, "name") or line(whole, "key") or f"hosts of {place.gpus_per_host} {kind.name}"
-    said = replace(
-        place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge), remark=remark
-    )
-    return with_fields(said, counts)
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:

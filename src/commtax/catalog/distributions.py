@@ -62,7 +62,14 @@ def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths")
     if kind.lower() == "file" and rest:
         return _from_file(rest, side, argument)
     if kind.lower() == "uniform":
-        return _uniform(rest, argument)
+        match = re.fullmatch(rf"({_NUMBER})-({_NUMBER})", rest)
+        if not match:
+            raise Refusal(f"{argument} 'uniform:{rest[:40]}': write the least and the most, such as uniform:256-1024", argument)
+        low, high = (np.rint(_tokens(part, argument)).item() for part in match.groups())
+        if low > high:
+            nearest = f"uniform:{high:g}-{low:g}"
+            raise Refusal(f"{argument} 'uniform:{rest}': the least comes first; nearest valid: {nearest}", argument, (nearest,))
+        return Lengths("uniform", (low + high) / 2, low, high)
     if kind.lower() == "lognormal":
         return _lognormal(rest, argument)
     return _data_set_lengths(word, side, argument)
@@ -77,17 +84,6 @@ def _tokens(text: str, argument: str) -> float:
         nearest = 1 if value < 1 else MOST_TOKENS
         raise Refusal(f"{argument}={text}: 1 to {MOST_TOKENS:,} tokens; nearest valid: {nearest}", argument, (nearest,))
     return value
-
-
-def _uniform(rest: str, argument: str) -> Lengths:
-    match = re.fullmatch(rf"({_NUMBER})-({_NUMBER})", rest)
-    if not match:
-        raise Refusal(f"{argument} 'uniform:{rest[:40]}': write the least and the most, such as uniform:256-1024", argument)
-    low, high = (np.rint(_tokens(part, argument)).item() for part in match.groups())
-    if low > high:
-        nearest = f"uniform:{high:g}-{low:g}"
-        raise Refusal(f"{argument} 'uniform:{rest}': the least comes first; nearest valid: {nearest}", argument, (nearest,))
-    return Lengths("uniform", (low + high) / 2, low, high)
 
 
 def _options(rest: str, known: tuple[str, ...], argument: str, kind: str) -> dict[str, float]:
@@ -154,32 +150,34 @@ def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
     if not match or not stem:
         near = did_you_mean(match[1] if match else word[:40], "lengths")
         raise Refusal(f"{argument} '{word[:60]}': no distribution{near or '; write ' + FORMS}", argument, stems("lengths"))
-    plain_lengths = _side_of(data_set(stem), side, argument)
-    options = _options(match[3], ("mean", "max"), argument, word.partition(":")[0]) if match[3] is not None else {}
-    factor = _factor(match[2], argument) * (options["mean"] / plain_lengths.mean if "mean" in options else 1.0)
-    whole = plain_lengths.scaled(factor)
-    return replace(whole, high=options["max"]) if "max" in options else whole
-
-
-def _factor(text: str | None, argument: str) -> float:
-    value = _number(text or "1")
-    if not 1e-3 <= value <= 1e3:
-        raise Refusal(f"{argument}: '*{text}' is no factor from 0.001 to 1000; nearest valid: *1", argument)
-    return value
-
-
-def _side_of(known: DataSet, side: Side, argument: str) -> Lengths:
+    known = data_set(stem)
     column = known.inputs if side == "inputs" else known.outputs
     if not column:
         rule = f"its {side} are not published; name another data set or a length, such as 1024"
         raise Refusal(f"{argument} '{known.key}': {rule}", argument)
     points = tuple(float(q) for q in column["quantiles"])
-    return Lengths("quantiles", float(column["mean"]), quantiles=points, source=known.key, correlation=known.correlation)
+    plain_lengths = Lengths("quantiles", float(column["mean"]), quantiles=points, source=known.key, correlation=known.correlation)
+    options = _options(match[3], ("mean", "max"), argument, word.partition(":")[0]) if match[3] is not None else {}
+    text = match[2]
+    value = _number(text or "1")
+    if not 1e-3 <= value <= 1e3:
+        raise Refusal(f"{argument}: '*{text}' is no factor from 0.001 to 1000; nearest valid: *1", argument)
+    factor = value * (options["mean"] / plain_lengths.mean if "mean" in options else 1.0)
+    whole = plain_lengths.scaled(factor)
+    return replace(whole, high=options["max"]) if "max" in options else whole
 
 
 def _from_file(path: str, side: Side, argument: str) -> Lengths:
     """Lengths of a user's file: one column of numbers, or a CSV with ``input_tokens`` and ``output_tokens``."""
-    rows = _rows(path, argument)
+    import csv
+
+    lines = csv.reader(StringIO(read_text(expand_home(path), argument, most=TABLE_BYTES), newline=""))
+    try:
+        rows = [(lines.line_num, cells) for cells in lines if any(cell.strip() for cell in cells)]
+    except csv.Error as error:
+        raise Refusal(f"{argument} 'file:{path}': cannot be read as CSV ({error})", argument) from None
+    if not rows:
+        raise Refusal(f"{argument} 'file:{path}': empty; a number of tokens a line is needed", argument)
     names = [cell.strip() for cell in rows[0][1]]
     if not any(name in names for name in COLUMNS.values()):
         headed = len(names) == 1 and not re.fullmatch(_NUMBER, names[0])
@@ -191,20 +189,6 @@ def _from_file(path: str, side: Side, argument: str) -> Lengths:
     pair = [_column(rows[1:], names.index(name), path, argument) for name in COLUMNS.values()] if both else []
     linked = rank_correlation(*pair) if pair else 0.0
     return replace(quantile_lengths(column, FILE_POINTS), source=f"file:{path}", correlation=linked)
-
-
-def _rows(path: str, argument: str) -> list[tuple[int, list[str]]]:
-    """Lines that hold something, with their numbers."""
-    import csv
-
-    lines = csv.reader(StringIO(read_text(expand_home(path), argument, most=TABLE_BYTES), newline=""))
-    try:
-        rows = [(lines.line_num, cells) for cells in lines if any(cell.strip() for cell in cells)]
-    except csv.Error as error:
-        raise Refusal(f"{argument} 'file:{path}': cannot be read as CSV ({error})", argument) from None
-    if not rows:
-        raise Refusal(f"{argument} 'file:{path}': empty; a number of tokens a line is needed", argument)
-    return rows
 
 
 def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: str) -> Array:

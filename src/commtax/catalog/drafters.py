@@ -68,8 +68,7 @@ def measured_acceptance(method: str, architecture: str, drafts: int, text: str =
 
 
 HEAD_DIM, KV_HEADS = 128, 8  # of a drafter's attention beside a model whose own is of another kind
-UNQUANTISED = ("nvfp4",)
-"""Formats of checkpoints whose layers for further tokens stay in 16 bits (NVIDIA ModelOpt leaves them out)."""
+UNQUANTISED = ("nvfp4",)  # formats of checkpoints whose layers for further tokens stay in 16 bits (NVIDIA ModelOpt leaves them out)
 
 
 @dataclass(frozen=True, slots=True)

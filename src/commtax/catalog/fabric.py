@@ -352,11 +352,8 @@ def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> 
 
 
 def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ...]:
-    """The paths of one library for this family of chips on this kind of link, scaled to the link's rate.
-
-    A link of another rate than the measured one keeps the latencies, so that a faster link is never slower; another generation has
-    its own.
-    """
+    """The paths of one library for this family of chips on this kind of link, scaled to the link's rate. A link of another rate
+    than the measured one keeps the latencies, so that a faster link is never slower; another generation has its own."""
     family = cluster.chip.family
     measured = one.rows(family, cluster.intra.kind, version)
     rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
@@ -402,10 +399,8 @@ def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float
 
 
 def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
-    """Constants of other chips, held to what this generation has on the link that it was measured on.
-
-    Starting a collective is the chip's work: its latencies are not less on a slower link, nor more on a faster one.
-    """
+    """Constants of other chips, held to what this generation has on the link that it was measured on. Starting a collective is the
+    chip's work: its latencies are not less on a slower link, nor more on a faster one."""
     for home, link in _home(path, one, cluster.chip.family):
         bound = max if cluster.intra.bandwidth_Bps < link.bandwidth_Bps else min
         path = replace(path, **{name: bound(getattr(path, name), getattr(home, name)) for name in LATENCIES})
@@ -413,9 +408,8 @@ def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
 
 
 def _home(path: Path, one: Library, family: str) -> list[tuple[Path, Link]]:
-    """Latencies of the path's algorithm as measured with this generation, or its kin, by a library and those that it falls
-    back on, and the link that they were measured on; where its collective was not, the plain ring's.
-    """
+    """Latencies of the path's algorithm as measured with this generation, or its kin, by a library and those that it falls back on,
+    and the link that they were measured on; where its collective was not, the plain ring's."""
     for who in (family, *(other.kin[family] for other in one.chain if family in other.kin)):
         rows = [r for other in one.chain for r in other.path if who in r.families]
         same = [r for r in rows if path.op in r.ops]

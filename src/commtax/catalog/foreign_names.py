@@ -13,8 +13,7 @@ from commtax.catalog.hardware import chip
 from commtax.catalog.loader import stems
 from commtax.shipped_tables import table
 
-COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")
-"""How many there are: ``8xH100``, ``h100x8``."""
+COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")  # how many there are: ``8xH100``, ``h100x8``
 MEMORY = re.compile(r"(?<![a-z0-9])(\d{2,3}) ?(?:gb|gib|g)(?![a-z0-9])")
 BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|rank|host|node))")
 """Gigabytes after a name, without their unit: ``a100-40-sxm``."""

@@ -47,7 +47,6 @@ def text_section(config: Config) -> Config:
 
 
 def _configs_of_same_sizes(text: Config) -> Iterator[tuple[str, Config]]:
-    """Bundled configs that agree in every size."""
     for key in stems("models"):
         theirs: Config = table("models", key)["config"]
         sizes = {name: value for name, value in text_section(theirs).items() if type(value) is int and name not in NO_SIZE}

@@ -105,16 +105,6 @@ def _cache() -> Path:
     return Path(os.path.expanduser(named)) if named else _home() / "hub"
 
 
-def _token() -> str:
-    """The environment's, or what the client stored at a login; "" where there is none that a header can carry."""
-    told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
-    if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
-        with suppress(OSError, ValueError):
-            told = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="ascii")[:1024]
-    told = told.strip()
-    return told if told.isascii() and told.isprintable() else ""
-
-
 def _repository(name: str) -> Path:
     return _cache() / f"models--{name.replace('/', '--')}"
 
@@ -170,7 +160,12 @@ def _authorise(request: Request, token: str) -> None:
 
 def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     """A file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
-    token = _token()
+    told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
+    if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        with suppress(OSError, ValueError):
+            told = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="ascii")[:1024]
+    told = told.strip()
+    token = told if told.isascii() and told.isprintable() else ""
     request = Request(f"{place}/{name}/resolve/main/{file_name}", headers={"User-Agent": "commtax"})
     _authorise(request, token)
     try:

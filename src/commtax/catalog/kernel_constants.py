@@ -19,18 +19,15 @@ from commtax.statement import Source
 
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
-PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
-"""Forms whose constants a chip's label is about."""
+PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")  # forms whose constants a chip's label is about
 STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
 """What forms of linear attention and other streams begin with."""
 SUBTABLES = ("engine", "timed", "fallback")
 NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "sources", *SUBTABLES)
-LATENCIES = ("t0", "te", "tl", "kl", "kb")
-"""Seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop."""
+LATENCIES = ("t0", "te", "tl", "kl", "kb")  # seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop
 SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
 """Seconds that are cycles of all multiprocessors together: of a block, a byte, a row, a token."""
-OF_THE_HOST = re.compile(r"exchange|.*-eager\.")
-"""Tables whose times are a host's or a link's, whatever the chip's clock."""
+OF_THE_HOST = re.compile(r"exchange|.*-eager\.")  # tables whose times are a host's or a link's, whatever the chip's clock
 ROUNDING = 0.01  # datasheets round peaks: clocks that they imply are equal within this
 LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")
 """How far kernels are off on chips that nothing was fitted on."""
@@ -95,10 +92,8 @@ def _pace(chip: Chip) -> Pace:
 
 
 def _pace_ratio(layer: Table, chip: str, pace: Pace) -> Ratio:
-    """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors.
-
-    1 on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither.
-    """
+    """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors. 1
+    on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither."""
     measured: list[str] = layer.get("measured_on", [])
     home = layer.get("paced_as") or next(iter(measured), "")
     if not home or chip in (home, *measured, *layer.get("fitted_on", ()), *_sisters()):
@@ -171,9 +166,7 @@ def _transfer_source(family: str, home: list[str], chip: str) -> Source:
 
 def _transfer_sources(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
     """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
-
-    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
-    """
+    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention."""
     home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
     if chip in home or not home or not _home(layers):
         return {}

@@ -23,23 +23,6 @@ def rows(path: str) -> dict[str, Row]:
     return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in kept(path)["family"] for r in family["rows"]}
 
 
-def expand_row(row: Row) -> JsonObject:
-    """A row as a model's own file would say it."""
-    family, key, name, counts, values, others = row
-    url, title = f"https://huggingface.co/{name}", f"config.json of {name} on the Hugging Face Hub"
-    rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
-    section = family.get("section", "")
-    sizes: JsonObject = {section: {**rest[section], **own}} if section else own
-    return {
-        "key": key,
-        "aliases": [name, *others],
-        "config": {"architectures": [family["architecture"]], **rest, **sizes},
-        "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
-        "published": [*_published_totals(counts, url)],
-        "assumed_length": key in family.get("assumed_length", ()),
-    }
-
-
 def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
     """Totals of tensors are whole numbers; cards print them rounded. A second one is of those that a token uses."""
     for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
@@ -136,7 +119,19 @@ def table(kind: str, stem: str) -> Table:
     if kind != "models":
         return kept(str(FACTS / kind / f"{stem}.toml"))
     if row := _rows().get(stem):
-        return expand_row(row)
+        family, key, name, counts, values, others = row
+        url, title = f"https://huggingface.co/{name}", f"config.json of {name} on the Hugging Face Hub"
+        rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
+        section = family.get("section", "")
+        sizes: JsonObject = {section: {**rest[section], **own}} if section else own
+        return {
+            "key": key,
+            "aliases": [name, *others],
+            "config": {"architectures": [family["architecture"]], **rest, **sizes},
+            "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
+            "published": [*_published_totals(counts, url)],
+            "assumed_length": key in family.get("assumed_length", ()),
+        }
     return dict(json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8")))
 
 

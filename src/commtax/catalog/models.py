@@ -245,7 +245,6 @@ def span_of(entry: Json) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _from_hub(name: str, read_as: str) -> Model:
-    """The model of a Hub id."""
     from commtax.catalog import hub  # sockets and threads: for those who name a model of the Hub
 
     config = _object(parse_json(hub.contents(name), f"model '{name}'"), name)

@@ -31,8 +31,7 @@ from commtax.spec import LATENCIES, MEASURED, Chip, Deployment, Engine, Model, N
 METRICS = LATENCIES
 LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
 """What deployments may differ in that their constants depend on …"""
-LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")
-"""… and beside these, what no constant explains: how a model is laid out."""
+LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")  # … and beside these, what no constant explains: how a model is laid out
 
 
 @dataclass(frozen=True, slots=True)

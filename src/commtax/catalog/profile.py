@@ -126,7 +126,6 @@ def paths(own: Profile, library: str, cluster: Cluster) -> Fabric:
 
 
 def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
-    """The paths with what was measured across hosts."""
     network = dict(own.network)
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
     ranks = (int(network.pop("least_ranks", 0)), int(network.pop("most_ranks", 0)))

@@ -32,14 +32,6 @@ from commtax.toml_text import shorten_all, write_toml
 from commtax.units import plural
 
 
-def parse_curves(rows: object) -> tuple[NetworkCurve, ...]:
-    """All curves, each of another collective."""
-    made = tuple(_curve(row, f"network_curves[{i}]") for i, row in enumerate(_sequence(rows, "network_curves")))
-    if len({curve.op for curve in made}) < len(made):
-        raise Refusal("network_curves: one curve for each collective is needed", "network_curves")
-    return made
-
-
 def _curve(row: object, where: str) -> NetworkCurve:
     part = TableView.of(row, where, "a table of a curve")
     part.check_known({f.name for f in fields(NetworkCurve)})
@@ -214,13 +206,17 @@ def parse(document: object, name: str = "") -> Profile:
     if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
         raise Refusal(f"network.least_ranks={network['least_ranks']:g}: at most most_ranks, {network['most_ranks']:g}")
     whole.part("kernels").check_known({"tables"})
+    rows = whole.table.get("network_curves", [])
+    made = tuple(_curve(row, f"network_curves[{i}]") for i, row in enumerate(_sequence(rows, "network_curves")))
+    if len({curve.op for curve in made}) < len(made):
+        raise Refusal("network_curves: one curve for each collective is needed", "network_curves")
     profile = Profile(
         name=whole.text("name", name),
         chip=_chip(whole.part("chip")),
         tables=dict(_tables(whole.part("kernels").part("tables"))),
         libraries=dict(_libraries(whole)),
         network=network,
-        curves=parse_curves(whole.table.get("network_curves", [])),
+        curves=made,
         host=whole.some(physics.HOST),
         links=whole.part("links").texts(),
         engine=whole.text("engine"),

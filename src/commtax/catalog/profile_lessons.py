@@ -24,8 +24,7 @@ SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if
 """Constants that a lesson may blame."""
 _TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
 _SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
-_LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}
-"""What a deployment that does not say it is."""
+_LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}  # what a deployment that does not say it is
 _UNSAID = {f.name: f.default for f in fields(RunLesson) if f.name in physics.LATENCY and f.default is not MISSING}
 """What a latency that does not say it has."""
 MOST = 1_000  # latencies of a profile: what they teach together takes time with the third power of their number

@@ -21,8 +21,7 @@ Config = Mapping[str, object]
 Reader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
-FOLDED = "patterns (count)"
-"""The one key of a list that was folded to patterns, each with the number of modules that it stands for."""
+FOLDED = "patterns (count)"  # the one key of a list that was folded to patterns, each with the number of modules that it stands for
 _TABLE = table("catalog/quantisation.toml")
 ALGORITHMS: Mapping[str, Quant] = {
     name: Quant("", **{**row, "block": tuple(row.get("block", (0, 0)))}) for name, row in _TABLE["algorithms"].items()
@@ -158,7 +157,6 @@ def _fp8(config: Config, key: str) -> Quant:
 
 
 def _fixed_format(algorithm: str) -> Reader:
-    """A method that knows one format."""
     return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
 
 

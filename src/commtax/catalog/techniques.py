@@ -108,7 +108,12 @@ def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
     on = [] if q.trains else [one for one in techniques().values() if is_on(one, q)]
     for one in on:
         if not any(one.sets and one.sets.items() < other.sets.items() for other in on):  # which another one includes
-            yield one, _written(one, [_own_value(q, one, name.strip("?")) for name in one.takes])
+            values = [_own_value(q, one, name.strip("?")) for name in one.takes]
+            words = {ours: word for word, ours in reversed(list(one.words.items()))}
+            said = [str(words.get(str(value), value)) if value else "" for value in values]
+            while said and not said[-1]:
+                said.pop()
+            yield one, f"{one.key}={':'.join(said)}" if said else one.key
 
 
 def is_on(one: Technique, q: Question) -> bool:
@@ -151,15 +156,6 @@ def _own_value(q: Question, one: Technique, name: str) -> object:
     """What a question says of a field that a technique takes; None where that goes without saying."""
     value = field_value(q, name)
     return None if is_default(name, value) or value == one.sets.get(name) else value
-
-
-def _written(one: Technique, values: list[object]) -> str:
-    """A technique with its values as they are typed, those at the end that say nothing left out."""
-    words = {ours: word for word, ours in reversed(list(one.words.items()))}
-    said = [str(words.get(str(value), value)) if value else "" for value in values]
-    while said and not said[-1]:
-        said.pop()
-    return f"{one.key}={':'.join(said)}" if said else one.key
 
 
 def _value(one: Technique, name: str, text: str) -> object:

@@ -19,8 +19,7 @@ from commtax.cost.tensors import HeldTensor, fullest_of, share, stage_params
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
 
-SPLIT_INPUT = ("o_proj", "out_proj", "down_proj", "wo_b")
-"""Modules whose input is split: their outputs are summed over ranks."""
+SPLIT_INPUT = ("o_proj", "out_proj", "down_proj", "wo_b")  # modules whose input is split: their outputs are summed over ranks
 TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate and up", "up_proj": "gate and up"}
 """Modules that engines pack into one product, whose adapters run in one launch; others run alone."""
 SHRUNK_BYTES = 4  # of a value between the two products: fp32

@@ -177,10 +177,8 @@ def _attend(
     stored: float,
     window: int,
 ) -> Kernel:
-    """Plain attention of so many tokens; without any there is none.
-
-    Prompts over a narrow cache have kernels of their own in some libraries, and so have decoding heads with keys of their own.
-    """
+    """Plain attention of so many tokens; without any there is none. Prompts over a narrow cache have kernels of their own in some
+    libraries, and so have decoding heads with keys of their own."""
     narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
     low = narrow and s.engine.kernels.prefill_fp8
     kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
@@ -385,7 +383,6 @@ def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> 
 
 
 def _entries(length: Number, a: Attention, m: Compressed) -> Number:
-    """Entries that a query sees: the window's, and the older ones'."""
     older = length / m.ratio if m.ratio else length * 0.0
     return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
 

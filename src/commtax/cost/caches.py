@@ -67,24 +67,19 @@ def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number
     3207168.0
     """
     if isinstance(mixer, RECURRENT):
-        return _recurrent_bytes(mixer, tp, plan)
+        size = DTYPE_BYTES[mixer.state_dtype or plan.state_dtype]
+        if isinstance(mixer, DeltaNet):
+            channels, elements = mixer.channels / tp, mixer.num_v_heads * mixer.k_dim * mixer.v_dim / tp
+        else:
+            shared = 2 * mixer.num_groups * mixer.state / np.minimum(tp, mixer.num_groups)
+            channels, elements = mixer.inner / tp + shared, mixer.inner * mixer.state / tp
+        return (mixer.conv - 1) * channels * DTYPE_BYTES[plan.activations_dtype] + elements * size
     if isinstance(mixer, Attention) and mixer.compressed:
         m = mixer.compressed
         rows = m.overlap * m.ratio
         unfinished = sum(rows * unfinished_bytes(m, width) for width in compressed_widths(mixer))
         return tp * 0 + m.window * entry_bytes(mixer, m, plan.kv_dtype) + unfinished
     return tp * 0.0
-
-
-def _recurrent_bytes(mixer: DeltaNet | Mamba2, tp: Number, plan: Plan) -> Number:
-    """The convolution's last inputs in the type of activations, and the state of each head; groups that ranks copy count whole."""
-    size = DTYPE_BYTES[mixer.state_dtype or plan.state_dtype]
-    if isinstance(mixer, DeltaNet):
-        channels, elements = mixer.channels / tp, mixer.num_v_heads * mixer.k_dim * mixer.v_dim / tp
-    else:
-        shared = 2 * mixer.num_groups * mixer.state / np.minimum(tp, mixer.num_groups)
-        channels, elements = mixer.inner / tp + shared, mixer.inner * mixer.state / tp
-    return (mixer.conv - 1) * channels * DTYPE_BYTES[plan.activations_dtype] + elements * size
 
 
 def compressed_widths(a: Attention) -> tuple[int, ...]:
@@ -268,10 +263,8 @@ def _raised_block(
 
 
 def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them.
-
-    A stage of windows alone has pages of their size.
-    """
+    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them. A
+    stage of windows alone has pages of their size."""
     plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
     pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(
         _page_bytes(n, habits) for n in plain
@@ -295,10 +288,8 @@ def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabit
 
 
 def _separate_window_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator).
-
-    Entries that overlap are unfinished beside their window's tokens; of others a request has room for one.
-    """
+    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator). Entries that overlap are unfinished
+    beside their window's tokens; of others a request has room for one."""
     size, entries = habits.compressed_block, sum(kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in cached)
     kinds = [(a, a.compressed) for a in cached if a.compressed]
     windows = 0.0

@@ -332,9 +332,7 @@ def closed_loop(
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
     together = steps.ranks * np.minimum(seqs, load.concurrency) - 1  # others of all ranks, which step together
     way, recomputed = engine.host.request_s + load.loading_s, 1 + full.recomputed
-    boundary = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
-    boundary = boundary - np.minimum(way, steps.decode_s / 2 / steps.stages)  # the next step began as the last request ended …
-    boundary = boundary * np.minimum(1.0, np.maximum(others, together)) * (decodes > 0)  # … if others are in it
+    boundary = _boundary_s(load, steps, seqs, way, engine) * np.minimum(1.0, np.maximum(others, together))  # if others are in it
     own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
     everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
     beside_way = way * (1 - _gathering(load, steps, seqs, engine))  # in which others' prompts are computed
@@ -356,24 +354,20 @@ def closed_loop(
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     frontend = _frontend_wait_s(load, engine, life + slot)
     after = np.where(decodes > 0, frontend / 2, 0.0)
-    return ClosedLoopMeans(
-        tpot_s=(tpot + (after + inside) / np.maximum(1.0, decodes)) * each,
-        request_s=way + seqs * 0,
-        boundary_s=boundary,
-        prefill_s=own,
-        ahead_s=before,
-        slot_s=slot - inside,
-        frontend_s=frontend - after,
-        ahead=ahead,
-        stretch_s=stretch * each,
-    )
+    tpot = (tpot + (after + inside) / np.maximum(1.0, decodes)) * each
+    waits = {"request_s": way + seqs * 0, "boundary_s": boundary, "prefill_s": own, "ahead_s": before, "slot_s": slot - inside}
+    return ClosedLoopMeans(tpot_s=tpot, **waits, frontend_s=frontend - after, ahead=ahead, stretch_s=stretch * each)
+
+
+def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, engine: Engine) -> Number:
+    """Return the wait for the step in progress. The next began as the last request ended, whose way is beside it."""
+    waited = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    return (waited - np.minimum(way, steps.decode_s / 2 / steps.stages)) * (load.decodes > 0)
 
 
 def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
-    """Return the share of the running requests that are in steps, which those on their way through the server are not.
-
-    A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
-    """
+    """Return the share of the running requests that are in steps, which those on their way through the server are not. A life lasts
+    L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take."""
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
@@ -402,8 +396,7 @@ def _frontend_wait_s(load: ClosedLoopLoad, engine: Engine, life: Number) -> Numb
 
 
 def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
-    """Ways through all stages that the chunks of a prompt take: one for each, or where they follow each other, the last chunk
-    enters when those before it have left the first stage, and then has its way.
+    """Return ways through all stages that a prompt's chunks take: one for each, or each a stage behind the other.
 
     >>> from commtax.spec.engine import Scheduling
     >>> float(prompt_passes(16, 8, Engine("", "", "", (), (), serves=Scheduling(chunks_follow=True))))

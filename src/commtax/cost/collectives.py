@@ -197,10 +197,8 @@ def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
 
 
 def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> tuple[Array, Array, Array]:
-    """Seconds and place of the first path that applies; paths of one ``turn`` compete on price, as NCCL's algorithms do.
-
-    In groups larger than a path's limits were seen in, it competes with those after it.
-    """
+    """Seconds and place of the first path that applies; paths of one ``turn`` compete on price, as NCCL's algorithms do. In groups
+    larger than a path's limits were seen in, it competes with those after it."""
     shape = np.broadcast(nbytes, ranks).shape
     latency, taken, done = np.full(shape, np.inf), np.full(shape, -1), np.zeros(shape, dtype=bool)
     wire, firm = latency, done
@@ -220,8 +218,7 @@ def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> 
     return latency, wire, taken
 
 
-ROUND = ("all-gather", "reduce-scatter")
-"""Collectives that go round all ranks, whatever domain they lie in."""
+ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
 RINGS = ("all-reduce", *ROUND)
 PAIRS = ("all-to-all", "send-recv")
 """Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""

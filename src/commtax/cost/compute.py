@@ -20,7 +20,7 @@ from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantise
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
 from commtax.records import dataclass, replace
-from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Tower, Workload
+from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
 
 def step_kernels(
@@ -178,18 +178,7 @@ def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
     rows, first = pictures * s.work.patches, t.tensors[0][1]
     some = pick(np.asarray(pictures) > 0, 1, 0)
     yield s.gemm("tower patches", "tower", "", some, rows, t.hidden, int(np.prod(first)) // t.hidden)
-    yield from _layer_kernels(s, t, rows, cut, some * t.num_layers)
-    attention = encoder_attention(pictures, s.work.patches, t.num_heads / cut, t.head_dim)
-    yield replace(attention, what="tower attention", count=some * t.num_layers, part="tower")
-    for name, shape, copies in t.projector:
-        if len(shape) > 1:
-            out, into = shape[-2:]
-            tokens = rows / t.patches_per_token
-            yield s.gemm(f"tower {name.removesuffix('.weight')}", "tower", "", some * copies, tokens, out, into)
-
-
-def _layer_kernels(s: KernelStep, t: Tower, rows: Number, cut: Number, count: Number) -> Iterator[Kernel]:
-    """Products, norms and activation of its layers."""
+    count = some * t.num_layers
     width, wide, both = t.num_heads * t.head_dim / cut, t.intermediate / cut, 2 if t.gated else 1
     yield s.gemm("tower QKV projection", "tower", "", count, rows, 3 * width, t.hidden)
     yield s.gemm("tower output projection", "tower", "", count, rows, t.hidden, width)
@@ -197,6 +186,13 @@ def _layer_kernels(s: KernelStep, t: Tower, rows: Number, cut: Number, count: Nu
     yield s.gemm("tower feed-forward down", "tower", "", count, rows, t.hidden, wide)
     yield s.small("tower norms", "tower", "", 2 * count, rows * t.hidden * 4)
     yield s.small("tower activation", "tower", "", count, rows * (both + 1) * wide)
+    attention = encoder_attention(pictures, s.work.patches, t.num_heads / cut, t.head_dim)
+    yield replace(attention, what="tower attention", count=some * t.num_layers, part="tower")
+    for name, shape, copies in t.projector:
+        if len(shape) > 1:
+            out, into = shape[-2:]
+            tokens = rows / t.patches_per_token
+            yield s.gemm(f"tower {name.removesuffix('.weight')}", "tower", "", some * copies, tokens, out, into)
 
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)

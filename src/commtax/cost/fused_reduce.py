@@ -16,10 +16,8 @@ from commtax.cost.placement import span
 from commtax.ledger import Item
 from commtax.spec import DTYPE_BYTES, Chip, Condition, Engine, Fabric, Number
 
-FUSED_OP = "all-reduce-norm"
-"""What the kernel's paths are called."""
-FUSED_FORM = "fused-norm"
-"""The form of an all-reduce that runs in such a kernel."""
+FUSED_OP = "all-reduce-norm"  # what the kernel's paths are called
+FUSED_FORM = "fused-norm"  # the form of an all-reduce that runs in such a kernel
 AUTO = "auto"
 
 
@@ -67,13 +65,7 @@ def _row_bytes(t: PricingTerms) -> float:
     return t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
 
 
-def _is_output(item: Item) -> bool:
-    """Whether an item sums a layer's output, behind which the residual is added and normed."""
-    return item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS
-
-
-OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))
-"""Part and place of sums that a norm follows."""
+OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
 def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:
@@ -90,7 +82,7 @@ def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[lis
 
 def _split(item: Item, t: PricingTerms) -> Iterator[Item]:
     """An item as it is, and what of it runs in the kernel."""
-    if not _is_output(item):
+    if not (item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS):
         yield item
         return
     where = runs_fused(item, t)

@@ -12,10 +12,9 @@ from functools import lru_cache
 
 from commtax.patterns import modules
 from commtax.records import dataclass, replace
-from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model, Quant
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mlp, Model, Quant
 
-FIRST, LAST = -1, -2
-"""Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
+FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,13 @@ def _extra(extra: Extra) -> Tensor:
 
 
 def _layer(model: Model, block: Block) -> Iterator[Tensor]:
-    """The tensors of one kind of layer."""
     if block.mixer:
-        yield from _mixer(model.hidden, block.mixer)
+        if isinstance(block.mixer, Attention):
+            yield from _attention(model.hidden, block.mixer)
+        elif isinstance(block.mixer, DeltaNet):
+            yield from _delta_net(model.hidden, block.mixer)
+        else:
+            yield from _mamba(model.hidden, block.mixer)
     if block.ffn:
         yield from _ffn(model.hidden, block.ffn)
     for number in range(block.num_norms):
@@ -104,15 +107,6 @@ def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator
     yield Tensor(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
     yield Tensor(f"{name}_base", (mixes,), "full", "hyper-connections")
     yield Tensor(f"{name}_scale", (1 if head else 3,), "full", "hyper-connections")
-
-
-def _mixer(hidden: int, mixer: Mixer) -> Iterator[Tensor]:
-    if isinstance(mixer, Attention):
-        yield from _attention(hidden, mixer)
-    elif isinstance(mixer, DeltaNet):
-        yield from _delta_net(hidden, mixer)
-    else:
-        yield from _mamba(hidden, mixer)
 
 
 def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
@@ -303,12 +297,9 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
 
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
 """What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
-EXPLICIT = ("head", "embedding")
-"""Parts that are quantised only where a format names them: engines build them without."""
-EXPERTS = "mlp.experts.down_proj"
-"""A module of the routed experts: all of theirs are stored alike."""
-Formats = tuple[tuple[Quant, float], ...]
-"""Formats with the share of a tensor's layers that each stores."""
+EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
+EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
+Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
 
 
 @lru_cache(maxsize=4096)
@@ -391,27 +382,21 @@ def _layers_named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant
         return set(layers) if known or holds(numbered, layers[0]) else set()
     held = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
     for pattern in sorted(known, key=lambda p: counted[p]):
-        held |= _layers_counted(model, pattern, counted[pattern], quant.spelled, held)
+        count = counted[pattern]
+        each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
+        free = [layer for layer in _layers_matching(model, pattern, quant.spelled) if layer not in held]
+        held |= set(free[: -(-count // each)])
     return held & set(layers)
 
 
 def _tells_layers(pattern: str) -> bool:
-    """Whether a pattern may tell layers apart."""
     if pattern.startswith("re:"):
         return bool(re.search(r"\d|\\d|\[", pattern))
     return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
 
 
-def _layers_counted(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...], taken: set[int]) -> set[int]:
-    """Layers that a pattern stands for whose modules were counted: the first of those that no other pattern has taken."""
-    each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
-    free = [layer for layer in _layers_matching(model, pattern, spelled) if layer not in taken]
-    return set(free[: -(-count // each)])
-
-
 @lru_cache(maxsize=1024)
 def _layers_matching(model: Model, pattern: str, spelled: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-    """Layers that have any module which a pattern matches."""
     holds = modules((pattern,)).hold
     kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}
     return tuple(i for i, kind in enumerate(model.layers) if kind in kinds)

@@ -26,10 +26,8 @@ from commtax.spec import (
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
-MXFP8_BLOCK = (1, 32)
-"""Values that share a scale of OCP's MXFP8 …"""
-FP8_TILE = (128, 128)
-"""… and of DeepSeek's fp8, whose activations have one for each 128 columns of a row."""
+MXFP8_BLOCK = (1, 32)  # values that share a scale of OCP's MXFP8 …
+FP8_TILE = (128, 128)  # … and of DeepSeek's fp8, whose activations have one for each 128 columns of a row
 SINGLE = "single"
 """What decode attention is called whose query heads each have keys of their own: some libraries run another kernel on it."""
 WINDOWED = "windowed"
@@ -139,10 +137,8 @@ class KernelStep:
 
 
 def _unusual_format(quant: Quant) -> str:
-    """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not.
-
-    4-bit weights alone are unpacked by one kind of kernel, floats as integers.
-    """
+    """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not. 4-bit
+    weights alone are unpacked by one kind of kernel, floats as integers."""
     if quant.activations:
         return f"{quant.dtype}-{quant.activations}"
     if quant.dtype == "fp8" and quant.block in (MXFP8_BLOCK, FP8_TILE):

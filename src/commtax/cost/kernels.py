@@ -39,10 +39,8 @@ STAND_INS = {
     "int4": ("mxfp4",),
 }
 """Number formats whose constants serve one that was not measured, nearest first."""
-TIMED = ("calibrated", "transferred")
-"""Where a price comes from whose kernel somebody timed, on this chip or another of its family."""
-NARROW_ROUNDING = 1e-3
-"""Times that differ by less are equal."""
+TIMED = ("calibrated", "transferred")  # where a price comes from whose kernel somebody timed, on this chip or another of its family
+NARROW_ROUNDING = 1e-3  # times that differ by less are equal
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
@@ -251,8 +249,7 @@ def power_clock(chip: Chip, table: Table) -> float:
 
 CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
 """What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
-ATTENDING = ("decode", "prefill")
-"""… and end with; a selector's keys are narrow whatever the cache is."""
+ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are narrow whatever the cache is
 
 
 def wide_twin(k: Kernel) -> Kernel | None:
@@ -278,8 +275,7 @@ def wide_twin(k: Kernel) -> Kernel | None:
 
 
 ATTENTION_PACES = {"decode": "pace_decoding", "prefill": "pace_prompting"}
-Factor = tuple[str, float]
-"""Its name and its value."""
+Factor = tuple[str, float]  # its name and its value
 
 
 @dataclass(frozen=True, slots=True)

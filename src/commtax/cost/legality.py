@@ -324,18 +324,14 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
     if rule.name == "gpus" and plan.all_gpus < np.inf:
-        larger = _cluster_of(int(plan.all_gpus), cluster)
+        gpus = int(plan.all_gpus)
+        each = max(int(cluster.gpus_per_host), cluster.chip.gpus_per_host)
+        larger = f"{gpus}x{cluster.chip.key}" if gpus <= each else f"{-(-gpus // each)}x{each}x{cluster.chip.key}"
         hint += f"{', or' if near else '; it takes'} a cluster of at least {plan.all_gpus} GPUs, such as {larger}"
     if rule.copies and (copies := case.copies):
         hint += f"; {' or '.join(map(str, copies))} redundant experts would do"
         axis, near = (axis, near) if near else ("redundant_experts", copies)
     raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
-
-
-def _cluster_of(gpus: int, here: Cluster) -> str:
-    """What a user would type for at least so many of the same GPUs, in whole hosts where one is not enough."""
-    each = max(int(here.gpus_per_host), here.chip.gpus_per_host)
-    return f"{gpus}x{here.chip.key}" if gpus <= each else f"{-(-gpus // each)}x{each}x{here.chip.key}"
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:

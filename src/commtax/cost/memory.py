@@ -36,8 +36,7 @@ from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
 LOGIT_BYTES = 6  # bf16 as the head writes them, and fp32 for the loss
-QUERIES = ("q_proj.weight", "q_b_proj.weight")
-"""Weights that make queries; of a latent those that widen it."""
+QUERIES = ("q_proj.weight", "q_b_proj.weight")  # weights that make queries; of a latent those that widen it
 RECOMPUTE = ("none", "selective", "full")
 LIGHT = ("layernorm,moe_act", "layernorm,mla_up_proj,moe_act")
 """Modules of mixtures whose recomputation takes next to no time; the second of those with latent attention."""
@@ -245,10 +244,8 @@ def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
 
 
 def _unreduced_share(plan: Plan) -> Number:
-    """The share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3.
-
-    With a pipeline all of them; one chunk's where all microbatches pass a chunk before any passes the one before it.
-    """
+    """The share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3. With a pipeline all of them; one chunk's
+    where all microbatches pass a chunk before any passes the one before it."""
     if plan.zero < 2:
         return 0.0
     one = 1 / passes_of(plan) if plan.schedule == "interleaved" else 1.0
@@ -289,10 +286,8 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
 
 
 def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
-    """Bytes a row keeps in one layer on one rank.
-
-    The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
-    """
+    """Bytes a row keeps in one layer on one rank. The score matrix, where it is kept: softmax output, dropout mask and dropout
+    output (2 + 1 + 2 a head and key)."""
     whole, split = _layer_bytes(block, hidden)
     # Of the bytes of a product's input, those that are spared where it is kept as it was multiplied.
     lighter = 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
@@ -308,10 +303,8 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
 
 
 def _layer_bytes(block: Block, hidden: int) -> tuple[float, float]:
-    """Bytes a row keeps in one layer: (norm and projection inputs, what tensor parallelism always splits).
-
-    Fused attention is assumed: queries, keys, values and the output are kept, the score matrix is not.
-    """
+    """Bytes a row keeps in one layer: (norm and projection inputs, what tensor parallelism always splits). Fused attention is
+    assumed: queries, keys, values and the output are kept, the score matrix is not."""
     whole = 2 * hidden * (block.num_norms + 2)  # inputs of the norms, of the first attention and the first feed-forward matrix
     return whole, _mixer_bytes(block.mixer) + _ffn_bytes(block.ffn, hidden)
 

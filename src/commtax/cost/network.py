@@ -38,11 +38,35 @@ class PromptStation:
     one_s: Number  # a prompt without others in its steps
     more_s: Number = 0.0  # that each further prompt adds to a step of a rank
     most: Number = 1.0  # prompts of a rank's step
-    ranks: Number = 1  # of a worker, each with a step of its own, all as long as the longest
+    ranks: Number = 1  # of a worker, each with a step of its own …
+    together: Number = 1  # … of which so many wait for the fullest …
+    shared: Number = 0.0  # … but for this share of a prompt's seconds, which they work off together: its experts
+    spread: Number = 0.0  # lengths vary by this share of their mean to either side
 
     def step_s(self, prompts: Number) -> Number:
-        """A worker's step of so many prompts."""
-        return self.one_s + self.more_s * np.maximum(0.0, prompts / self.ranks - 1)
+        """A worker's step of so many prompts: as long as the fullest rank's, but for experts, which all ranks compute."""
+        each, (more, root) = prompts / self.ranks, self.uneven
+        longest = 1 + self.spread * (np.minimum(prompts, self.together) - 1) / (prompts + 1)  # of one prompt a rank
+        fullest = np.minimum(np.maximum(longest, each + more + root * np.sqrt(each)), np.maximum(1.0, self.most))
+        even, idle = np.maximum(1.0, each), self.shared * np.maximum(0.0, 1 - prompts / self.together)
+        step_s: Number = self.one_s * (1 - idle) + self.more_s * (even - 1 + (1 - self.shared) * (fullest - even))
+        return step_s
+
+    @property
+    def uneven(self) -> tuple[Number, Number]:
+        """By how many mean prompts the fullest rank's exceed each one's: so many, and more with the square root of these.
+
+        A router keeps the numbers of ranks' prompts within one of each other: on average half of the other ranks have one less
+        than the fullest. Of the (ranks + 1) / 2 with as many as it the one with the longest prompts is the fullest: the largest
+        of k evenly distributed numbers is (k - 1) / (k + 1) of their range beyond the mean.
+        """
+        others = self.together - 1
+        return others / self.together / 2, self.spread * others / (self.together + 3)
+
+    @property
+    def columns(self) -> tuple[Number, ...]:
+        """What differs from one kind of workers to another."""
+        return self.one_s, self.more_s, self.most, self.ranks, self.together, self.shared, self.spread
 
     def full(self, clients: Number) -> Number:
         """Prompts of a worker's largest step, where there are so many clients in all."""
@@ -149,6 +173,7 @@ class QueueNetwork:
     decoding: DecodeStation
     spread: Number = 0.0  # lengths vary by this share of their mean to either side
     turns: Number = 1.0  # steps of a batch that pass before a request joins it
+    decided: Number = 0.0  # whether a step of prompts is, when the one before begins
     steps_per_token: Number = 1.0  # fewer where steps yield accepted drafts too
 
     def queue(self, workers: Number) -> Queue:
@@ -252,7 +277,7 @@ class Times:
         self.net, p = net, net.prompting
         self.before, self.after = net.queue(p.workers), net.queue(net.decoding.workers)
         self.full = p.full(net.clients)
-        self.full_s = p.step_s(self.full)
+        self.first_s, self.full_s = p.step_s(1.0), p.step_s(self.full)
         self.ranks = net.decoding.workers * net.decoding.ranks
         self.busy = np.minimum(1.0, np.maximum(0.0, net.clients / self.ranks - 1)) * net.turns * (net.decodes > 0)
         self.gated = self.before.others * (1 - 1 / self.full)
@@ -292,25 +317,36 @@ class Times:
         """
         p, full = self.net.prompting, self.full
         came = self.before.others * per_s / p.workers
-        mean = self._mean_batch(came)
-        step, more = p.step_s(mean), p.more_s / p.ranks
+        (mean, step), more = self._mean_step(came), p.more_s / p.ranks
         noise = mean * more**2 / np.maximum(0.1, 1 - (came * more) ** 2)
         longer = np.minimum(step + noise / step, self.full_s)  # of the steps that prompts come in
         load = np.minimum(1.0, per_s / p.workers * self.full_s / full)
         met = self.gated * np.minimum(1.0, came * step / mean) * (self.chance + (1 - self.chance) * load**4)
         batch = np.clip(1 + met * came * longer, 1.0, full)
-        return batch + self.lockstep * (full - batch), met * longer / 2 + self._behind_s(per_s, load)
+        wait = np.maximum(self._behind_s(per_s, load), self._decided(came * step, load) * met * longer)
+        return batch + self.lockstep * (full - batch), met * longer / 2 + wait
 
-    def _mean_batch(self, came: Number) -> Number:
-        """Prompts of a step, where one alone or as many as came during the one before are computed."""
-        p, step = self.net.prompting, self.net.prompting.one_s
-        left = np.maximum(1e-9, 1 - came * p.more_s / p.ranks)
+    def _decided(self, came: Number, load: Number) -> Number:
+        """Share of the time in which the next step was decided before a prompt came, which waits for that one too.
+
+        So it is from a step that left prompts over until one in which none comes: then whoever comes next is taken at once.
+        """
+        begins = load**self.crowd
+        return self.net.decided * begins / (begins + np.exp(-came))
+
+    def _mean_step(self, came: Number) -> tuple[Number, Number]:
+        """Prompts and seconds of a step, where one alone or as many as came during the one before are computed."""
+        p, step = self.net.prompting, self.first_s
+        grows, (more, root) = came * p.more_s / p.ranks, p.uneven
+        left, root = np.maximum(1e-9, 1 - grows), grows * (1 - p.shared) * root
+        begun = came * (p.one_s - p.more_s + p.more_s * (1 - p.shared) * more)
         for _ in range(GATES):
             pause = np.exp(-came * step)
-            few = came * p.one_s + pause
-            mean = np.clip(np.where(few <= p.ranks, few, (came * (p.one_s - p.more_s) + pause) / left), 1.0, self.full)
+            each = np.maximum(0.0, begun + pause) / p.ranks
+            deep = (root + np.sqrt(root**2 + 4 * left * each)) / 2 / left
+            mean = np.clip(np.maximum(came * step + pause, p.ranks * deep**2), 1.0, self.full)
             step = p.step_s(mean)
-        return mean
+        return mean, step
 
     def _behind_s(self, per_s: Number, load: Number) -> Number:
         """Waiting behind whole steps of others, which are full then; who is in one of them does not come."""

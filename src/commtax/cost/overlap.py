@@ -27,10 +27,8 @@ from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Condition, Experts, Fabric, Number, Workload
 
 HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")
-ONCE: tuple[Part, ...] = ("head", "embedding", "tower", "stages", "")
-"""What runs once for both halves: all that is no layer."""
-AFTER: tuple[Place, ...] = ("value", "output projection")
-"""Projections behind attention; all others are before it."""
+ONCE: tuple[Part, ...] = ("head", "embedding", "tower", "stages", "")  # what runs once for both halves: all that is no layer
+AFTER: tuple[Place, ...] = ("value", "output projection")  # projections behind attention; all others are before it
 OWN_SEQUENCE: tuple[Place, ...] = ("reduced", "output")
 """Where sums over tensor-parallel ranks stand, which sequence parallelism splits in two."""
 TILE = 128  # rows and columns of a product that one multiprocessor finishes together
@@ -176,12 +174,8 @@ def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
     split = t.plan.sequence_parallel
     if not split:
         return [_beside_product(x, split) for x in lines]
-    cut = [_cut(x, t) if _is_cut(x.item) else _beside_product(x, split) for x in lines]
-    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_summed(x)], t)]
-
-
-def _is_cut(item: Item) -> bool:
-    return item.form == "gemm" and item.place in PRODUCT_AT
+    cut = [_cut(x, t) if x.item.form == "gemm" and x.item.place in PRODUCT_AT else _beside_product(x, split) for x in lines]
+    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_in_sequence(x) and x.item.op == "reduce-scatter"], t)]
 
 
 def _beside_product(line: Line, split: bool) -> Line:
@@ -202,16 +196,9 @@ def _is_in_sequence(line: Line) -> bool:
     return line.kind == "comm" and item.axis == "tp" and item.place in OWN_SEQUENCE and item.part != "experts"
 
 
-def _is_summed(line: Line) -> bool:
-    """Whether the pieces of a product of split sequences are sent and added up instead of this line's reduce-scatter."""
-    return _is_in_sequence(line) and line.item.op == "reduce-scatter"
-
-
 def _added_up(line: Line, t: PricingTerms) -> Kernel:
-    """The sum over what all ranks sent for a rank's own rows: read once, the sum written.
-
-    torch.distributed._symmetric_memory, fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece.
-    """
+    """The sum over what all ranks sent for a rank's own rows: read once, the sum written. torch.distributed._symmetric_memory,
+    fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece."""
     item = line.item
     nbytes = item.nbytes * (1 + 1 / (t.plan.tp * 1.0))
     return Kernel("pieces added up", "small", item.count, 0.0, nbytes, part=item.part, place=item.place)

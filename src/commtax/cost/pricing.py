@@ -334,7 +334,6 @@ def _own_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]
 
 
 def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
-    """The lines of one batch, one after the other."""
     ran = t.settings
     own = own_prompts(work, t.plan.cp) if t.plan.splits_sequences else work
     rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)

@@ -21,8 +21,7 @@ from commtax.statement import Refusal
 
 Op = tuple[str, int, int]
 Path = list[tuple[int, int]]
-Layout = tuple[tuple[int, ...], ...]
-"""Layers of each virtual stage: ``layout[chunk][rank]``."""
+Layout = tuple[tuple[int, ...], ...]  # layers of each virtual stage: ``layout[chunk][rank]``
 
 
 class OverlappedPair(NamedTuple):
@@ -230,10 +229,8 @@ def _fill_and_drain(p: Number, f: Number, b: Number, w: Number) -> Number:
 
 
 def _dualpipe_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
-    """(p/2 - 1)(F&B + full backward - 3W) with F&B as long as both after each other (DeepSeek-V3, Table 2): F + 2B - W.
-
-    A forward longer than what backward leaves idles instead, 2F; a longer backward covers up to one F of it.
-    """
+    """(p/2 - 1)(F&B + full backward - 3W) with F&B as long as both after each other (DeepSeek-V3, Table 2): F + 2B - W. A forward
+    longer than what backward leaves idles instead, 2F; a longer backward covers up to one F of it."""
     pairs = np.maximum(0, p / 2 - 1)
     return np.maximum(2 * f * pairs, pairs * (f + 2 * b - w) - np.clip(pairs * (b - f), 0, f))
 

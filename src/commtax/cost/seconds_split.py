@@ -22,8 +22,7 @@ TINY_STEP, ALONE = 1e-30, 1e-30
 MEMORY, ARITHMETIC = "memory", "arithmetic"
 CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
 """What time can come from, and in words."""
-NOTHING = 1e-13
-"""A share that rounding makes of nothing."""
+NOTHING = 1e-13  # a share that rounding makes of nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -
 
 
 def _scale_table(table: Table, factors: Mapping[str, float]) -> dict[str, float]:
-    """Constants with some carriers so many times as slow."""
     scaled: dict[str, float] = dict(table)
     for name, factor in factors.items():
         for key in DAMPED if name == ARITHMETIC else (name,):

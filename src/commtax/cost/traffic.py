@@ -23,10 +23,8 @@ SUM_BYTES = 4  # of a row: a sum of squares, fp32
 NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 WIDE = 4  # from this tp on an engine may capture larger graphs
 AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
-PER_EXPERT = (DEEPEP_LL, "nixl_ep")
-"""Exchanges that send a copy to each expert; others send one to each rank that has some."""
-ONCE = (DEEPEP, "hybridep")
-"""Exchanges of training that send a token once to each rank, and through the NICs once to each host."""
+PER_EXPERT = (DEEPEP_LL, "nixl_ep")  # exchanges that send a copy to each expert; others send one to each rank that has some
+ONCE = (DEEPEP, "hybridep")  # exchanges of training that send a token once to each rank, and through the NICs once to each host
 ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
 """Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
@@ -130,9 +128,7 @@ def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
     """Hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
-
-    Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far.
-    """
+    Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far."""
     payload = payload * vectors_handed_on(model, plan.pp)
     alone = model.hyper or model.lookback or not model.residual_stream
     cuts = (plan.pp - 1) * (1 if alone else engine.sends.pp_tensors)

@@ -61,11 +61,8 @@ def forward_kernels(
 def _training_kernels(
     k: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
 ) -> Iterator[Kernel]:
-    """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
-
-    Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence
-    parallelism.
-    """
+    """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused. Element-wise
+    kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence parallelism."""
     if k.form == "small":
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
         yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)
@@ -78,22 +75,15 @@ def _training_kernels(
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
         yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
         if k.dtype in LOW_ARITHMETIC:
-            yield _cast(k, count, plan, engine, busier)
-
-
-def _cast(k: Kernel, count: Number, plan: Plan, engine: Engine, busier: Number) -> Kernel:
-    """The cast of a product's input, whose twin in backward is that of its output's gradient.
-
-    Of a grouped product every expert's rows are cast. Frozen weights need no second layout. Kernels that hold both products of an
-    expert cast what passes between them inside: tokens alone are cast forward, and gradients of their sum backward.
-    """
-    inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
-    stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
-    each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
-    groups = k.batch if k.grouped else 1
-    forward = 0 if inside and k.place == "down" else each * groups * k.k
-    backward = 0 if inside and k.place == "gate" else each * k.n
-    return replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
+            # Kernels that hold both products of an expert cast what passes between them inside. Of a grouped product every
+            # expert's rows are cast. Frozen weights need no second layout. The twin in backward casts the output's gradient.
+            inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
+            stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
+            each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
+            groups = k.batch if k.grouped else 1
+            forward = 0 if inside and k.place == "down" else each * groups * k.k
+            backward = 0 if inside and k.place == "gate" else each * k.n
+            yield replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
 
 
 def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Stage = "forward") -> Kernel:
@@ -197,15 +187,9 @@ def update(params: Number) -> Kernel:
     return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
 
 
-def accumulation_kernel(nbytes: Number) -> Kernel:
-    """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
-    return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
-
-
 def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
     """FLOPs of one token's forward and backward: three forward passes' worth; without weight gradients where adapters alone are
-    trained (their own few FLOPs are not counted).
-    """
+    trained (their own few FLOPs are not counted)."""
     layers, head = forward_flops(model, seq, causal)
     if not plan.lora_rank:
         return 3 * (layers + head)

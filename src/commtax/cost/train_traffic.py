@@ -31,7 +31,18 @@ def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep
     items += _context(model, plan, rows, layers, engine)
     items += _trained_experts(model, plan, rows, engine, ep_backend or next(iter(engine.sends.ep_backends), ""))
     items += _data_parallel(model, plan, layers, engine)
-    items += _tied_and_norms(model, plan, engine, layers)
+    grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
+    table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
+    apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
+    own = 0 if plan.lora_rank else 1
+    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), own, 0)
+    norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
+    per_stage = norms * layers / model.num_layers * grads
+    tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
+    items += [
+        replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
+        tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
+    ]
     if SCHEDULES[plan.schedule].directions > 1:
         # Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients.
         nbytes, count = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype], pick(np.asarray(plan.pp) > 1, 1, 0)
@@ -138,25 +149,6 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
     ]
 
 
-def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) -> list[Item]:
-    """Gradients that are summed beside data parallelism: a tied table's two copies, norms under sequence parallelism.
-
-    Frozen parameters have none; adapters are summed with the others.
-    """
-    grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
-    table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
-    apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
-    own = 0 if plan.lora_rank else 1
-    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), own, 0)
-    norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
-    per_stage = norms * layers / model.num_layers * grads
-    tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
-    return [
-        replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
-        tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
-    ]
-
-
 def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
     """Parameters whose state one rank updates: its share where the optimiser is sharded."""
     params = trained_params(model, plan, engine)
@@ -165,10 +157,8 @@ def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
 
 
 def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str) -> list[Item]:
-    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited).
-
-    DeepEP and its like send a token once to each rank that has experts for it, and through the NICs once to each host.
-    """
+    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited). DeepEP and its like
+    send a token once to each rank that has experts for it, and through the NICs once to each host."""
     moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
@@ -182,10 +172,8 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
 
 
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
-    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones.
-
-    Where all but adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same.
-    """
+    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones. Where all but
+    adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same."""
     params, trained = stage_params(model, plan, engine), trained_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     mixed = num_moe_layers(model, plan)
@@ -231,10 +219,8 @@ def _gradient_sum(
 
 
 def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, engine: Engine) -> list[Item]:
-    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered.
-
-    FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once.
-    """
+    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered. FSDP without resharding after
+    forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once."""
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis, whose = ("edp", "expert ") if part == "experts" else ("dp", "")
     grads = params * DTYPE_BYTES[plan.grads_dtype]
@@ -254,11 +240,8 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
 def _sharded_items(
     plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
 ) -> list[Item]:
-    """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
-
-    ``held``: parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in
-    between.
-    """
+    """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered. ``held``:
+    parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in between."""
     params, trained = held
     on, has = ((np.asarray(ranks) > 1) & (np.asarray(some) > 0) for some in held)
     axis = "edp" if part == "experts" else "shard"

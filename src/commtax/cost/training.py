@@ -26,12 +26,9 @@ from commtax.records import replace
 from commtax.spec import Engine, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
-MOST_MOVED = 4
-"""Layers that each stage takes of the last one's at most, where a layout makes room for the head."""
-BETWEEN = ("dp", "pp")
-"""Axes whose collectives run between microbatches and between stages, not inside layers."""
-COLUMNS = ("qkv", "gate", "up")
-"""Products whose inputs every tensor-parallel rank has whole."""
+MOST_MOVED = 4  # layers that each stage takes of the last one's at most, where a layout makes room for the head
+BETWEEN = ("dp", "pp")  # axes whose collectives run between microbatches and between stages, not inside layers
+COLUMNS = ("qkv", "gate", "up")  # products whose inputs every tensor-parallel rank has whole
 GRADIENTS = (INPUTS, WEIGHTS)
 
 
@@ -46,19 +43,11 @@ def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
     free = _windows(layers, ends, each, t)
     comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
     lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
-    known, measured = _known_spread(t)
-    return Bill(lines, tokens, known_sigma=known, measured=measured)
-
-
-def _known_spread(t: PricingTerms) -> tuple[float, bool]:
-    """The spread of whole steps, of groups that were left out, and whether runs like this one were fitted on.
-
-    Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
-    """
+    # Adapters alone were fitted on nowhere: their steps spread as those of a chip that was left out.
     runs, mixed = t.engine.spread, t.model.experts is not None
     near, apart = (runs.mixture_sigma, runs.mixture_sigma_apart) if mixed else (runs.dense_sigma, runs.dense_sigma_apart)
     fitted = t.cluster.chip.key in runs.fitted_chips and not t.plan.lora_rank
-    return (near if fitted else apart), fitted
+    return Bill(lines, tokens, known_sigma=near if fitted else apart, measured=fitted)
 
 
 def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:
@@ -106,7 +95,8 @@ def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], 
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
         held = sum(trained_params(model, plan, t.engine).values())
-        ends += priced.lines([train_kernels.accumulation_kernel(held * t.engine.trains.accumulate_bytes)], m)
+        nbytes = held * t.engine.trains.accumulate_bytes  # in a pass of its own where no product does it
+        ends += priced.lines([Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")], m)
     return layers, ends, share
 
 
@@ -180,10 +170,8 @@ def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_
 
 @lru_cache(maxsize=1024)
 def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> float:
-    """Layers of the last stage; of the mean of both ends where a rank has a stage of either.
-
-    An engine that is told where layers go leaves the stage of the head as few as the others take without becoming fuller.
-    """
+    """Layers of the last stage; of the mean of both ends where a rank has a stage of either. An engine that is told where layers go
+    leaves the stage of the head as few as the others take without becoming fuller."""
     stages = stage_layers(model, pp)
     fullest = max(map(len, stages))
     last = max(0, model.num_layers - (pp - 1) * fullest) if balanced else len(stages[-1])
@@ -191,10 +179,8 @@ def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> flo
 
 
 def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
-    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head.
-
-    Where all products are cut into pieces, gathers and scatters run beside any of them.
-    """
+    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head. Where
+    all products are cut into pieces, gathers and scatters run beside any of them."""
     plan, trains = t.plan, t.engine.trains
     if item.overlaps_with in GRADIENTS and item.op != "all-reduce" and "tp" in t.settings.beside(t.engine):
         return replace(item, overlaps_with="products")
@@ -212,10 +198,8 @@ def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
 
 
 def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Number:
-    """Share of a collective that can run beside compute: the last bucket and the first gather have nothing to run beside.
-
-    A stage with one chunk has nothing to compute while it waits for its neighbour.
-    """
+    """Share of a collective that can run beside compute: the last bucket and the first gather have nothing to run beside. A stage
+    with one chunk has nothing to compute while it waits for its neighbour."""
     if item.overlaps_with in GRADIENTS:
         return float(settings.async_axes != ())
     waits = item.whole_axis == "pp" and settings.async_axes is None and plan.chunks <= 1

@@ -21,8 +21,7 @@ AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 FAULT = "fault"  # of a whole audit: a culprit is named
 LEVEL = levels(__name__)
 ROUNDING = 1e-13  # of sums, relative
-PHASES = ("decode", "prefill", "mixed", "train")
-"""Steps that can be compared: of traces the first three, of training logs the last."""
+PHASES = ("decode", "prefill", "mixed", "train")  # steps that can be compared: of traces the first three, of training logs the last
 
 
 @dataclass(frozen=True, slots=True)

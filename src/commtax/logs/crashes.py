@@ -225,7 +225,15 @@ def find(lines: Iterable[str]) -> Crash | None:
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
     if not own:
         return None
-    root = _root(reader, own)
+    # The first error of its own: of those that failed together with what ended, else of those before, else of any. One line
+    # that names an error far above a traceback or a signal did not lead to it.
+    roots = [r for r in own if not _is_of_kind(r, "echoes")]
+    last = reader.ended_in if reader.ended_in >= 0 else reader.episode
+    before = sorted({r.episode for r in roots if r.episode <= last}, reverse=True)
+    near = [r for r in roots if r.episode == before[0]] if before else roots
+    firm = next((r for r in near if not r.bare), None)
+    near = [r for r in near if not firm or not r.bare or firm.at - r.at <= COUNT.near]
+    root = next(iter(near), own[0])
     found = _follow_chain(own, root, reader.fatal)
     if not _is_of_kind(root, "echoes"):
         return found
@@ -247,20 +255,6 @@ def _cut_off_crash(reader: _CrashReader) -> Crash | None:
     if opened and reader.filled - opened[-1].last <= COUNT.near:
         return Crash(f"the text ends in a traceback, before its error: {UNTOLD}", reader.header, where, ended=False)
     return None
-
-
-def _root(reader: _CrashReader, own: Sequence[_RaisedException]) -> _RaisedException:
-    """The first error of its own: of those that failed together with what ended, else of those before, else of any.
-
-    One line that names an error far above a traceback or a signal did not lead to it.
-    """
-    roots = [r for r in own if not _is_of_kind(r, "echoes")]
-    last = reader.ended_in if reader.ended_in >= 0 else reader.episode
-    before = sorted({r.episode for r in roots if r.episode <= last}, reverse=True)
-    near = [r for r in roots if r.episode == before[0]] if before else roots
-    firm = next((r for r in near if not r.bare), None)
-    near = [r for r in near if not firm or not r.bare or firm.at - r.at <= COUNT.near]
-    return next(iter(near), own[0])
 
 
 def _follow_chain(own: Sequence[_RaisedException], root: _RaisedException, ended: bool) -> Crash:

@@ -148,11 +148,8 @@ class _Vllm(_EngineReading):
 
 
 class _Sglang(_EngineReading):
-    """The start, and the lines that its scheduler writes while it serves.
-
-    A speculative model's cache has as many tokens as that of the model it helps, and is no part of it; a cache for windows has
-    fewer, and is.
-    """
+    """The start, and the lines that its scheduler writes while it serves. A speculative model's cache has as many tokens as that of
+    the model it helps, and is no part of it; a cache for windows has fewer, and is."""
 
     def __init__(self, says: Wordings, text: str) -> None:
         super().__init__(says, text)
@@ -226,10 +223,8 @@ def _figure(said: dict[str, str], name: str) -> float | None:
 
 
 class _Trtllm(_EngineReading):
-    """The start of the PyTorch backend and of compiled engines, and the lines of its iterations.
-
-    The cache is allocated twice, small while memory is profiled and then for good: the last allocation counts.
-    """
+    """The start of the PyTorch backend and of compiled engines, and the lines of its iterations. The cache is allocated twice,
+    small while memory is profiled and then for good: the last allocation counts."""
 
     def introduced(self) -> Iterator[Introduced]:
         """Every process names the version once, before the cache is allocated."""

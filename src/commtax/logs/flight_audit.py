@@ -36,7 +36,13 @@ class Trouble:
 
 def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str]) -> Section:
     """All ranks of a job, or as many as there are dumps of."""
-    ranks = dict(zip(_rank_numbers(dumps), dumps, strict=True))
+    taken: list[int] = []
+    free = max([d.rank for d in dumps], default=-1)
+    for dump in dumps:
+        if dump.rank < 0 or dump.rank in taken:
+            free += 1
+        taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
+    ranks = dict(zip(taken, dumps, strict=True))
     groups = _groups(ranks)
     troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected_ranks(group, ranks, calls)))]
     root = _root(troubles, groups)
@@ -76,26 +82,13 @@ def _fault_as_cause(fault: Fault) -> Cause:
     return Cause(DIFFERS, f"{who} in {what}: {fault.why}{where}", change=CHANGES[DIFFERS])
 
 
-def _rank_numbers(dumps: Sequence[Dump]) -> list[int]:
-    """The ranks of the dumps; those in whose name there is none, or one that came before, get the next free ones."""
-    taken: list[int] = []
-    free = max([d.rank for d in dumps], default=-1)
-    for dump in dumps:
-        if dump.rank < 0 or dump.rank in taken:
-            free += 1
-        taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
-    return taken
-
-
 Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
 
 
-Group = tuple[str, tuple[int, ...]]
-"""Its name, and its ranks where dumps list them: groups side by side may share a name."""
+Group = tuple[str, tuple[int, ...]]  # its name, and its ranks where dumps list them: groups side by side may share a name
 
 
 def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
-    """The collectives of each group, of all ranks that have any."""
     groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
     for rank, dump in ranks.items():
         for entry in dump.entries:
@@ -106,10 +99,8 @@ def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
 
 
 def _expected_ranks(group: Group, ranks: Mapping[int, Dump], calls: Calls) -> tuple[int, ...]:
-    """Ranks of a group of which there are dumps: those listed, else those that recorded something of it.
-
-    All are expected in the default group, which is named 0.
-    """
+    """Ranks of a group of which there are dumps: those listed, else those that recorded something of it. All are expected in the
+    default group, which is named 0."""
     name, listed = group
     return tuple(sorted(set(listed or (ranks if name == DEFAULT else calls)) & set(ranks)))
 

@@ -110,17 +110,12 @@ def _rows(text: str) -> Iterator[Fault]:
         elif columns and len(cells) + 1 >= len(columns):
             row = dict(zip(columns, cells, strict=False))
             if row.get("collective_seq_id", "").isdecimal():
-                yield _row(row)
+                differs = row.get("type_of_mismatch", "") or ("calls that differ" if row.get("pass_check") == "False" else "")
+                group, op = row.get("pg_desc") or row.get("group_id", ""), _op(row.get("collective_name", ""))
+                missing = _ranks(row.get("missing_ranks", ""))
+                yield Fault(int(row["collective_seq_id"]), op, group, missing, why=differs, state=row.get("collective_state", ""))
         elif columns and not set(full.strip()) <= set("-+=| "):
             columns = []
-
-
-def _row(row: dict[str, str]) -> Fault:
-    """One collective; one that did not pass the analyser's check differs between ranks."""
-    differs = row.get("type_of_mismatch", "") or ("calls that differ" if row.get("pass_check") == "False" else "")
-    group, op = row.get("pg_desc") or row.get("group_id", ""), _op(row.get("collective_name", ""))
-    missing = _ranks(row.get("missing_ranks", ""))
-    return Fault(int(row["collective_seq_id"]), op, group, missing, why=differs, state=row.get("collective_state", ""))
 
 
 def _op(name: str) -> str:

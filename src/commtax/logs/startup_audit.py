@@ -61,7 +61,6 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
 def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
-    """Findings with what the log tells by itself."""
     words = *before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes
     found = tuple(startup_facts.causes(log, claim))
     return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))
@@ -137,10 +136,8 @@ def _likely(measured: float, question: Question) -> str:
 
 
 def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
-    """KV tokens that the logged memory must hold (exact), and the memory that should have been left (a model).
-
-    What is left is a difference of large figures, so it is judged on the memory that it is left of.
-    """
+    """KV tokens that the logged memory must hold (exact), and the memory that should have been left (a model). What is left is a
+    difference of large figures, so it is judged on the memory that it is left of."""
     judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
     told = bool(asked.limits.gpu_memory_utilization)
     unlike = "other_processes" if told else "other_share"
@@ -216,10 +213,8 @@ def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
-    """KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length.
-
-    The two differ where a length is no multiple of a block, and where windows or states let some layers keep less.
-    """
+    """KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length. The two differ where
+    a length is no multiple of a block, and where windows or states let some layers keep less."""
     logged, length = log.kv_tokens, log.max_model_len
     counted = (log.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:

@@ -116,7 +116,6 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
 
 
 def _running_medians(seconds: Sequence[float]) -> Column:
-    """Running medians, where there are steps enough."""
     given = np.array(seconds, dtype=float)
     if len(given) < 2 * COUNT.smoothed:
         return given

@@ -148,22 +148,17 @@ def _read_step(line: str) -> tuple[str, int, int, Figures] | None:
     if "completed step: " in line and (match := SAYS.maxtext.search(line)):
         return "maxtext", int(match[1]), 0, _figures([p.partition(": ")[::2] for p in line[match.end() :].split(", ")[:60]])
     if "Epoch " in line and "=" in line and (match := SAYS.bar.search(line)):
-        return _bar(match)
+        at, each = SAYS.global_.search(match[3]), SAYS.each.search(match[3])
+        figures = _figures([part.partition("=")[::2] for part in match[3].split(", ")[:60]])
+        if each and (rate := _float(each[1])):
+            figures.setdefault("step_s", rate if each[2] == "s/it" else 1 / rate)
+        return ("lightning", int(_float(at[1])) if at else int(match[1]), int(match[2]), figures) if "step_s" in figures else None
     if "[batch=" in line and (match := SAYS.batch.match(line)):
         return "composer", int(match[1]), int(match[2] or 0), {}
     if "train_" in line and "train_runtime" in line:
         figures = _figures(SAYS.summary.findall(line))
         return ("trainer", 0, 0, figures) if figures else None
     return None
-
-
-def _bar(match: re.Match[str]) -> tuple[str, int, int, Figures] | None:
-    """A progress bar of Lightning: its own clock where it has one, else the mean that the bar shows."""
-    at, each = SAYS.global_.search(match[3]), SAYS.each.search(match[3])
-    figures = _figures([part.partition("=")[::2] for part in match[3].split(", ")[:60]])
-    if each and (rate := _float(each[1])):
-        figures.setdefault("step_s", rate if each[2] == "s/it" else 1 / rate)
-    return ("lightning", int(_float(at[1])) if at else int(match[1]), int(match[2]), figures) if "step_s" in figures else None
 
 
 def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figures:
@@ -191,8 +186,6 @@ def _float(text: str) -> float:
 
 
 class _TrainingReading:
-    """What was read so far, line by line."""
-
     def __init__(self) -> None:
         self.runs: dict[str, list[dict[int, TrainedStep]]] = {}
         self.newest: dict[str, int] = {}

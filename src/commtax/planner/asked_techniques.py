@@ -9,8 +9,7 @@ from commtax.statement import Refusal
 from commtax.verbs.settling import settle
 from commtax.verbs.worth import NAMED
 
-SEARCHED = "dcp"
-"""Over how many ranks caches are split is searched, up to what is asked for."""
+SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
 
 
 def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:

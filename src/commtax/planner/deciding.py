@@ -175,14 +175,9 @@ def _after(weighing: Weighing, known: Foresight, draws: tuple[Array, Array], sho
 
 def _worlds(known: Foresight, normals: Array) -> Array:
     """Seconds of every latency (rows) in each world (columns)."""
-    root = known.scale[:, None] * _root(known.covariance)
+    values, vectors = np.linalg.eigh(known.covariance)
+    root = known.scale[:, None] * np.asarray(vectors * np.sqrt(np.maximum(0.0, values)))
     return np.asarray(np.array([x.measured_s for x in known.latencies])[:, None] * np.exp(root @ normals.T))
-
-
-def _root(covariance: Array) -> Array:
-    """Of a covariance that may leave nothing in some directions."""
-    values, vectors = np.linalg.eigh(covariance)
-    return np.asarray(vectors * np.sqrt(np.maximum(0.0, values)))
 
 
 def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:

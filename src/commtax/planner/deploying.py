@@ -37,9 +37,7 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
 
 def _admitted(searched: ServingPlans, i: int) -> int:
     """Return the sequences that each rank of plan ``i`` may run at once, as asked where that was said; 0: the engine's own limit.
-
-    TPOT is what a rank's sequences lengthen, so they are limited where as many as there is room for would break its limit.
-    """
+    TPOT is what a rank's sequences lengthen, so they are limited where as many as there is room for would break its limit."""
     rows, asked = searched.plans, searched.put(searched.plans, i)
     if asked.limits.max_num_seqs:
         return asked.limits.max_num_seqs

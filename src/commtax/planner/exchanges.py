@@ -69,7 +69,8 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
     own, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
-    split = _split_caches(q, own)
+    most = int(q.plan.dcp)
+    split = tuple(replace(own, dcp=2**i, apart=False) for i in range(1, most.bit_length()))
     if model is None or own.backend:
         return (own, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
@@ -92,9 +93,3 @@ def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange
     both = by_step or backend not in BULK
     bulk = [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
     return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk
-
-
-def _split_caches(q: Question, own: ExpertExchange) -> tuple[ExpertExchange, ...]:
-    """Caches split over 2, 4 … of the ranks that would keep the same keys, up to as many as are asked for."""
-    most = int(q.plan.dcp)
-    return tuple(replace(own, dcp=2**i, apart=False) for i in range(1, most.bit_length()))

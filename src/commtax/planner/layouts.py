@@ -39,8 +39,7 @@ OF_TOKENS = ("itl_mean", "itl_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
-Paces = tuple[tuple[float, ...], tuple[float, ...]]
-"""Requests/s of a copy with more and more clients, and seconds of a token then."""
+Paces = tuple[tuple[float, ...], tuple[float, ...]]  # requests/s of a copy with more and more clients, and seconds of a token then
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,6 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
 
 
 def _endless_loop(one: Question) -> Question:
-    """The question of a closed loop without beginning and end."""
     return one.but(num_prompts=inf)
 
 
@@ -169,10 +167,8 @@ def _paces(one: Question, plans: Space) -> list[Paces]:
 
 
 def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
-    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain.
-
-    Whoever computes prompts alone has no time between tokens to keep: all that have room are ``able`` to.
-    """
+    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain. Whoever computes
+    prompts alone has no time between tokens to keep: all that have room are ``able`` to."""
     decoding, prompting, put, one = _tp_only_plans(plans, one), _tp_only_plans(able, one), one, replan(one)
     if not len(decoding) or one.requests.output_len < 2:
         return

@@ -16,12 +16,10 @@ from commtax.planner.space import surely
 from commtax.units import format_seconds, plural
 from commtax.verbs.billing import StepBill
 
-TELLING = 1 / 3
-"""The share of a loss that a reason has to explain."""
+TELLING = 1 / 3  # the share of a loss that a reason has to explain
 BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])
 """Times the clients of a plan: whether its throughput has peaked is seen by whether any of these loads has more …"""
-GROWS = 1.01
-"""… by more than next to nothing."""
+GROWS = 1.01  # … by more than next to nothing
 NOTHING = "nothing that is predicted tells them apart"
 
 

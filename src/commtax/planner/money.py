@@ -12,12 +12,10 @@ from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.units import plural
 
-COUNTED = ("output", "total")
-"""Tokens that a price is spread over: those of the outputs, or those of the prompts too."""
+COUNTED = ("output", "total")  # tokens that a price is spread over: those of the outputs, or those of the prompts too
 MONTH_H, YEAR_H = 730, 8760
 MOST_USD = 1e6
-Prices = float | Sequence[float | None] | None
-"""Dollars a GPU-hour: of all clusters, of each, or where nobody says the catalogue's."""
+Prices = float | Sequence[float | None] | None  # dollars a GPU-hour: of all clusters, of each, or where nobody says the catalogue's
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
 from commtax.verbs.drafts import accepted_width, with_accepted_tokens
 
-LEAST = 0.01
-"""Share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag."""
+LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
 """Columns that make a family …"""
 
@@ -70,18 +69,13 @@ def least_gains(q: Question) -> Array:
 def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
     """The best row of each family by ``keys``, the second of them less what techniques must add; families by the keys alone."""
     ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
-    first: Array = ranked[_firsts(families[ranked])]
+    first: Array = ranked[np.sort(np.unique(families[ranked], return_index=True)[1])]
     return np.asarray(first[_rank_by_keys([key[first] for key in keys])]) if np.any(least) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:
     """Indices, the largest first by the first key, then by the others."""
     return np.lexsort([-key for key in reversed(keys)])
-
-
-def _firsts(families: Array) -> Array:
-    """The first place of each family, in their order."""
-    return np.sort(np.unique(families, return_index=True)[1])
 
 
 def front_of(c: ServingColumns) -> Array:

@@ -35,7 +35,6 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
 
 
 def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingColumns:
-    """Copies of one plan at their loads."""
     base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
     _check_room(base.but(disaggregated=False), kv)

@@ -37,8 +37,7 @@ WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batc
 """Input and output tokens of usual workloads."""
 
 APART = "prompts on separate workers"
-LISTED = 20
-"""Plans whose best concurrency is found exactly; those behind them are known to be behind."""
+LISTED = 20  # plans whose best concurrency is found exactly; those behind them are known to be behind
 PLACES = {
     "fastest": "each user's latency matters most",
     "balanced": "both latency and cost matter: many tokens/s at short request times",
@@ -47,8 +46,7 @@ PLACES = {
 """Places to run at where no limit says, and when each is the one to choose."""
 COARSE, FINE = 2, 8
 """Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
-DIP = 1.05
-"""A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
+DIP = 1.05  # a request may take up to this much less time when one more joins: steps are not smooth where collectives switch
 
 
 def usual_lengths(workload: str) -> tuple[int, int]:
@@ -66,7 +64,16 @@ def search_serving(put: Question) -> ServingPlans:
 
 def grounded(put: Question) -> Question:
     """The question of a search, checked, and settled as one GPU's."""
-    _check(put)
+    wanted, goal = put.requests, put.goal
+    if wanted.output_len == 1 and goal.limited:
+        raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
+    if goal.objective not in OBJECTIVES:
+        raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
+    if wanted.prefill_cluster:
+        _check_pools(put)
+    if goal.max_concurrency is not None:
+        positive(max_concurrency=goal.max_concurrency)
+    money.check(goal)
     q = replace(columns.ground(put), plan=put.plan)
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
@@ -99,7 +106,18 @@ def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
     answer = ServingPlans(q, found.count, plain=_without_techniques(q, found), rejected=tuple(dict.fromkeys(found.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
         _check_techniques(answer, found.points)
-    return _rank_answer(answer, found.points)
+    q, met = answer.question, columns.worst_limit_ratio(answer.question, found.points) <= 1
+    good = found.points.take(np.flatnonzero(met))
+    plans, near = best_first(q, found.points)
+    slow = reasons.too_slow(answer, found.points, met) if len(found.points) else ()
+    lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
+    passed_over = passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
+    answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
+    if not len(plans):
+        return answer
+    first = recommended_row(q, plans)
+    answer = replace(answer, recommended=first, places=tuple(_places(q, found.points)) if depends_on_who_waits(q) else ())
+    return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
 
 
 def _check_techniques(answer: ServingPlans, every: ServingColumns) -> None:
@@ -112,19 +130,6 @@ def _check_techniques(answer: ServingPlans, every: ServingColumns) -> None:
 def refuse_length(rule: str) -> Refusal:
     """Requests that are too long for a model."""
     return Refusal(f"input_len + output_len{rule}", "input_len")
-
-
-def _check(q: Question) -> None:
-    wanted, goal = q.requests, q.goal
-    if wanted.output_len == 1 and goal.limited:
-        raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
-    if goal.objective not in OBJECTIVES:
-        raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
-    if wanted.prefill_cluster:
-        _check_pools(q)
-    if goal.max_concurrency is not None:
-        positive(max_concurrency=goal.max_concurrency)
-    money.check(goal)
 
 
 def _check_pools(q: Question) -> None:
@@ -152,7 +157,10 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
         if len(roomy):
             found.append(Roomy(base, roomy, index, by))
     if q.requests.prefill_cluster and not first:
-        lost = _rejected_on_either(q, index, lost)
+        ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
+        both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
+        own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
+        lost = [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
     ways = exchanges(q)
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in found if ways[one.exchange].apart]
@@ -181,14 +189,6 @@ def _among(found: Sequence[Roomy], layouts: Sequence[Sequence[tuple[int, ...]]])
         plans = one.plans.take(one.plans.among(own))
         if len(plans):
             yield replace(one, plans=plans)
-
-
-def _rejected_on_either(q: Question, index: int, lost: list[Rejected]) -> list[Rejected]:
-    """Families that are illegal, and those without room, named by what they would do where only one of both clusters lacks it."""
-    ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
-    both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
-    own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
-    return [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
 
 
 def having_room(
@@ -385,22 +385,6 @@ def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
     bare = q.but(technique_sets=(), technique_layouts=())
     points = found.points.take(np.flatnonzero(found.points.exchange < len(exchanges(bare))))
     return rank_briefly(bare, replace(found, points=points))
-
-
-def _rank_answer(answer: ServingPlans, every: ServingColumns) -> ServingPlans:
-    """The answer with the best of all points, the front of the good ones, and why others lost."""
-    q, met = answer.question, columns.worst_limit_ratio(answer.question, every) <= 1
-    good = every.take(np.flatnonzero(met))
-    plans, near = best_first(q, every)
-    slow = reasons.too_slow(answer, every, met) if len(every) else ()
-    lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
-    passed_over = passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
-    answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
-    if not len(plans):
-        return answer
-    first = recommended_row(q, plans)
-    answer = replace(answer, recommended=first, places=tuple(_places(q, every)) if depends_on_who_waits(q) else ())
-    return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:

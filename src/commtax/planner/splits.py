@@ -110,7 +110,7 @@ class DecodeWorkers:
         sizes, of = self.ahead.plan, self.ahead.prompting
         plan = replace(self.question.plan, tp=spread(sizes.tp, kind), dp=spread(sizes.dp, kind), ep=spread(sizes.ep, kind))
         apart = Disaggregation(plan, workers, copies)
-        prompting = PromptStation(apart.senders, *(spread(x, kind) for x in (of.one_s, of.more_s, of.most, of.ranks)))
+        prompting = PromptStation(apart.senders, *(spread(x, kind) for x in of.columns))
         return network_of(self.question, self.load, clients, apart, prompting, replace(self.decoding, workers=copies))
 
     @property
@@ -177,7 +177,7 @@ def _prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> P
     roomy = (kv >= base.requests.tokens) & starts(asked)
     asked, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
     priced = prompting_of(asked, load, 1, kv)[0]
-    columns = (np.broadcast_to(x, kv.shape) for x in (priced.one_s, priced.more_s, priced.most, priced.ranks))
+    columns = (np.broadcast_to(x, kv.shape) for x in priced.columns)
     return PromptWorkers(asked.plan, PromptStation(1, *columns), _sure_ttft(asked, kv, base))
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from commtax.evidence.wordings import split_lines
@@ -67,11 +67,7 @@ def is_csv(text: str) -> bool:
 def from_csv(text: str) -> Iterator[BenchmarkRun]:
     """``profile_export_aiperf.csv`` or ``profile_export_genai_perf.csv``: a table of metrics, and one of single values."""
     lines = (line for line in split_lines(text) if len(line) <= COUNT.longest_line)
-    yield from _rows(islice(csv.reader(lines, strict=False), COUNT.most_rows))
-
-
-def _rows(rows: Iterable[Sequence[str]]) -> Iterator[BenchmarkRun]:
-    """A result for each header with an average."""
+    rows = islice(csv.reader(lines, strict=False), COUNT.most_rows)
     header: list[str] = []
     tables: list[dict[str, dict[str, str | None]]] = [{}]
     for cells in rows:

@@ -32,8 +32,7 @@ _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_thr
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
-SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)
-"""Readers of what single tools print; ``printed`` reads all others."""
+SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)  # readers of what single tools print; ``printed`` reads all others
 
 
 def looks_like_data(head: bytes) -> bool:
@@ -65,7 +64,13 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
     if aiperf.is_csv(text):
         yield from aiperf.from_csv(text)
     elif _is_sweep(text):
-        yield from _sweep(text)
+        rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
+        for row in rows:
+            d: JsonObject = {
+                key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)
+            }
+            if any(number(d.get(column)) is not None for column in COLUMNS):
+                yield _serve(d)
     else:
         special = [module for module in SPECIAL if module.looks_like(text)]
         if printed.TITLE in text or not special:
@@ -132,7 +137,14 @@ def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
     elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
         yield _serve(d)
     elif "latencies" in d or "avg_latency" in d:
-        yield _latency(d)
+        each = tuple(map(need_number, need_list(d.get("latencies", []))))
+        if not each and "avg_latency" not in d:
+            raise Refusal("latencies is empty")
+        stats: dict[str, float] = {"mean": need_number(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
+        stats |= {f"p{key}": need_number(value) for key, value in need_object(d.get("percentiles") or {}).items()}
+        if each or "p50" in stats:
+            stats["median"] = median(each) if each else stats["p50"]
+        yield result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
     elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
         yield result("vllm", "throughput", d, request_rate=math.inf)
     elif inferencex.is_document(d):
@@ -143,18 +155,6 @@ def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
         yield batch_benchmarks.from_batch(d)
     else:
         yield from runs.of_document(d)
-
-
-def _latency(d: JsonObject) -> BenchmarkRun:
-    """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
-    each = tuple(map(need_number, need_list(d.get("latencies", []))))
-    if not each and "avg_latency" not in d:
-        raise Refusal("latencies is empty")
-    stats: dict[str, float] = {"mean": need_number(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
-    stats |= {f"p{key}": need_number(value) for key, value in need_object(d.get("percentiles") or {}).items()}
-    if each or "p50" in stats:
-        stats["median"] = median(each) if each else stats["p50"]
-    return result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
 
 
 def _serve(d: JsonObject) -> BenchmarkRun:
@@ -196,12 +196,3 @@ def _drawn_spread(d: JsonObject) -> float | None:
 def _is_sweep(text: str) -> bool:
     header = text[:20000].lstrip().partition("\n")[0].strip()
     return "," in header and any(column in header.split(",") for column in COLUMNS)
-
-
-def _sweep(text: str) -> Iterator[BenchmarkRun]:
-    """Rows of the table that ``vllm bench sweep`` writes, each a result."""
-    rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
-    for row in rows:
-        d: JsonObject = {key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)}
-        if any(number(d.get(column)) is not None for column in COLUMNS):
-            yield _serve(d)

@@ -78,9 +78,7 @@ def _has_both_sides(run: NcclTestsRun) -> bool:
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
     """The largest size that is too slow; on a cluster that is a guess, the largest of all beside what is predicted for that.
-
-    ``named``: the cluster as its devices' names tell it, where nobody said one.
-    """
+    ``named``: the cluster as its devices' names tell it, where nobody said one."""
     if times:
         op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
         ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
@@ -165,7 +163,6 @@ def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
 
 
 def _timed_finding(row: NcclTestsRow, op: str, why: str) -> Finding:
-    """One row with nothing to compare it with."""
     return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s", reason=why)
 
 

@@ -93,8 +93,6 @@ def read_exposition(text: str) -> Exposition:
 
 
 class _Page:
-    """Samples as they are read."""
-
     def __init__(self) -> None:
         self.engine, self.model, self.broken_line = "", "", 0
         self.values: dict[str, float] = {}

@@ -24,7 +24,11 @@ def is_document(d: JsonObject) -> bool:
 def from_document(d: JsonObject) -> BenchmarkRun:
     held = d.get("metrics")
     d = {**d, **held} if isinstance(held, dict) else d
-    stats = _stats(d)
+    stats: dict[str, dict[str, float]] = {}
+    for key, value in d.items():
+        statistic, _, metric = key.partition("_")
+        if metric in METRICS and (seconds := number(value)) is not None:
+            stats.setdefault(metric, {})[statistic] = seconds
     gpus, decoding = _gpus(d)
     rates = {"total_token_throughput": ("tput_per_gpu", gpus), "output_throughput": ("output_tput_per_gpu", decoding)}
     whole = {name: each * count for name, (key, count) in rates.items() if count and (each := number(d.get(key)))}
@@ -36,16 +40,6 @@ def from_document(d: JsonObject) -> BenchmarkRun:
     notes = (Note("drafted", f"tokens were drafted: {told}"),) if drafted else ()
     more = {"facts": _facts(d), "notes": notes, "concurrency": number(d.get("conc"))}
     return result("inferencex", "serve", said, stats, lengths=lengths, spread=SPREAD, accepted=accepted, **more)
-
-
-def _stats(d: JsonObject) -> dict[str, dict[str, float]]:
-    """``mean_ttft``, ``p99.9_tpot`` …, in seconds."""
-    stats: dict[str, dict[str, float]] = {}
-    for key, value in d.items():
-        statistic, _, metric = key.partition("_")
-        if metric in METRICS and (seconds := number(value)) is not None:
-            stats.setdefault(metric, {})[statistic] = seconds
-    return stats
 
 
 def _gpus(d: JsonObject) -> tuple[float, float]:
@@ -66,7 +60,6 @@ def _sizes(d: JsonObject, part: str = "") -> dict[str, int]:
 
 
 def _is_apart(d: JsonObject) -> bool:
-    """Whether prompts were computed by workers of their own."""
     return str(d.get("disagg", "")).lower() == "true"
 
 

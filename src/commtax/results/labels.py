@@ -35,7 +35,6 @@ class LabelMeaning:
 
 
 def _words(label: str) -> Iterable[str]:
-    """The words of a label, each in its usual spelling."""
     split = SAYS.camel.sub(" ", label[: COUNT.longest]).lower()
     plain = SAYS.remark.sub(" ", split.translate(str.maketrans("_-–", "   ")))
     for token in SAYS.token.findall(plain):

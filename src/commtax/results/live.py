@@ -105,7 +105,16 @@ class ServerAudit:
 
 def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> ServerAudit:
     """What a server did in a window, and whether it should have."""
-    run = _run(window, claim)
+    run = run_of(window.page, window.seconds)
+    (prompt, answer), (usual_prompt, usual_answer) = map(lengths_of_requests, (window.page, window.whole))
+    clients = (claim.batch if claim else None) or run.concurrency
+    facts = dict(run.facts) | ({"mean concurrency": f"{run.concurrency:.3g}"} if run.concurrency else {})
+    run = replace(
+        run,
+        lengths=(prompt or usual_prompt, answer or usual_answer),
+        concurrency=max(1, round(clients)) if clients else None,
+        facts=facts,
+    )
     if window.idle:
         idle = Section(KIND, (name,), (), tuple(_window_notes(window)), facts=run.facts)
         return ServerAudit(Audit(claim, (idle,)), run, window)
@@ -121,20 +130,6 @@ def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> Serve
         found += [finding, *own]
     section = replace(judged, kind=KIND, findings=tuple(found), notes=notes)
     return ServerAudit(Audit(claim, (section,)), run, window, predicted)
-
-
-def _run(window: MetricsWindow, claim: Claim | None) -> BenchmarkRun:
-    """The window as a result: lengths that no request of it tells are those since the start, and what was said goes first."""
-    run = run_of(window.page, window.seconds)
-    (prompt, answer), (usual_prompt, usual_answer) = map(lengths_of_requests, (window.page, window.whole))
-    clients = (claim.batch if claim else None) or run.concurrency
-    facts = dict(run.facts) | ({"mean concurrency": f"{run.concurrency:.3g}"} if run.concurrency else {})
-    return replace(
-        run,
-        lengths=(prompt or usual_prompt, answer or usual_answer),
-        concurrency=max(1, round(clients)) if clients else None,
-        facts=facts,
-    )
 
 
 def _predict(run: BenchmarkRun, claim: Claim) -> ExpectedFigures | None:

@@ -187,8 +187,6 @@ def pair_of(line: str) -> tuple[str, str]:
 
 
 class _PrintedReader:
-    """Goes through a text once."""
-
     def __init__(self, text: str) -> None:
         self.text, self.dialect = text, dialect_of(text)
         self.told = CommandContext()

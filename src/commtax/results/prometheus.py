@@ -97,10 +97,8 @@ def _seconds_of_requests(page: Exposition) -> float | None:
 
 
 def _accepted(page: Exposition) -> float:
-    """Tokens of a request's step under speculative decoding: each first token and each gap between tokens is a step.
-
-    Drafts are not made in every step, so accepted ones alone do not tell it. An engine that counts none tells a length itself.
-    """
+    """Tokens of a request's step under speculative decoding: each first token and each gap between tokens is a step. Drafts are not
+    made in every step, so accepted ones alone do not tell it. An engine that counts none tells a length itself."""
     if page.named("drafts") is None:
         return max(1.0, (page.named("accept_length") or 1.0) / page.num_engines)
     steps = sum(page.totals.get(f"{name}_count", 0.0) for name in ("time_to_first_token_seconds", GAPS[0]))

@@ -107,7 +107,9 @@ def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
     rate = run.one("request_rate")
     if (asked := run.one("qps")) is not None:
         d, rate = (d, rate or asked) if d["request_throughput"] is not None else ({**d, "request_throughput": asked}, rate)
-    load = _load(run)
+    at, known = SAYS.at.search(run.name), LOADS.get(run.name.lower(), {})
+    named: dict[str, object] = {"max_concurrency" if key == "concurrency" else key: load for key, load in known.items()}
+    load = named | ({"request_rate": at[1]} if at else {})
     model = run.strings.get("model") or told.get("model") or _model_in_path(run.strings.get("path", ""))
     d |= {"model": model, "request_rate": rate, "hardware": run.strings.get("hardware") or run.strings.get("gpu")} | load
     for key in CARRIED:
@@ -164,13 +166,6 @@ def _tokens(run: PrintedRun, lengths: tuple[float | None, float | None]) -> dict
         if requests and length and abs(rate / (requests * length) - 1) <= LEVEL.like_tokens:
             return {key: rate}
     return {}
-
-
-def _load(run: PrintedRun) -> dict[str, object]:
-    """A load that the run's name says."""
-    at, known = SAYS.at.search(run.name), LOADS.get(run.name.lower(), {})
-    named: dict[str, object] = {"max_concurrency" if key == "concurrency" else key: load for key, load in known.items()}
-    return named | ({"request_rate": at[1]} if at else {})
 
 
 def _model_in_path(path: str) -> str:

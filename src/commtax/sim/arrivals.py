@@ -22,7 +22,7 @@ from math import nan
 
 import numpy as np
 
-from commtax.files import LOG_BYTES, Json, JsonObject, Named, list_of, parse_json, read_text, replace_when_written
+from commtax.files import LOG_BYTES, Json, Named, list_of, parse_json, read_text, replace_when_written
 from commtax.records import dataclass
 from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, RequestStream
 from commtax.statement import Note, Refusal
@@ -60,7 +60,30 @@ def read(path: Named) -> RequestStream:
     text = read_text(path, "trace", most=LOG_BYTES)
     if not text.strip():
         raise Refusal(f"{name}: empty; a header and a line for each request are needed", "trace")
-    return _stream(_from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name))
+    table = _from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name)
+    if not 1 <= len(table.rows) <= MOST_REQUESTS:
+        raise Refusal(f"{table.name}: {plural(len(table.rows), 'request')}; 1 to {MOST_REQUESTS:,} are read", "trace")
+    arrival = np.array([table.seconds(row[0]) for row in table.rows])
+    if table.from_first and np.isfinite(arrival).any():
+        arrival -= np.nanmin(np.where(np.isinf(arrival), nan, arrival))
+    prompt, answer = (np.array([_number(row[side]) for row in table.rows]) for side in (1, 2))
+    _check(table, 0, (arrival >= 0) & (arrival <= MOST_SECONDS), f"a time from 0 to {MOST_SECONDS:,.0f} s is needed")
+    for side, values, least in ((1, prompt, 1), (2, answer, 0)):
+        whole = (values >= least) & (values <= MOST_TOKENS) & (values == np.floor(values))
+        _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
+    stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
+    if table.ids is not None:
+        most = np.ceil(prompt / table.block).astype(np.int64).tolist()
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        prefixes = []
+        for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
+            prefix = _whole_ids(ids)
+            if prefix is None or len(prefix) > blocks:
+                rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
+                raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
+            prefixes.append(known.setdefault(prefix, prefix))
+        stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
+    return _sort_arrivals(_drop_unanswered(stream, table.name))
 
 
 def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
@@ -121,7 +144,16 @@ def _from_json(text: str, name: str) -> _RequestTable:
     places, documents = _documents(text, name)
     first = documents[0] if documents else None
     if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
-        return _from_bench(first, len(documents), name)
+        runs = len(documents)
+        if runs > 1:
+            raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
+        if not first.get(BENCH[0]):
+            raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
+        arrival, prompt, answer = (list_of(first[key]) for key in BENCH)
+        if not all(isinstance(first[key], list) for key in BENCH) or len({len(arrival), len(prompt), len(answer)}) > 1:
+            raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
+        places = [f"request {number}" for number in range(1, len(arrival) + 1)]
+        return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
     strays = (
         place for place, row in zip(places, documents, strict=True) if not isinstance(row, dict) or not set(MOONCAKE) <= set(row)
     )
@@ -152,19 +184,6 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     return [f"item {number}" for number in range(1, len(rows) + 1)], rows
 
 
-def _from_bench(run: JsonObject, runs: int, name: str) -> _RequestTable:
-    """Requests of one run, as they were sent."""
-    if runs > 1:
-        raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
-    if not run.get(BENCH[0]):
-        raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
-    arrival, prompt, answer = (list_of(run[key]) for key in BENCH)
-    if not all(isinstance(run[key], list) for key in BENCH) or len({len(arrival), len(prompt), len(answer)}) > 1:
-        raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
-    places = [f"request {number}" for number in range(1, len(arrival) + 1)]
-    return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
-
-
 def _number(value: Json) -> float:
     """A number of a cell or of JSON; what is none is NaN."""
     if value is None or isinstance(value, (bool, list, dict)):
@@ -184,43 +203,11 @@ def _moment(text: Json) -> float:
         return nan
 
 
-def _stream(table: _RequestTable) -> RequestStream:
-    """Checked columns, in the order of arrival."""
-    if not 1 <= len(table.rows) <= MOST_REQUESTS:
-        raise Refusal(f"{table.name}: {plural(len(table.rows), 'request')}; 1 to {MOST_REQUESTS:,} are read", "trace")
-    arrival = np.array([table.seconds(row[0]) for row in table.rows])
-    if table.from_first and np.isfinite(arrival).any():
-        arrival -= np.nanmin(np.where(np.isinf(arrival), nan, arrival))
-    prompt, answer = (np.array([_number(row[side]) for row in table.rows]) for side in (1, 2))
-    _check(table, 0, (arrival >= 0) & (arrival <= MOST_SECONDS), f"a time from 0 to {MOST_SECONDS:,.0f} s is needed")
-    for side, values, least in ((1, prompt, 1), (2, answer, 0)):
-        whole = (values >= least) & (values <= MOST_TOKENS) & (values == np.floor(values))
-        _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
-    stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
-    if table.ids is not None:
-        stream = replace(stream, prefixes=_prefixes(table, prompt), block=table.block)
-    return _sort_arrivals(_drop_unanswered(stream, table.name))
-
-
 def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
     if not holds.all():
         row = int(np.argmin(holds))
         value = str(table.rows[row][side])[:30]
         raise Refusal(f"{table.name}: {table.places[row]}: {table.columns[side]} is '{value}'; {rule}", "trace")
-
-
-def _prefixes(table: _RequestTable, prompt: Array) -> tuple[tuple[int, ...], ...]:
-    """Ids of each prompt's blocks; equal prompts are one object."""
-    most = np.ceil(prompt / table.block).astype(np.int64).tolist()
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
-    prefixes = []
-    for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
-        prefix = _whole_ids(ids)
-        if prefix is None or len(prefix) > blocks:
-            rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
-            raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
-        prefixes.append(known.setdefault(prefix, prefix))
-    return tuple(prefixes)
 
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:
@@ -236,7 +223,6 @@ def _whole_ids(ids: Json) -> tuple[int, ...] | None:
 
 
 def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
-    """Without requests that got no token."""
     failed = int((stream.output_len == 0).sum())
     if not failed:
         return stream

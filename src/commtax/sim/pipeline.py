@@ -76,7 +76,12 @@ def simulate(order: OperationOrder, times: Durations) -> Timeline:
     keep = t.leads
     kind = np.where(full, 3, t.code)
     kind[second - 1] = 4
-    names = _names(order, t, second)
+    ends = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
+    labels = [f"{letter}{j}{end}" for letter in "FBW" for end in ends for j in range(order.m)]
+    which = (t.code * order.v + t.chunk) * order.m + t.microbatch
+    names = [labels[i] for i in which.tolist()]
+    for i in second.tolist():
+        names[i - 1] = f"{names[i - 1]}&{names[i]}"
     return Timeline(
         lane=t.rank[keep],
         start_s=np.asarray(start)[keep],
@@ -136,16 +141,6 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
     for rank, factor in times.rank_factors.items():
         seconds = np.where(t.rank == rank, seconds * factor, seconds)
     return seconds
-
-
-def _names(order: OperationOrder, t: _OperationTable, second: Column) -> list[str]:
-    ends = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
-    labels = [f"{kind}{j}{end}" for kind in "FBW" for end in ends for j in range(order.m)]
-    which = (t.code * order.v + t.chunk) * order.m + t.microbatch
-    names = [labels[i] for i in which.tolist()]
-    for i in second.tolist():
-        names[i - 1] = f"{names[i - 1]}&{names[i]}"
-    return names
 
 
 def _progress(

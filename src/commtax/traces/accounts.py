@@ -249,10 +249,8 @@ class TracedJob:
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
 
     def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
-        """When compute pauses, and for how long of that no collective's end explains it.
-
-        A pause that ends soon behind a collective has waited for it, and is the host's from there on; any other is the host's.
-        """
+        """When compute pauses, and for how long of that no collective's end explains it. A pause that ends soon behind a collective
+        has waited for it, and is the host's from there on; any other is the host's."""
         ran = self.covered[place]
         since, length = ran.compute.gaps
         until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])

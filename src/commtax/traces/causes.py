@@ -10,7 +10,6 @@ from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.evidence.finding import Cause, Culprit
 from commtax.files import table
-from commtax.spec import Link
 from commtax.thresholds import thresholds
 from commtax.timeline import Column
 from commtax.traces.accounts import TracedJob
@@ -67,7 +66,10 @@ def _change_to_stay_inside(job: TracedJob) -> str:
 
 def utilisation(job: TracedJob) -> Iterator[Cause]:
     """Large messages inside a host beside the rate of the device's links."""
-    known, trace, step_s = host_link(job), job.traces[0], job.typical.usual_s
+    device = job.traces[0].device
+    found = recognise(device.name, device.memory_bytes, device.num_sms) if device and device.memory_bytes else ()
+    links = {chip(key).intra for key in found}
+    known, trace, step_s = link(links.pop()) if len(links) == 1 else None, job.traces[0], job.typical.usual_s
     if known is None or step_s <= 0:
         return
     start, end = spans(trace)
@@ -102,14 +104,6 @@ def _inside_test(job: TracedJob) -> Callable[[Collective], bool]:
         return alone and 1 < c.ranks <= most
 
     return inside
-
-
-def host_link(job: TracedJob) -> Link | None:
-    """The link inside a host of the device that ran it, where the catalogue knows the device."""
-    device = job.traces[0].device
-    found = recognise(device.name, device.memory_bytes, device.num_sms) if device and device.memory_bytes else ()
-    links = {chip(key).intra for key in found}
-    return link(links.pop()) if len(links) == 1 else None
 
 
 CHANGES = table("traces/changes.toml")

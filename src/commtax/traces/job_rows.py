@@ -162,17 +162,12 @@ def typical_step(job: TracedJob) -> Timeline | None:
         rows = np.flatnonzero((line.end_s > begin) & (line.start_s < end))
         start, finish = np.maximum(line.start_s[rows], begin), np.minimum(line.end_s[rows], end)
         cuts.append((rows, job.job_s(place, start) - zero, job.job_s(place, finish) - zero))
-    return _join_timelines(lines, cuts)
-
-
-def _join_timelines(lines: list[Timeline], cuts: list[_StepIntervals]) -> Timeline:
-    """One timeline of several ranks' intervals."""
     lanes = tuple(name for line in lines for name in line.lanes)
     base = np.concatenate([[0], np.cumsum([len(line.lanes) for line in lines])])
-    rows, starts, ends = zip(*cuts, strict=True)
-    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, rows, base, strict=False)])
-    kind = np.concatenate([line.kind[own] for line, own in zip(lines, rows, strict=True)])
+    parts, starts, ends = zip(*cuts, strict=True)
+    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, parts, base, strict=False)])
+    kind = np.concatenate([line.kind[own] for line, own in zip(lines, parts, strict=True)])
     start, end = np.concatenate(starts), np.concatenate(ends)
-    names = [line.name[i] for line, own in zip(lines, rows, strict=True) for i in own.tolist()]
+    names = [line.name[i] for line, own in zip(lines, parts, strict=True) for i in own.tolist()]
     kept = np.sort(np.argsort(start - end, kind="stable")[: COUNT.measured_intervals])
     return Timeline(lane[kept], start[kept], end[kept], kind[kept], tuple(names[i] for i in kept.tolist()), lanes, lines[0].kinds)

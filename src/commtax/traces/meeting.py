@@ -294,10 +294,8 @@ def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> I
 
 
 def _distances(ends: list[Column]) -> Column:
-    """How differently the time between two collectives goes by on each two ranks.
-
-    Offsets of clocks do not matter: where ranks share collectives, these times are the same.
-    """
+    """How differently the time between two collectives goes by on each two ranks. Offsets of clocks do not matter: where ranks
+    share collectives, these times are the same."""
     count = min(COUNT.sampled, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
     return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
@@ -309,7 +307,16 @@ def _two(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column)
     if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= LEVEL.together:
         return np.arange(len(ours)), np.arange(len(ours))
     shifted = _shift_lists(a, ours, b, theirs, alike)
-    return shifted if shifted is not None else _by_clock(a, ours, b, theirs)
+    if shifted is not None:
+        return shifted
+    order = np.argsort(b.end[theirs], kind="stable")
+    forth = _nearest(a.end[ours], b.end[theirs][order])
+    partner = order[forth]
+    back = np.argsort(a.end[ours], kind="stable")
+    mutual = back[_nearest(b.end[theirs][partner], a.end[ours][back])] == np.arange(len(ours))
+    starts, ends = np.maximum(a.start[ours], b.start[theirs[partner]]), np.minimum(a.end[ours], b.end[theirs[partner]])
+    kept = np.flatnonzero(mutual & (starts < ends))
+    return kept, partner[kept]
 
 
 def _shift_lists(
@@ -334,18 +341,6 @@ def _shift_lists(
     shift = next(shift for spread, shift in found if spread <= 1.5 * best + LEVEL.apart_s)  # the least that is as good as any
     lo, hi = max(0, shift), min(m, n + shift)
     return np.arange(lo, hi), np.arange(lo - shift, hi - shift)
-
-
-def _by_clock(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column) -> tuple[Column, Column]:
-    """Pairs that overlap and end nearest to each other, by the ranks' own clocks."""
-    order = np.argsort(b.end[theirs], kind="stable")
-    forth = _nearest(a.end[ours], b.end[theirs][order])
-    partner = order[forth]
-    back = np.argsort(a.end[ours], kind="stable")
-    mutual = back[_nearest(b.end[theirs][partner], a.end[ours][back])] == np.arange(len(ours))
-    starts, ends = np.maximum(a.start[ours], b.start[theirs[partner]]), np.minimum(a.end[ours], b.end[theirs[partner]])
-    kept = np.flatnonzero(mutual & (starts < ends))
-    return kept, partner[kept]
 
 
 def _nearest(at: Column, among: Column) -> Column:

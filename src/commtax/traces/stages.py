@@ -155,10 +155,8 @@ def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, ch
 
 
 def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
-    """The stage that begins later behind the one before it than it did; what is so from the beginning on may be the schedule.
-
-    Each rank's own clock serves, since an offset is the same in all steps.
-    """
+    """The stage that begins later behind the one before it than it did; what is so from the beginning on may be the schedule. Each
+    rank's own clock serves, since an offset is the same in all steps."""
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
     hops = sum_columns(np.diff(begun, axis=0), first) / accounts.step_s
@@ -176,7 +174,6 @@ def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterat
 
 
 def _first_compute(job: TracedJob, place: int) -> Column:
-    """When a rank begins to compute, in each common step."""
     line, (begin, _) = job.traces[place].timeline, job.windows[place]
     starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])
     at = np.searchsorted(starts, begin[job.common[place]])

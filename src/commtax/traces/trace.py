@@ -248,7 +248,6 @@ def number_steps(steps: Iterable[TraceStep]) -> list[TraceStep]:
 
 
 def _describe_batch(step: TraceStep) -> TraceStep:
-    """The step with what its name tells of the batch."""
     if match := SAYS.vllm.match(step.name) or SAYS.vllm_old.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
         told = match.groupdict()

@@ -28,8 +28,7 @@ from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, copies_cache, link_notes, resolve_question, settle, terms_of
 
-USABLE = 0.95
-"""Share of the chip's memory that a training run can use."""
+USABLE = 0.95  # share of the chip's memory that a training run can use
 
 
 @dataclass(frozen=True)  # without slots: sums are asked for often and kept

@@ -20,8 +20,7 @@ KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 STATE_TYPES = ("", "fp32", "bf16", "fp16")
 TRAINED_IN = ("", "bf16", "fp16", "fp8", ROWWISE, "mxfp8", "nvfp4")
 CONVENTIONS = ("full", "causal")
-LOOKING = ("prefill", "mixed")
-"""Phases that look at pictures."""
+LOOKING = ("prefill", "mixed")  # phases that look at pictures
 MAX_PIXELS = 65_536  # of a picture's side
 SAMPLING = ("greedy", "top-p")
 FACTOR = "a factor of at least 1 is needed"
@@ -180,7 +179,13 @@ def check_step(q: Question) -> None:
     positive(batch=q.batch)
     positive(q.kind.least, context=q.context)
     positive(micro_batch=q.micro_batch)
-    check_copies(q)
+    copies = q.plan.redundant_experts
+    if np.ndim(copies):
+        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
+    if copies and q.trains:
+        raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
+    if copies and q.model.experts is None:
+        raise Refusal.of(f"{q.model.key} is dense and has no experts to copy", (0,), redundant_experts=copies)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)
     if not 0 <= q.what_if.overlap <= 1:
@@ -189,7 +194,18 @@ def check_step(q: Question) -> None:
         raise Refusal.of("greedy, or top-p", SAMPLING, sampling=q.what_if.sampling)
     if q.what_if.flops not in CONVENTIONS:
         raise Refusal.of("full (all query-key pairs) or causal", flops=q.what_if.flops)
-    _check_factors(q)
+    what_if = q.what_if
+    slowest = FACTOR if q.trains else "the slowest rank takes at least 1 times as long as the others"
+    if not 1 <= (imbalance := check_number(what_if.imbalance, "imbalance")) < 1e6 and imbalance != 0:  # which nobody has set
+        raise Refusal.of(FACTOR, imbalance=imbalance)
+    if not 1 <= (slow_rank := check_number(what_if.slow_rank, "slow_rank")) < 1e6:
+        raise Refusal.of(slowest, slow_rank=slow_rank)
+    if what_if.latency_scale < 0:
+        raise Refusal.of("a factor of at least 0 is needed", (0,), latency_scale=what_if.latency_scale)
+    for name in ("bandwidth_scale", "slow_links"):
+        factor = np.asarray(check_number(getattr(what_if, name), name))
+        if not np.all((factor > 0) & (factor < 1e9)):
+            raise Refusal(f"{name}={getattr(what_if, name)}: a factor above 0 is needed", name)
 
 
 def image_size(value: object, name: str) -> tuple[int, int]:
@@ -230,27 +246,19 @@ def check_pictures(q: Question, prompt: Number | None) -> None:
         raise Refusal.of(f"{tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}", images=images)
 
 
-def _check_factors(q: Question) -> None:
-    what_if = q.what_if
-    slowest = FACTOR if q.trains else "the slowest rank takes at least 1 times as long as the others"
-    if not 1 <= (imbalance := check_number(what_if.imbalance, "imbalance")) < 1e6 and imbalance != 0:  # which nobody has set
-        raise Refusal.of(FACTOR, imbalance=imbalance)
-    if not 1 <= (slow_rank := check_number(what_if.slow_rank, "slow_rank")) < 1e6:
-        raise Refusal.of(slowest, slow_rank=slow_rank)
-    if what_if.latency_scale < 0:
-        raise Refusal.of("a factor of at least 0 is needed", (0,), latency_scale=what_if.latency_scale)
-    for name in ("bandwidth_scale", "slow_links"):
-        factor = np.asarray(check_number(getattr(what_if, name), name))
-        if not np.all((factor > 0) & (factor < 1e9)):
-            raise Refusal(f"{name}={getattr(what_if, name)}: a factor above 0 is needed", name)
-
-
 def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
     check_backend(q)
     _check_techniques(q)
-    _check_experts(q)
+    widest, imbalance, copies = np.max(q.plan.ep, initial=1), q.what_if.imbalance, q.plan.redundant_experts
+    if copies and widest == 1:
+        raise Refusal.of("needs experts that are spread over ranks, ep > 1", (0,), redundant_experts=copies)
+    if imbalance > 1 and (q.model.experts is None or widest == 1):
+        raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
+    if imbalance > widest:
+        rule = f"the busiest of {widest} ranks has at most {widest} times the mean"
+        raise Refusal(f"imbalance={imbalance:g}: {rule}", "imbalance", (int(widest),))
     if not q.trains:
         return
     check_lengths(q)
@@ -318,59 +326,11 @@ def check_backend(q: Question) -> None:
         check_exchange(q)
 
 
-def check_copies(q: Question) -> None:
-    """Copies of popular experts belong to a mixture that is served, as many for all plans."""
-    copies = q.plan.redundant_experts
-    if np.ndim(copies):
-        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
-    if copies and q.trains:
-        raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
-    if copies and q.model.experts is None:
-        raise Refusal.of(f"{q.model.key} is dense and has no experts to copy", (0,), redundant_experts=copies)
-
-
-def _check_experts(q: Question) -> None:
-    """Only ranks that share experts out can hold copies of some, or be out of balance: at most by all tokens on one of them."""
-    widest, imbalance, copies = np.max(q.plan.ep, initial=1), q.what_if.imbalance, q.plan.redundant_experts
-    if copies and widest == 1:
-        raise Refusal.of("needs experts that are spread over ranks, ep > 1", (0,), redundant_experts=copies)
-    if imbalance > 1 and (q.model.experts is None or widest == 1):
-        raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
-    if imbalance > widest:
-        rule = f"the busiest of {widest} ranks has at most {widest} times the mean"
-        raise Refusal(f"imbalance={imbalance:g}: {rule}", "imbalance", (int(widest),))
-
-
 def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
     for name in KINDS:
         if isinstance(getattr(plan, name), np.ndarray):
             raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
-    _check_sharding(plan, engine)
-    mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
-    if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
-        raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")
-    _check_schedule(plan)
-    _check_recompute(plan, engine)
-    wanted = plan.weights_dtype
-    listed = ARITHMETIC.get(wanted, wanted)
-    narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
-    if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
-        raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
-
-
-def _check_recompute(plan: Plan, engine: Engine) -> None:
-    named = plan.recompute.split(",")
-    if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
-        known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
-        raise Refusal.of(known, RECOMPUTE, recompute=plan.recompute)
-    if plan.recompute == "selective" and not engine.trains.selective:
-        raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
-    if plan.remade and engine.trains.selective != "attention":
-        raise Refusal.of(f"{engine.key} recomputes no modules by name; none or full", ("none", "full"), recompute=plan.recompute)
-
-
-def _check_sharding(plan: Plan, engine: Engine) -> None:
     if plan.zero not in (0, 1, 2, 3):
         raise Refusal.of("ZeRO stages are 0, 1, 2 and 3", (0, 1, 2, 3), zero=plan.zero)
     if plan.zero >= 2 and np.any(np.asarray(plan.pp) > 1) and not engine.trains.master_is_parameter:
@@ -379,15 +339,28 @@ def _check_sharding(plan: Plan, engine: Engine) -> None:
     if np.any(np.asarray(plan.shard) != 0) and plan.zero != 3:
         rule = f"sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}"
         raise Refusal.of(rule, (0,), hsdp=plan.shard)
-
-
-def _check_schedule(plan: Plan) -> None:
+    mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
+    if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
+        raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")
     if plan.schedule not in TRAINING:
         raise Refusal.of(f"one of {', '.join(TRAINING)}", TRAINING, schedule=plan.schedule)
     if plan.chunks < 1:
         raise Refusal.of("a rank has at least 1 chunk", (1,), chunks=plan.chunks)
     if plan.chunks > 1 and plan.schedule != "interleaved":
         raise Refusal.of("only the interleaved schedule has several chunks per rank", (1,), chunks=plan.chunks)
+    named = plan.recompute.split(",")
+    if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
+        known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
+        raise Refusal.of(known, RECOMPUTE, recompute=plan.recompute)
+    if plan.recompute == "selective" and not engine.trains.selective:
+        raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
+    if plan.remade and engine.trains.selective != "attention":
+        raise Refusal.of(f"{engine.key} recomputes no modules by name; none or full", ("none", "full"), recompute=plan.recompute)
+    wanted = plan.weights_dtype
+    listed = ARITHMETIC.get(wanted, wanted)
+    narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
+    if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
+        raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
 
 
 def check_lengths(q: Question) -> None:

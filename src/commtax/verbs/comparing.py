@@ -32,8 +32,7 @@ from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.served_plans import ServedPlan, serve_plan
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
-TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}
-"""Axes of number formats."""
+TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}  # axes of number formats
 AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique", *TYPES)
 TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens", *(t for t in TYPES if not TYPES[t].serving))
 MAX_CELLS = 4096
@@ -111,7 +110,6 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
 
 def _check_techniques(text: str) -> str:
-    """Techniques that exist, several of them joined by ``+``."""
     changes_of(text.replace("+", ","))
     return text
 
@@ -159,17 +157,13 @@ def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | 
         if total is not None:
             q = q.but(batch=share_of(total, int(q.plan.dp)))
         if tokens is not None:
-            q = _with_local_tokens(q, tokens)
+            length = min(int(q.context), tokens)
+            if tokens % length:
+                raise Refusal.of(f"not a whole number of sequences of {length} tokens", local_tokens=tokens)
+            q = q.but(context=length, batch=tokens // length, micro_batch=1)
         return ComparedBill(cell, price(settle(q)))
     except ValueError as error:
         return ComparedBill(cell, None, str(error))
-
-
-def _with_local_tokens(q: Question, tokens: int) -> Question:
-    length = min(int(q.context), tokens)
-    if tokens % length:
-        raise Refusal.of(f"not a whole number of sequences of {length} tokens", local_tokens=tokens)
-    return q.but(context=length, batch=tokens // length, micro_batch=1)
 
 
 @dataclass(frozen=True, slots=True)

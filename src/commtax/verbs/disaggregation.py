@@ -20,7 +20,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.kv_motion import carrier_of, outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
-from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, step_bill
+from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
 
@@ -124,6 +124,7 @@ def network_of(
         spread=load.spread,
         steps_per_token=load.steps_per_token,
         turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
+        decided=asked.engine.serves.ahead * (np.asarray(pp) == 1),
     )
 
 
@@ -143,7 +144,8 @@ def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_toke
     ranks = plan.dp / alone
     follows = (np.asarray(chunks) > 1) & serves.chunks_follow  # one prompt fills all stages, and the next comes behind it
     more_s, most = pick(follows, one.step_s * chunks / plan.pp, more_s), pick(follows, plan.pp * 1.0, most)
-    return PromptStation(workers * alone, one_s, more_s, most, pick(follows, ranks, ranks * plan.pp)), one
+    together, ranks = pick(np.asarray(plan.pp) == 1, ranks, 1.0), pick(follows, ranks, ranks * plan.pp)  # stages follow one by one
+    return PromptStation(workers * alone, one_s, more_s, most, ranks, together, spread_s(one) / one.step_s, load.spread), one
 
 
 def lone_ranks(model: Model, plan: Plan) -> Number:

@@ -10,7 +10,7 @@ from commtax.answer import Answer
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
 from commtax.catalog.techniques import changes_of
-from commtax.cost.collectives import Parts, price, ring_factor
+from commtax.cost.collectives import price, ring_factor
 from commtax.cost.fused_reduce import AUTO, FUSED_OP, fused_fabric
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds as kernel_seconds
@@ -25,14 +25,11 @@ from commtax.statement import Refusal, Source
 from commtax.verbs.checking import positive
 from commtax.verbs.keywords import ExpectOptions
 
-NCCL, RCCL = "nccl", "rccl"
-"""Whose collectives are measured by nccl-tests, and so what a measurement is judged by."""
+NCCL, RCCL = "nccl", "rccl"  # whose collectives are measured by nccl-tests, and so what a measurement is judged by
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
-SUMMED = {FUSED_OP: "all-reduce"}
-"""What is sent where a collective has more to do."""
-COMPILED = "fused"
-"""Whose small kernels stand for compiled ones: they were timed by themselves."""
+SUMMED = {FUSED_OP: "all-reduce"}  # what is sent where a collective has more to do
+COMPILED = "fused"  # whose small kernels stand for compiled ones: they were timed by themselves
 NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes both
 
 
@@ -160,13 +157,16 @@ def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
 
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
     """The price of what is ``sent`` for a collective on a library's paths, and of the norm behind it where that is not in it."""
-    where = _span(op, size, place)
+    inside = 1 if op == "send-recv" and place.num_gpus > place.domain else min(size, place.domain)
+    where = Span(size, inside, int(np.ceil(size / inside)))
     # The first two GPUs of a host are a pair.
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
-    fabric = _by_itself(fabric, sent, where)
+    own = () if where.crosses else fabric.kernels.get(sent, ())
+    fabric = replace(fabric, paths={**fabric.paths, sent: own}) if own else fabric
     chosen = price(sent, nbytes, size, where, met, fabric)
     if sent != op:
-        fixed, moving = _norm_s(nbytes, place)
+        norm = Kernel("norm", "small", 1, 0.0, NORM_PASSES * nbytes)
+        fixed, moving = kernel_seconds(norm, place.chip, catalog.kernel_constants(catalog.engine(COMPILED), place.chip))
         chosen = replace(chosen, latency_s=chosen.latency_s + fixed, wire_s=chosen.wire_s + moving)
     crosses, index = bool(where.crosses), int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[sent][index]
@@ -212,18 +212,6 @@ def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
     return found
 
 
-def _by_itself(fabric: Fabric, op: str, where: Span) -> Fabric:
-    """A library's own kernels, also for tensors that an engine would not give them."""
-    own = () if where.crosses else fabric.kernels.get(op, ())
-    return replace(fabric, paths={**fabric.paths, op: own}) if own else fabric
-
-
-def _norm_s(nbytes: Number, place: Cluster) -> Parts:
-    """Seconds of the residual add and norm behind a sum, as one compiled kernel inside a graph."""
-    norm = Kernel("norm", "small", 1, 0.0, NORM_PASSES * nbytes)
-    return kernel_seconds(norm, place.chip, catalog.kernel_constants(catalog.engine(COMPILED), place.chip))
-
-
 def billed_library(profile: Profile | None = None) -> str:
     """The library that a bill's collectives are priced with where nobody names one, nor an engine."""
     if profile and profile.libraries:
@@ -236,12 +224,6 @@ def _check_sizes(ranks: int, nbytes: Number, place: Cluster) -> None:
         raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=ranks)
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
         raise Refusal.of("a size above 0 is needed", size=nbytes)
-
-
-def _span(op: str, ranks: int, place: Cluster) -> Span:
-    """The first ranks in host order; send-recv between hosts is from the first GPU of one to the first of the next."""
-    inside = 1 if op == "send-recv" and place.num_gpus > place.domain else min(ranks, place.domain)
-    return Span(ranks, inside, int(np.ceil(ranks / inside)))
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:

@@ -6,8 +6,7 @@ from commtax.cost.traffic import ONE_DOMAIN
 from commtax.question import Question
 from commtax.statement import OTHER_CHIPS, OTHER_MODELS, Refusal
 
-FORMATS = ("fp8", "nvfp4", "bf16")
-"""What tokens may travel to their experts in."""
+FORMATS = ("fp8", "nvfp4", "bf16")  # what tokens may travel to their experts in
 
 
 def check_exchange(q: Question) -> None:

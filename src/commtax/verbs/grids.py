@@ -15,13 +15,11 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.settling import Settled
 
 GRIDS = ("tp-link", "tp-batch")
-LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")
-"""Columns beside the cluster's own links."""
+LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")  # columns beside the cluster's own links
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MICRO = (1, 2, 4, 8, 16, 32)
 MOST_TP = 128
-Changes = Mapping[str, int | float | str | None]
-"""What a cell, a button or a slider sets, by name."""
+Changes = Mapping[str, int | float | str | None]  # what a cell, a button or a slider sets, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,10 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
     q = here.question
     batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
     columns = _links(q) if kind == "tp-link" else [Column(str(v), v, q.cluster, {}) for v in batches]
-    degrees = _degrees(q)
+    free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
+    most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
+    legal = legal_values("tp", q.model, q.cluster, free, q.engine)
+    degrees = sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
     cells: list[Cell] = []
     before: dict[int, float] = {}
     for row, degree in enumerate(degrees):
@@ -96,14 +97,6 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
 def _batch(q: Question) -> int:
     """Sequences of the step; in training, of a microbatch."""
     return int(q.micro_batch if q.trains else q.batch)
-
-
-def _degrees(q: Question) -> list[int]:
-    """Powers of two that are legal (training: with dp giving way), and the present one."""
-    free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
-    most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
-    legal = legal_values("tp", q.model, q.cluster, free, q.engine)
-    return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
 
 
 def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:

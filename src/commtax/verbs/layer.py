@@ -13,10 +13,8 @@ from commtax.ledger import PLACES, Line, Part
 from commtax.records import dataclass
 from commtax.verbs.billing import StepBill
 
-ENDS = ("tower", "head", "embedding", "loss", "stages", "update")
-"""Parts that no layer has."""
-SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")
-"""Parts of a layer's second half."""
+ENDS = ("tower", "head", "embedding", "loss", "stages", "update")  # parts that no layer has
+SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")  # parts of a layer's second half
 ORDER = {place: index for index, place in enumerate(PLACES)}
 Lane = Literal["compute", "comm"]
 Stage = Literal["forward", "backward"]
@@ -81,7 +79,26 @@ class LayerTimeline:
 def layer_of(b: StepBill) -> LayerTimeline:
     """The mean layer of a priced step."""
     if b.question.trains:
-        return _training_layer(b)
+        plan = b.question.plan
+        layers, m = float(fullest_layers(b.question.model, plan)), float(plan.microbatches)
+        passes: dict[str, list[LayerSegment]] = {"forward": [], "recompute": [], "backward": []}
+        beside: dict[str, list[LayerSegment]] = {"forward": [], "backward": []}
+        for x in b.items:
+            if x.kind == "compute" and x.item.part not in ENDS:
+                passes[x.item.during].append(_segment(x, 1 / (layers * m)))
+        for x in b.items:
+            if x.kind != "comm" or x.item.axis == "pp" or x.item.part in ENDS or x.item.stage == "once":
+                continue
+            one = _segment(x, 1 / (layers * (m if _runs_per_microbatch(x, b) else 1.0)))
+            waits = x.item.whole_axis not in b.async_axes
+            for stage, share in _stages(x, b).items():
+                (passes if waits else beside)[stage].append(one.share_of(share))
+        ahead, middle = _chain(_interleave_segments(_order_segments(passes["forward"])), beside["forward"], "forward", 0.0)
+        back = [*_order_segments(passes["recompute"]), *_interleave_segments(_order_segments(passes["backward"])[::-1])]
+        behind, end = _chain(back, beside["backward"], "backward", middle)
+        note = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
+        rest = " (buckets of the whole stage shared out over its layers)" if plan.zero < 3 and plan.dp > 1 else ""
+        return LayerTimeline((*ahead, *behind), end, note + rest)
     bars, length = _chain(layer_segments(b), [], "forward", 0.0)
     return LayerTimeline(tuple(bars), length, f"one of {b.question.model.num_layers} layers, the mean of all, one after the other")
 
@@ -94,7 +111,6 @@ def layer_segments(b: StepBill) -> list[LayerSegment]:
 
 
 def _segment(line: Line, share: float) -> LayerSegment:
-    """A line's share of one layer."""
     lane: Lane = "comm" if line.kind == "comm" else "compute"
     times = float(line.item.count) * share
     parts = float(line.fixed_s) * times, float(line.moving_s) * times
@@ -126,30 +142,6 @@ def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, 
             bars.append(Bar(s, stage, exposed, hidden))
         under, after = under + covered, after + left
     return bars, after
-
-
-def _training_layer(b: StepBill) -> LayerTimeline:
-    """A layer of the last microbatch, in which gradients are summed: forward, then backward with what it computes again."""
-    plan = b.question.plan
-    layers, m = float(fullest_layers(b.question.model, plan)), float(plan.microbatches)
-    passes: dict[str, list[LayerSegment]] = {"forward": [], "recompute": [], "backward": []}
-    beside: dict[str, list[LayerSegment]] = {"forward": [], "backward": []}
-    for x in b.items:
-        if x.kind == "compute" and x.item.part not in ENDS:
-            passes[x.item.during].append(_segment(x, 1 / (layers * m)))
-    for x in b.items:
-        if x.kind != "comm" or x.item.axis == "pp" or x.item.part in ENDS or x.item.stage == "once":
-            continue
-        one = _segment(x, 1 / (layers * (m if _runs_per_microbatch(x, b) else 1.0)))
-        waits = x.item.whole_axis not in b.async_axes
-        for stage, share in _stages(x, b).items():
-            (passes if waits else beside)[stage].append(one.share_of(share))
-    ahead, middle = _chain(_interleave_segments(_order_segments(passes["forward"])), beside["forward"], "forward", 0.0)
-    back = [*_order_segments(passes["recompute"]), *_interleave_segments(_order_segments(passes["backward"])[::-1])]
-    behind, end = _chain(back, beside["backward"], "backward", middle)
-    note = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
-    rest = " (buckets of the whole stage shared out over its layers)" if plan.zero < 3 and plan.dp > 1 else ""
-    return LayerTimeline((*ahead, *behind), end, note + rest)
 
 
 def _runs_per_microbatch(line: Line, b: StepBill) -> bool:

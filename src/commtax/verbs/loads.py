@@ -16,8 +16,7 @@ from commtax.verbs.checking import check_option, positive
 
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
-LOADS = ("request_rate", "concurrency")
-"""What says how many requests there are: as they come, or as clients have them in flight."""
+LOADS = ("request_rate", "concurrency")  # what says how many requests there are: as they come, or as clients have them in flight
 Given = dict[str, object]
 
 

@@ -81,7 +81,11 @@ def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
     says others, and up to which figures hold; nothing where they do, or where not even requests of so many ``tokens`` have room."""
     if q.trains or not _is_judged(q):
         return []
-    return [*_length_notes(q, tokens), *_seqs_notes(q)]
+    told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
+    most = " and ".join(f"{seqs}{kind}" for kind, seqs in told.items() if seqs)
+    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
+    why = f"it wants a block for the state of each; the figures hold with {most} or less"
+    return [*_length_notes(q, tokens), *([Note("own-limits", f"{own}: {why}")] if most else [])]
 
 
 def _length_notes(q: Question, tokens: Number) -> list[Note]:
@@ -96,14 +100,6 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
     verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
     return [Note("own-limits", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
-
-
-def _seqs_notes(q: Question) -> list[Note]:
-    told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
-    most = " and ".join(f"{seqs}{kind}" for kind, seqs in told.items() if seqs)
-    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
-    why = f"it wants a block for the state of each; the figures hold with {most} or less"
-    return [Note("own-limits", f"{own}: {why}")] if most else []
 
 
 def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:

@@ -60,7 +60,6 @@ def without_idle_overlap(q: Question) -> Question:
 
 
 def _is_exchanged(q: Question) -> bool:
-    """Whether kernels of their own carry tokens to experts."""
     spread = q.model.experts is not None and bool(np.any(expert_ranks(q.plan, q.engine).over_replicas))
     return spread and _backend(q) != AG_RS
 

@@ -18,8 +18,7 @@ MOST_BATCH = 1024
 BATCH, CLIENTS, PROMPT = STEP_AXES[0], "clients", "prompt"
 """What is varied: sequences in the step of each replica, or the clients of all of them; and tokens of a prompt."""
 
-Swept = Mapping[str, tuple[Array, Array]]
-"""By axis, what is looked at along it and the tokens/s per GPU there."""
+Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,10 @@ def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange,
         if not gains.any():
             never.append(axis)
         elif not gains.all():
-            own = _pay_range(axis, grid, gains)
+            edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
+            runs = edges.reshape(-1, 2)
+            start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
+            own = PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
             found.append(own if axis == PROMPT else _fused_until(own, q, base))
     return tuple(found), tuple(never)
 
@@ -85,11 +87,3 @@ def _fused_until(found: PayRange, q: Settled, base: Settled) -> PayRange:
     nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
     words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
     return replace(found, high=last, until=words)
-
-
-def _pay_range(axis: str, grid: Array, gains: Array) -> PayRange:
-    """The longest stretch in which it pays: padded graphs make edges ragged."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
-    runs = edges.reshape(-1, 2)
-    start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
-    return PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))

@@ -12,8 +12,7 @@ from commtax.statement import Refusal
 from commtax.verbs.checking import positive
 from commtax.verbs.keywords import PipelineOptions
 
-MAX_CELLS = 150_000
-"""Cells that are simulated: a few seconds and a few hundred megabytes."""
+MAX_CELLS = 150_000  # cells that are simulated: a few seconds and a few hundred megabytes
 EQUAL = (1.0, 1.0, 1.0)
 
 

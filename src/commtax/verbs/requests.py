@@ -360,7 +360,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     prompts = _workers(ahead, longest)
     count = prompts.count * int(both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
-    rules = replace(workers.rules, way_s=0.0, door_s=0.0)
+    rules = replace(workers.rules, way_s=0.0, door_s=0.0, patience=0)  # ranks wait for each other's prompts, of which none come
     workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)
     return Fleet(workers, asked.offered.router, prompts, _moves(asked, both))
 

@@ -46,8 +46,7 @@ from commtax.verbs.keywords import Profiles
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 WEIGHED = frozenset(PARTS["what_if"])
 """What a technique may say otherwise than an option: ways that are weighed against the one that is set."""
-AUTO_EP = -1
-"""``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
+AUTO_EP = -1  # ``ep=AUTO_EP`` asks for the engine's own size, tp x dp
 
 
 def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settled:

@@ -18,8 +18,7 @@ from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths
 
-SERVERS = "replicas"
-"""Servers side by side, each with all other sizes."""
+SERVERS = "replicas"  # servers side by side, each with all other sizes
 GIVES_WAY = {
     "tp": (SERVERS, "dp", "pp"),
     "pp": (SERVERS, "dp", "tp"),
@@ -29,16 +28,13 @@ GIVES_WAY = {
     SERVERS: ("dp", "pp", "tp"),
 }
 """Whose size shrinks where an axis grows past the cluster, first to last."""
-PARTS = (*SIZES, SERVERS)
-"""Sizes that a plan's GPUs are the product of, and that of its experts' group."""
+PARTS = (*SIZES, SERVERS)  # sizes that a plan's GPUs are the product of, and that of its experts' group
 NAMES = {axis: axis.upper() for axis in SIZES} | {SERVERS: SERVERS, "microbatches": "microbatches", "zero": "ZeRO"}
 SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
-MOST = {entry["option"]: int(entry["high"]) for entry in page_keys().values() if "high" in entry}
-"""How far each slider reaches."""
+MOST = {entry["option"]: int(entry["high"]) for entry in page_keys().values() if "high" in entry}  # how far each slider reaches
 WEIGHTS = {"tp": 1.0, "pp": 1.0, "cp": 1.0, "dp": 0.9, "ep": 0.1, SERVERS: 0.5}
 """How far a halving of each axis is from what was asked for."""
-Sizes = dict[str, int]
-"""Sizes and kinds of a plan by name, each as a number."""
+Sizes = dict[str, int]  # sizes and kinds of a plan by name, each as a number
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from commtax.verbs.settling import terms_of
 
 BULK = {"deepep_low_latency": "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
 """How prompts reach their experts, by how decodes do."""
-SPREAD = ("experts", "routing")
-"""Parts of a step whose work all ranks that share experts have, whosever tokens it is for."""
+SPREAD = ("experts", "routing")  # parts of a step whose work all ranks that share experts have, whosever tokens it is for
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:

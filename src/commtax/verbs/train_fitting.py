@@ -22,8 +22,7 @@ from commtax.verbs.settling import Settled, changed, resolve_question, settle
 
 MOST_ADVISED = 3
 RECOMPUTED = ("none", "selective", "full")
-Choice = tuple[str, Changes]
-"""An option as a command line has it, and what it changes."""
+Choice = tuple[str, Changes]  # an option as a command line has it, and what it changes
 UNCHANGED: Choice = ("", {})
 
 
@@ -81,7 +80,6 @@ def train_judge(asked: Settled) -> TrainFit:
 
 
 def _advice(asked: Settled) -> Iterator[str]:
-    """Options to add to the command, each with what it costs."""
     found = _least_changes(asked) or _with_more_gpus(asked)
     now = float(price(asked).step_s)
     for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in found)[:MOST_ADVISED]:
@@ -91,20 +89,6 @@ def _advice(asked: Settled) -> Iterator[str]:
 
 def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
     """All sets of options on the same GPUs with which it fits, and with none of them less far."""
-    ladders = _ladders(asked)
-    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
-    for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
-        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
-            continue
-        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
-        if other and train_judge(other).fits:
-            found[rungs] = " ".join(words for words, _ in chosen if words), other
-    return list(found.values())
-
-
-def _ladders(asked: Settled) -> list[list[Choice]]:
-    """What may be changed without more GPUs: of each the ways to say it, those that free the least first."""
     plan, micro = asked.plan, int(asked.micro_batch)
     ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
@@ -115,7 +99,16 @@ def _ladders(asked: Settled) -> list[list[Choice]]:
         ladders.append([_choice(zero=stage) for stage in range(plan.zero + 1, 4)])
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
     ladders.append([_choice(micro_batch=size) for size in smaller])
-    return [[UNCHANGED, *ladder] for ladder in ladders]
+    ladders = [[UNCHANGED, *ladder] for ladder in ladders]
+    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
+        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
+            continue
+        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
+        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        if other and train_judge(other).fits:
+            found[rungs] = " ".join(words for words, _ in chosen if words), other
+    return list(found.values())
 
 
 def _choice(**changes: object) -> Choice:

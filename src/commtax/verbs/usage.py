@@ -61,8 +61,7 @@ def comm_s(log: Columns, steps: Surface) -> Array:
     return np.asarray(np.where(tokens > 0, mixed, alone) * log["steps"])
 
 
-MOST_SLICES = 50_000
-"""Of a file that a browser still opens; those that begin first."""
+MOST_SLICES = 50_000  # of a file that a browser still opens; those that begin first
 KINDS = ("decode", "prompts", "both")
 
 

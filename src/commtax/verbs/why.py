@@ -19,8 +19,7 @@ from commtax.verbs.why_collectives import explained_collective
 from commtax.verbs.why_kernels import explained_kernel
 from commtax.verbs.why_parts import Explanation, LikelyRange, TimePart, engine_effect
 
-MOST_LISTED = 24
-"""Lines that a refusal lists."""
+MOST_LISTED = 24  # lines that a refusal lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,6 @@ def _host(b: StepBill, x: Line) -> Explanation:
 
 
 def _bubble(b: StepBill, x: Line) -> Explanation:
-    """Idle time of a pipeline."""
     plan = b.question.plan
     shape = {"pp": float(plan.pp), "microbatches": float(plan.microbatches), "chunks": float(plan.chunks)}
     words = f"stages idle while the schedule {plan.schedule} fills and drains: by the seconds of a microbatch in a stage"
@@ -135,5 +133,4 @@ def _bubble(b: StepBill, x: Line) -> Explanation:
     return Explanation(shape=shape, parts=(TimePart("idle", words, float(x.moving_s)),), source=x.source, doubts=doubts)
 
 
-EXPLAINED = {"compute": explained_kernel, "comm": explained_collective, "host": _host, "bubble": _bubble}
-"""By a line's kind."""
+EXPLAINED = {"compute": explained_kernel, "comm": explained_collective, "host": _host, "bubble": _bubble}  # by a line's kind

@@ -33,8 +33,7 @@ CONSTANTS = (
     "wire_share",
     "mesh",
 )
-ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")
-"""Constants of a path, and of the network between hosts."""
+ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")  # constants of a path, and of the network between hosts
 
 
 def explained_collective(b: StepBill, x: Line) -> Explanation:

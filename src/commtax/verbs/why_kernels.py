@@ -39,13 +39,27 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
     charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)
     pace = _prompt_pace(x, t, applied)
+    chip, rate = t.cluster.chip, kernels.peak(k, t.cluster.chip, t.constants)
+    moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
+    least = float(kernels.least_s(k, chip, t.constants))
+    names = SIZED["gemm"] if float(k.m) else SIZED["attention"] if float(k.batch) else ()
+    sizes: dict[str, float | str] = {name: float(getattr(k, name)) for name in names}
+    if is_dataclass(k.shape):
+        sizes |= {f.name: float(getattr(k.shape, f.name)) for f in fields(k.shape)}
+    sizes = {name: value for name, value in sizes.items() if value}
+    source = kernels.kernel_source(k, t.constants)
+    constants = {name: float(value) for name, value in kernels.constants_of(charged, t.constants).items() if name != "sigma"}
+    table, home = kernels.table_of(charged, t.constants), measured_chips(t.constants.family)
+    instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
+    if charged is not k:
+        instead = "; nobody timed 8 bits here, which take no longer than these 16"
     return Explanation(
         parts=tuple(_parts(k, charged, t, applied, pace)),
-        shape=_shape(k),
+        shape=sizes | {"arithmetic": k.dtype, "weight_bytes": k.weight_bytes} | ({"stored": k.stored} if k.stored else {}),
         nbytes=float(k.nbytes),
         flops=float(k.flops),
-        floor=_floor(k, t),
-        priced_by=_priced_by(k, charged, t),
+        floor=Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate),
+        priced_by=PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home),
         effects=(*_effects(k, q, applied, pace), *_size_effects(k, q)),
         source=x.source,
         doubts=tuple(_doubts(k, t, q.trains)),
@@ -72,33 +86,6 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
         yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
     elif a.pace[1] < 1 and (lacking := pace * float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
         yield TimePart("floor", "no kernel beats bandwidth and peak", lacking)
-
-
-def _shape(k: Kernel) -> dict[str, float | str]:
-    """Sizes: of the record itself, and of its form's own."""
-    names = SIZED["gemm"] if float(k.m) else SIZED["attention"] if float(k.batch) else ()
-    sizes: dict[str, float | str] = {name: float(getattr(k, name)) for name in names}
-    if is_dataclass(k.shape):
-        sizes |= {f.name: float(getattr(k.shape, f.name)) for f in fields(k.shape)}
-    sizes = {name: value for name, value in sizes.items() if value}
-    return sizes | {"arithmetic": k.dtype, "weight_bytes": k.weight_bytes} | ({"stored": k.stored} if k.stored else {})
-
-
-def _floor(k: Kernel, t: PricingTerms) -> Floor:
-    chip, rate = t.cluster.chip, kernels.peak(k, t.cluster.chip, t.constants)
-    moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
-    least = float(kernels.least_s(k, chip, t.constants))
-    return Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate)
-
-
-def _priced_by(k: Kernel, charged: Kernel, t: PricingTerms) -> PricedBy:
-    source = kernels.kernel_source(k, t.constants)
-    constants = {name: float(value) for name, value in kernels.constants_of(charged, t.constants).items() if name != "sigma"}
-    table, home = kernels.table_of(charged, t.constants), measured_chips(t.constants.family)
-    instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
-    if charged is not k:
-        instead = "; nobody timed 8 bits here, which take no longer than these 16"
-    return PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home)
 
 
 def _effects(k: Kernel, q: Question, a: kernels.KernelFactors, pace: float) -> tuple[Effect, ...]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
 from commtax.catalog.fields import Fields
-from commtax.spec import Attention, Block, Compressed, Experts, Extra, Hyper, Indexer, Latent, Model
+from commtax.spec import Attention, Block, Compressed, Extra, Hyper, Indexer, Latent, Model
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Tokens that share an entry, by the names that transformers has for V4's layers."""
@@ -52,10 +52,8 @@ def routed_layers(c: Fields, count: int) -> list[bool]:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """The token selector of each layer. Later GLM models give one to some layers only; the others take the last choice.
-
-    As transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th.
-    """
+    """The token selector of each layer. Later GLM models give one to some layers only; the others take the last choice. As
+    transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th."""
     if "index_n_heads" not in c.config:
         return [None] * count
     own = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
@@ -87,7 +85,12 @@ def _deepseek4(c: Fields) -> Model:
     named = replace(chosen, correction_bias=False, hashed=c.need("vocab_size"))
     blocks = [Block(_compressed_attention(c, ratio), named if i < hashed else chosen) for i, ratio in enumerate(_ratios(c, count))]
     model = replace(decoder(c, blocks), hyper=Hyper(c.number("hc_mult", 4) or 1))
-    return with_prediction_layers(c, model, "num_nextn_predict_layers", block=_v4_prediction_block(c, chosen, hidden, model.hyper))
+    streams = model.hyper.streams if model.hyper else 1
+    shapes = ((streams, streams * hidden), (streams,), (1,))
+    extras = tuple(Extra(f"hc_head.{i}", shape, part="hyper-connections") for i, shape in enumerate(shapes))
+    return with_prediction_layers(
+        c, model, "num_nextn_predict_layers", block=Block(_compressed_attention(c, 0), chosen, extras=extras)
+    )
 
 
 def _ratios(c: Fields, count: int) -> list[int]:
@@ -113,11 +116,3 @@ def _compressed_attention(c: Fields, ratio: int) -> Attention:
     return Attention(
         c.need("num_attention_heads"), 1, width, width, sinks=True, indexer=indexer if made.overlap > 1 else None, compressed=made
     )
-
-
-def _v4_prediction_block(c: Fields, moe: Experts, hidden: int, hyper: Hyper | None) -> Block:
-    """It looks back a window only, and mixes the residual streams before the head once more."""
-    streams = hyper.streams if hyper else 1
-    shapes = ((streams, streams * hidden), (streams,), (1,))
-    extras = tuple(Extra(f"hc_head.{i}", shape, part="hyper-connections") for i, shape in enumerate(shapes))
-    return Block(_compressed_attention(c, 0), moe, extras=extras)

@@ -10,8 +10,7 @@ from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
 KINDS |= {"full_attention": "*", "mlp": "-"}
 """Names of the kinds of layers: letters of a pattern, or words of a list."""
-WIDTH_STEP = 256
-"""Widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)."""
+WIDTH_STEP = 256  # widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)
 
 
 @family("NemotronHForCausalLM", shared=("hybrid_override_pattern layers_block_type layer_types", "mamba_ssm_cache_dtype"))
@@ -20,7 +19,13 @@ def _nemotron_h(c: Fields) -> Model:
     if not kinds:
         c.bad.append("hybrid_override_pattern")
     blocks = [block for kind in kinds for block in (_block(c, kind),) if block]
-    return _add_prediction_layers(c, decoder(c, blocks or [Block(_attention(c), None, 1)]))
+    model = decoder(c, blocks or [Block(_attention(c), None, 1)])
+    count = c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS)
+    kinds = _pattern(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or ["*", "E"]
+    if not count or len(kinds) > MAX_PREDICTIONS:
+        return model
+    first, *others = (_block(c, kind) for kind in kinds)
+    return replace(model, mtp=(predictor(first, model.hidden), *others) * count)
 
 
 def _pattern(c: Fields, words: str, letters: str) -> list[str]:
@@ -56,16 +61,6 @@ def _experts(c: Fields) -> Experts:
     sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
     shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
     return Experts(*sizes, shared_intermediate=shared, gated=False, correction_bias=True, latent=c.number("moe_latent_size", 0))
-
-
-def _add_prediction_layers(c: Fields, model: Model) -> Model:
-    """Layers of a pattern of their own, joined before the first and normed after the last."""
-    count = c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS)
-    kinds = _pattern(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or ["*", "E"]
-    if not count or len(kinds) > MAX_PREDICTIONS:
-        return model
-    first, *others = (_block(c, kind) for kind in kinds)
-    return replace(model, mtp=(predictor(first, model.hidden), *others) * count)
 
 
 @family("DeciLMForCausalLM", "NemotronNASForCausalLM", shared=("block_configs",))

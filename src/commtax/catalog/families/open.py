@@ -39,10 +39,8 @@ def _olmo3(c: Fields) -> Model:
 
 @family("CohereForCausalLM")
 def _cohere(c: Fields) -> Model:
-    """One norm before both halves of a layer, which add up; the largest norms each head's queries and keys.
-
-    Some configs have 8,192 positions beside a ``model_max_length`` of what the model was trained on, which engines take.
-    """
+    """One norm before both halves of a layer, which add up; the largest norms each head's queries and keys. Some configs have 8,192
+    positions beside a ``model_max_length`` of what the model was trained on, which engines take."""
     attention = heads(c, bias=False, qk_norm="full" if c.flag("use_qk_norm") else "")
     longest = c.number("model_max_length", 0) or c.get("max_position_embeddings")
     return decoder(c.with_(max_position_embeddings=longest), layers(c, attention, mlp(c), norms=1), tied=True)

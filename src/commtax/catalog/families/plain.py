@@ -8,8 +8,7 @@ from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import Experts, Mlp, Model
 
-Fact = bool | str
-"""Itself, or the field that says it: ``name``, or ``name=true`` for one that is true where it is absent."""
+Fact = bool | str  # itself, or the field that says it: ``name``, or ``name=true`` for one that is true where it is absent
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from commtax.cost.forms import experts, latent, linear, modules, products
 from commtax.cost.forms.form import ChipForm, Form, equation_of
 
 FORMS: dict[str, Form] = {**products.FORMS, **experts.FORMS, **latent.FORMS, **modules.FORMS}
-CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS
-"""Forms that need more of a chip than its bandwidth and peak."""
+CHIP_FORMS: dict[str, ChipForm] = linear.CHIP_FORMS  # forms that need more of a chip than its bandwidth and peak
 
 
 def equation(form: str) -> str:

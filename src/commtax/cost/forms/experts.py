@@ -97,6 +97,5 @@ def _tile_rows(r: RoutedSizes, c: Table) -> Number:
 
 BACKENDS = ("", "_triton", "_cutlass", "_trtllm", "_marlin", "_wideep", "_context", "_generation")
 """Implementations: "" is what an engine usually runs, the others have constants of their own where they differ from it."""
-AROUND = frozenset(f"routing{tail}" for tail in BACKENDS)
-"""Forms that stand for all launches around the experts of a layer."""
+AROUND = frozenset(f"routing{tail}" for tail in BACKENDS)  # forms that stand for all launches around the experts of a layer
 FORMS: dict[str, Form] = {f"{name}{tail}": form for tail in BACKENDS for name, form in (("routing", routing), ("experts", experts))}

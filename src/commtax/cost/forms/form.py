@@ -8,12 +8,9 @@ import numpy as np
 from commtax.cost.kernel import Kernel
 from commtax.spec import Chip, Number
 
-Parts = tuple[Number, Number]
-"""Fixed and moving seconds of one launch."""
-Table = Mapping[str, float]
-"""Constants of a form by name (``catalog/kernels``)."""
-Form = Callable[[Kernel, Table, float, float], Parts]
-"""(kernel, constants, bandwidth in bytes/s, peak in FLOP/s) -> seconds."""
+Parts = tuple[Number, Number]  # fixed and moving seconds of one launch
+Table = Mapping[str, float]  # constants of a form by name (``catalog/kernels``)
+Form = Callable[[Kernel, Table, float, float], Parts]  # (kernel, constants, bandwidth in bytes/s, peak in FLOP/s) -> seconds
 ChipForm = Callable[[Kernel, Table, Chip, float], Parts]
 """(kernel, constants, chip, arithmetic over that of the constants) -> seconds, where two rates of a chip are not enough."""
 TINY = 1e-300  # keeps the root of 0 defined
@@ -35,10 +32,8 @@ SECONDS = {
     "q": "quantising activations",
 }
 """Constants that are seconds, of a launch or of a piece of work, and what they pay for."""
-RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}
-"""Constants that are rates: a time goes with their inverse."""
-DAMPED = ("tau",)
-"""Seconds after which arithmetic slows down: they go with the arithmetic's own."""
+RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}  # constants that are rates: a time goes with their inverse
+DAMPED = ("tau",)  # seconds after which arithmetic slows down: they go with the arithmetic's own
 SHARPNESS = 6  # of the step from a tensor that the cache keeps to one that it does not, as measured on L40S
 
 

@@ -101,6 +101,5 @@ def exchange(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> P
     return waited, ((fixed + moving) ** SHARPNESS + c["host"] ** SHARPNESS) ** (1 / SHARPNESS) - waited
 
 
-WAYS = ("low", "high", "low2", "high2")
-"""Low latency, high throughput, and the second version of both."""
+WAYS = ("low", "high", "low2", "high2")  # low latency, high throughput, and the second version of both
 FORMS: dict[str, Form] = MEASURED | {f"exchange_{way}": exchange for way in WAYS}

@@ -12,8 +12,7 @@ from math import ceil, sqrt
 from commtax.cost.surface import Surface
 from commtax.sim.serving.pool import BlockPool
 
-Chunk = tuple[int, int, int]
-"""A request, tokens of its prompt that a step computes, and tokens before them."""
+Chunk = tuple[int, int, int]  # a request, tokens of its prompt that a step computes, and tokens before them
 NOBODY = ()
 
 

@@ -265,10 +265,8 @@ class Replica:
         self._tokens(0, lane, (begin, end), steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Steps before a request comes that is let in at once or chooses a rank, or before ``until``.
-
-        Who comes to the only queue behind others changes nothing.
-        """
+        """Steps before a request comes that is let in at once or chooses a rank, or before ``until``. Who comes to the only queue
+        behind others changes nothing."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.undecided:  # nobody is let in before they have passed
             return min(steps, self.undecided)

@@ -248,10 +248,8 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = 
 
 
 def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
-    """Prompts on workers of their own; a prompt's cache goes over its worker's links to those of the one that decodes it.
-
-    Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
-    """
+    """Prompts on workers of their own; a prompt's cache goes over its worker's links to those of the one that decodes it. Clients
+    that never wait do not care who has answered: then all prompts are computed first, and those who decode follow."""
     waits, part, whole = cap < inf, fleet.decoded.numerator, fleet.decoded.denominator
     clients = Clients(book, cap, range(len(book.arrival_s)))
     wire = _Wire(book, fleet.moves, clients.pending if waits else [], len(before), engines)

@@ -87,7 +87,6 @@ def _span(event: JsonObject) -> tuple[float, float]:
 
 
 def _steps(event: JsonObject) -> Iterator[TraceStep]:
-    """The steps that a slice stands for."""
     match = _ALIKE.match(str(event["name"]))
     if not match:
         return
@@ -112,7 +111,6 @@ def read(stream: FileStream) -> list[Trace]:
 
 
 def _categories(stream: FileStream) -> set[str]:
-    """All categories that are named in a file, up to a hundred."""
     found: set[str] = set()
     rest = b""
     for piece in stream.pieces():

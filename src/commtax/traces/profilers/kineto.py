@@ -17,7 +17,7 @@ from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
 from commtax.traces.profilers.columns import CALL, WRONG, Columns
 from commtax.traces.profilers.json_pieces import ListedObjects
-from commtax.traces.profilers.kineto_run import Groups, RankEvents
+from commtax.traces.profilers.kineto_run import RankEvents
 from commtax.traces.trace import Collective, Device, Trace, TraceStep
 from commtax.units import plural
 
@@ -97,7 +97,13 @@ def _traces(head: JsonObject, columns: Columns, name: str, partial: str) -> list
     groups = [g for g in list_of(job.get("pg_config")) if isinstance(g, dict)]
     # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
     sizes = {_whole_number(g.get("pg_size")) for g in groups} - {0, 1}
-    run = RankEvents(columns, sizes.pop() if len(sizes) == 1 else 0, _groups(groups))
+    found = {}
+    for group in groups:
+        given = group.get("ranks")
+        ranks = tuple(rank for rank in list_of(given) if isinstance(rank, int))
+        if isinstance(given, list) and len(ranks) == len(given):
+            found[str(group.get("pg_name", ""))] = ranks
+    run = RankEvents(columns, sizes.pop() if len(sizes) == 1 else 0, found)
     world = _whole_number(job.get("world_size"))
     parts = run.by_device() if run.on_device and world < 2 else []  # of a job's rank the file is one
     said = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
@@ -153,17 +159,6 @@ def _host(head: JsonObject, name: str) -> str:
         return told
     found = _HOST.match(name)
     return found["host"] if found and not any(pattern.search(name) for pattern in _RANK) else ""
-
-
-def _groups(listed: Iterable[JsonObject]) -> Groups:
-    """Ranks of the process groups that the trace lists."""
-    found = {}
-    for group in listed:
-        given = group.get("ranks")
-        ranks = tuple(rank for rank in list_of(given) if isinstance(rank, int))
-        if isinstance(given, list) and len(ranks) == len(given):
-            found[str(group.get("pg_name", ""))] = ranks
-    return found
 
 
 def _device(head: JsonObject, used: Counter[object]) -> Device | None:

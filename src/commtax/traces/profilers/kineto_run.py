@@ -52,7 +52,13 @@ class RankEvents:
             self.device["copies"] = self.device["copies"].astype(bool) | copies
             self._order()
         self.on_device = bool(len(self.device["start"]))
-        self.launches = _one_per_correlation(launches, self._named(lambda name: "aunch" in name))
+        launching = self._named(lambda name: "aunch" in name)
+        number = np.argsort(np.argsort(launches["start"], kind="stable"))
+        better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
+        order = np.lexsort((better, launches["correlation"]))
+        correlation = launches["correlation"][order]
+        last = np.flatnonzero(np.concatenate([correlation[1:] != correlation[:-1], [True]])) if len(order) else order
+        self.launches = {key: column[order[last]] for key, column in launches.items()}
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
 
     def by_device(self) -> list[tuple[int, RankEvents]]:
@@ -170,10 +176,8 @@ class RankEvents:
         return start, end
 
     def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
-        """How much of a pause the device had nothing to do, since what ends it was not launched yet.
-
-        A few kernels ahead of all else in a trace tell nothing: the device may still run what came before them.
-        """
+        """How much of a pause the device had nothing to do, since what ends it was not launched yet. A few kernels ahead of all
+        else in a trace tell nothing: the device may still run what came before them."""
         starts, ends = self.device["start"][rows], self.device["end"][rows]
         behind = int(np.searchsorted(starts, end))
         until = min(end, float(self.launched_s[rows[behind]]))
@@ -184,7 +188,6 @@ class RankEvents:
 
     @cached_property
     def _busy(self) -> Coverage:
-        """When the device did anything."""
         works = ~self.device["waits"]
         return coverage(self.device["start"][works], self.device["end"][works])
 
@@ -307,7 +310,14 @@ class RankEvents:
         """Collectives, and behind them the outermost operations on the host's threads that hold none."""
         others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
         ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
-        keep = _outermost(ops, _beside(comm, ops))
+        found = np.ones(len(ops["start"]), dtype=bool)
+        for thread in np.unique(comm["thread"]).tolist():
+            mine, own = comm["thread"] == thread, ops["thread"] == thread
+            spans = np.array(sorted(pairs(np.stack([comm["start"][mine], comm["end"][mine]], axis=1))))
+            start, end = ops["start"][own], ops["end"][own]
+            holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
+            found[own] = ~holds & (holding(spans, start) < 0)
+        keep = _outermost(ops, found)
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
 
 
@@ -323,16 +333,6 @@ def _to_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
         if key in rows:
             rows[key] = (rows[key] - origin_ns) * 1e-9
     return rows
-
-
-def _one_per_correlation(launches: dict[str, Column], launching: Column) -> dict[str, Column]:
-    """One call for each correlation, in its order: the last that launches, else the first."""
-    number = np.argsort(np.argsort(launches["start"], kind="stable"))
-    better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
-    order = np.lexsort((better, launches["correlation"]))
-    correlation = launches["correlation"][order]
-    last = np.flatnonzero(np.concatenate([correlation[1:] != correlation[:-1], [True]])) if len(order) else order
-    return {key: column[order[last]] for key, column in launches.items()}
 
 
 def _edges(groups: Column) -> list[int]:
@@ -353,15 +353,3 @@ def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
 def _begins_after_all(start: Column, end: Column) -> Column:
     """Which spans, in order, begin after all before them have ended."""
     return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
-
-
-def _beside(busy: Mapping[str, Column], ops: Mapping[str, Column]) -> Column:
-    """Which operations neither begin inside one of the busy spans of their thread nor hold the beginning of one."""
-    found = np.ones(len(ops["start"]), dtype=bool)
-    for thread in np.unique(busy["thread"]).tolist():
-        mine, own = busy["thread"] == thread, ops["thread"] == thread
-        spans = np.array(sorted(pairs(np.stack([busy["start"][mine], busy["end"][mine]], axis=1))))
-        start, end = ops["start"][own], ops["end"][own]
-        holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
-        found[own] = ~holds & (holding(spans, start) < 0)
-    return found

@@ -114,7 +114,6 @@ class GpuProcess:
 
 
 def _is_timed(row: Row) -> bool:
-    """Whether a row begins with a beginning and an end."""
     return isinstance(row[0], int) and isinstance(row[1], int)
 
 
