@@ -9,7 +9,7 @@ from commtax.planner.layouts import Layout
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
-from commtax.verbs.fleet_samples import Sample, sample_of, workers_of
+from commtax.verbs.fleet_samples import Sample, sample_of, used_of, workers_of
 from commtax.verbs.request_streams import stream_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
@@ -44,6 +44,12 @@ def sample_of_fleet(layout: Layout, size: Size) -> Sample:
     workers = workers_of(size, layout.apart)
     sample = sample_of(layout.question.but(**workers))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
+
+
+def used_size(layout: Layout, size: Size) -> Size:
+    """Copies, and workers of prompts, that get requests."""
+    q = layout.question
+    return (size[0], used_of(q, size[1])) if layout.apart else (used_of(q, size[0]), 0)
 
 
 def run_lengths(sample: Sample) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet
+from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet, used_size
 from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
 from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
@@ -26,7 +26,6 @@ from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
-from commtax.verbs.fleet_samples import used_of
 from commtax.verbs.loads import first_requests
 from commtax.verbs.request_streams import longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
@@ -81,7 +80,7 @@ class Trial:
     def distance(self) -> tuple[bool, float]:
         """How far a fleet that does not hold is from holding, less is nearer: overloaded ones last, by the rate over what they
         answer, for their times only grow with the run. Where nobody has looked at the capacity, no more than the distance is."""
-        most = SLACK * self.layout.throughput(*self.size) if isnan(self.capacity) else self.capacity
+        most = SLACK * self.layout.throughput(*used_size(self.layout, self.size)) if isnan(self.capacity) else self.capacity
         rate = rate_of(self.layout.question)
         crowded = overloaded(rate, most, self.stretch)
         return crowded, rate / most if crowded else self.over
@@ -174,13 +173,17 @@ def least_fleet(task: Task) -> Trial:
     at = first_size(layout, able, holds)
     if not holds(at):  # then that which answers most
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
-        size = able[at]
-        if not holds(at) and size in hopeless and is_sampled(layout, size) and not too_slow(layout, size):  # a run says no more
-            most = _most_answered(layout, size)
-            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
-            return Trial(layout, size, _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
+        if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
+            return _overloaded_trial(layout, able[at], len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
+
+
+def _overloaded_trial(layout: Layout, size: Size, simulated: int) -> Trial:
+    """A fleet of which capacity alone says that it does not hold: a run would say no more."""
+    most = _most_answered(layout, size)
+    most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
+    return Trial(layout, size, _overload(layout.question, most), most, {}, simulated)
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
@@ -215,8 +218,7 @@ def _most_answered(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
-    counts = size[0], used_of(layout.question, size[1])
-    return min(count * alone for count, alone in zip(counts, _capacity_of_kinds(layout), strict=True))
+    return min(count * alone for count, alone in zip(used_size(layout, size), _capacity_of_kinds(layout), strict=True))
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
@@ -242,7 +244,7 @@ def _overload(q: Question, most: float) -> float:
 def capacity(layout: Layout, size: Size) -> float:
     """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
-        return used_of(layout.question, size[0]) * _saturation_rate(layout.question)
+        return used_size(layout, size)[0] * _saturation_rate(layout.question)
     sample = sample_of_fleet(layout, size)
     return _saturation_rate(sample.question, decoded=sample.decoded) / float(sample.share)
 
