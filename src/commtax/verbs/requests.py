@@ -292,7 +292,7 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once)))
+    count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once / fleet.decoded)))
     answered = int(count * fleet.decoded)
     quarter = answered // 4
     crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
