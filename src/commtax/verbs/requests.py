@@ -3,9 +3,11 @@
 The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from math import ceil, inf, nan
 
 import numpy as np
@@ -38,6 +40,7 @@ from commtax.verbs.request_streams import longest_of, stream_of
 from commtax.verbs.settling import Settled, link_notes, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
+COMPARED = 1000  # requests whose prompts are compared
 RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
 CUTS = 64  # steps that a mean prompt is cut into; where they are more, ranges and capacity are found with fewer requests
@@ -289,7 +292,7 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
-    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - _shared_tokens(stream) + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once / fleet.decoded)))
@@ -300,6 +303,13 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     done = np.sort(ran.book.done_s)  # those who are not, or elsewhere, last
     middle_s = float(done[answered - 1 - quarter] - done[quarter])
     return (answered - 2 * quarter) / max(1e-12, middle_s) / float(fleet.decoded)
+
+
+def _shared_tokens(stream: RequestStream) -> float:
+    """Return the mean tokens of a prompt that another one has, too, whose blocks both use; looked for among the first requests."""
+    some = (stream.prefixes or ())[:COMPARED]
+    times = Counter(chain.from_iterable(some))
+    return stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
