@@ -426,17 +426,17 @@ def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine
 def _waiting_factor(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
     """Seconds of prompts that a rank waits for, over those of its own: ranks step together, and a step is as long as the longest.
 
-    The largest of ``ranks`` Poisson numbers of prompts a step, m to a rank on average, over m, as in ``_lost_share``. Experts are
-    computed by all ranks, for whosever prompt.
+    The mean of the largest of ``ranks`` Poisson numbers of prompts over m, as in ``_lost_share``; experts are all ranks' work.
     """
     prompts = np.minimum(arrivals_per_step(load, seqs), steps.together)
     return 1 + (1 - steps.spread) * (steps.ranks - 1) / np.sqrt(1 + (steps.ranks + 1) * prompts)
 
 
 def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
-    """Share of the ranks that have no prompt in a step in which one has."""
+    """Share of the ranks that have no prompt in a step in which one has; whose requests are prompts alone have one in each step."""
     each = (steps.ranks * np.minimum(seqs, load.concurrency) - 1) / np.maximum(1, steps.ranks - 1)  # clients of another rank
-    return (1 - 1 / steps.ranks) * (1 - np.clip(arrivals_per_step(load, 1 + np.clip(each, 0, seqs)), 0.0, 1.0))
+    came = np.where(load.decodes > 0, arrivals_per_step(load, 1 + np.clip(each, 0, seqs)), each)
+    return (1 - 1 / steps.ranks) * (1 - np.clip(came, 0.0, 1.0))
 
 
 def knee(alone_s: Number, least_s: Number) -> Number:
