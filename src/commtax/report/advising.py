@@ -14,7 +14,7 @@ from commtax.units import format_seconds, plural
 WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host's work takes", EVERYTHING: "all steps take"}
 """What a shift of each part means."""
 VERDICTS = {
-    "same": "the machine has not changed since it was calibrated",
+    "same": "no change is seen since it was calibrated",
     "drifted": "the machine has drifted",
     "unknown": "this cannot be judged",
 }
@@ -101,10 +101,11 @@ def settlement_document(found: Settlement) -> Record:
 
 def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     """The verdict, the part that moved, and every latency beside its range."""
-    reason = f": {found.reason}" if found.reason else ""
+    reason, parts = f": {found.reason}" if found.reason else "", {part.name: part for part in found.parts}
+    if found.verdict == "same" and EVERYTHING in parts:
+        reason = f"; these runs would show one from {parts[EVERYTHING].visible:.0%} on"
     say(console, f"{own.name}: {VERDICTS[found.verdict]}{reason}", "bold")
     if found.verdict == "drifted":
-        parts = {part.name: part for part in found.parts}
         apart = "" if found.moved else "these runs fit more than one cause: "
         say(console, apart + " or ".join(part_words(parts[name]) for name in found.suspects), "bold")
     columns = ("run", "time", ">today", ">expected", ">80% range", ">off")
