@@ -170,7 +170,7 @@ def test_one_judgement_of_a_pasted_plan():
     half = ("plan", "--from", "vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 32768", "--cluster", "8xh100-sxm")
     limits = ("--ttft", "1s", "--tpot", "30ms")
     out = " ".join(run_here(*half, *limits).stdout.split())
-    assert "Recommended and best: 8 GPUs = 2 replicas x TP 4" in out, "two pools in one host may not lead"
+    assert "Recommended and best of what is checked: 8 GPUs = 2 replicas x TP 4" in out, "two pools in one host may not lead"
     assert "; the recommended plan is 2 of yours: 2.00 x its tokens/s." in out
     found = json.loads(run_here(*half, *limits, "--json").stdout)
     assert found["recommended"]["mode"] == found["best"]["mode"] == "together"

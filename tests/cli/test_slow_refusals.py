@@ -12,7 +12,7 @@ from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import ServingColumns
 from commtax.planner.ranking import family
-from commtax.verbs import fitting
+from commtax.verbs import fit_advice, fitting
 from commtax.verbs.settling import resolve_question, settle
 from each import each
 from tables import tables
@@ -49,8 +49,8 @@ def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
     put = resolve_question(model, place, limits)
     asked = settle(put)
     asked = asked.but(limits=fitting.limits_of(asked))
-    may = fitting._screen(asked, auto_ep=False)
-    out = [c for c in fitting._candidates(put) if not may(int(c.plan.tp), int(c.plan.pp))]
+    may = fitting.screen(asked, auto_ep=False)
+    out = [c for c in fitting.candidates(put) if not may(int(c.plan.tp), int(c.plan.pp))]
     for candidate in out[:: max(1, len(out) // 12)]:
         assert not fitting.judge(candidate.but(limits=asked.limits)).fits
 
@@ -58,7 +58,7 @@ def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
 def test_advice_is_looked_for_only_where_it_is_read(monkeypatch):
     """A plan's refusal reads how much is missing; what would fit is told once, for the whole search."""
     asked = []
-    monkeypatch.setattr(fitting, "_advice", lambda failed: asked.append(failed) or [])
+    monkeypatch.setattr(fit_advice, "_advice", lambda failed: asked.append(failed) or [])
     assert run_here("plan", "opt-1.3b", "-c", "p5", "--gpu-memory-utilization", "0.01").returncode == 1
     assert not asked
 
@@ -112,4 +112,4 @@ def test_families_are_told_apart_in_large_clusters():
 def test_every_chip_has_a_first_answer():
     """The screen looks at one tp with any chip and any engine that serves."""
     for engine in (key for key in catalog.keys("engines") if "decode" in catalog.engine(key).phases):
-        assert fitting.fit("llama-3.2-1b", "8xh100-sxm", engine=engine, max_model_len=128).fits
+        assert fit_advice.fit("llama-3.2-1b", "8xh100-sxm", engine=engine, max_model_len=128).fits

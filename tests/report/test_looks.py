@@ -26,7 +26,7 @@ def test_a_front_is_drawn_with_its_recommendation_limits_and_kinds():
     found = commtax.plan("llama-3.1-8b", "4xl40s", tpot_s=0.03, max_concurrency=16)
     axes = found.plot().axes[0]
     drawn = {line.get_label(): line for line in axes.lines}
-    own = next(line for label, line in drawn.items() if label.startswith("recommended"))
+    own = next(line for label, line in drawn.items() if label.startswith("Recommended"))
     assert own.get_marker() == RECOMMENDED
     rows, i = found.plans, found.recommended
     assert np.allclose(own.get_xydata(), [[rows.tokens_per_s_per_user[i], rows.tokens_per_s_per_gpu[i]]])

@@ -29,7 +29,9 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     values.dtype = eight if str(values.fp8) else "nvfp4" if str(values.fp4) else ""
     values.zero = 1 if values.zero else 0
     chunks = _chunks(reading, int(values.pp or 1))
-    values |= {"chunks": chunks, "schedule": "interleaved"} if chunks > 1 else {"chunks": ""}
+    values.chunks = chunks if chunks > 1 else ""
+    if chunks > 1:
+        values.schedule = "interleaved"
     if int(values.expert_tp or tp) != tp:
         reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
     values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}

@@ -28,7 +28,7 @@ def unread_remarks(engine: str, unread: Iterable[str], where: str = "answer") ->
     """Return what is said of words that are not in an answer: those that mean nothing to us, those that may cost, then others.
 
     >>> unread_remarks("vllm", ["--foo 3", "--cpu-offload-gb 4"])[1]
-    'not in the answer: --cpu-offload-gb 4 (weights in host memory, sent to the GPU in every step)'
+    'may cost, and not in the answer: --cpu-offload-gb 4 (weights in host memory, sent to the GPU in every step)'
     """
     kinds: dict[str, list[str]] = {STRANGE: [], COSTLY: [], "": []}
     for word in unread:

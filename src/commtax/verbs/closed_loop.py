@@ -218,7 +218,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
     >>> import commtax
     >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, input_len=1024, output_len=256)
     >>> f"TTFT {loop.ttft_s * 1e3:.0f} ms, TPOT {loop.tpot_s * 1e3:.0f} ms, {loop.tokens_per_s:,.0f} tokens/s"
-    'TTFT 62 ms, TPOT 12 ms, 2,559 tokens/s'
+    'TTFT 59 ms, TPOT 12 ms, 2,563 tokens/s'
 
     Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark; lengths vary
     by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own, on another cluster

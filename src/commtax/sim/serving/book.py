@@ -98,7 +98,7 @@ class Book:
     def only(self, rows: Sequence[int]) -> "Book":
         """The book of some of its requests."""
         book = Book([], [], [], None, self.pieces, [], self.prefix_block, self.hit_rate)
-        for name in (f.name for f in fields(self) if isinstance(getattr(self, f.name), (list, tuple))):
+        for name in (f.name for f in fields(self) if isinstance(column := getattr(self, f.name), (list, tuple)) and column):
             setattr(book, name, [getattr(self, name)[i] for i in rows])
         return book
 
