@@ -32,13 +32,8 @@ def lay_over(first: Profile, second: Profile) -> Profile:
     across = second if second.network or not first.network else first
     both = {**first.links, **second.links}
     told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
-    kept, other = (second, first) if second.host else (first, second)
     return replace(
-        first,
-        host=kept.host or other.host,
-        engine=kept.engine if kept.host else second.engine or first.engine,
-        dtype=second.dtype or first.dtype,
-        lessons=distinct([*first.lessons, *second.lessons]),
+        _joined_runs(first, second),
         name=f"{first.name} + {second.name}",
         chip=_chip(first, second),
         tables={**first.tables, **second.tables},
@@ -48,6 +43,16 @@ def lay_over(first: Profile, second: Profile) -> Profile:
         links={which: told[which] or link for which, link in both.items()},
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
+    )
+
+
+def _joined_runs(first: Profile, second: Profile) -> Profile:
+    """Host times with the engine that they are of, and the lessons of both."""
+    kept, other = (second, first) if second.host else (first, second)
+    engine = kept.engine if kept.host else second.engine or first.engine
+    host = kept.host or other.host
+    return replace(
+        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
     )
 
 

@@ -187,9 +187,15 @@ def update(params: Number) -> Kernel:
     return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
 
 
+def accumulation_kernel(nbytes: Number) -> Kernel:
+    """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
+    return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
+
+
 def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
     """FLOPs of one token's forward and backward: three forward passes' worth; without weight gradients where adapters alone are
-    trained (their own few FLOPs are not counted)."""
+    trained (their own few FLOPs are not counted).
+    """
     layers, head = forward_flops(model, seq, causal)
     if not plan.lora_rank:
         return 3 * (layers + head)

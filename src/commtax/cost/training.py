@@ -95,8 +95,7 @@ def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], 
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
         held = sum(trained_params(model, plan, t.engine).values())
-        nbytes = held * t.engine.trains.accumulate_bytes  # in a pass of its own where no product does it
-        ends += priced.lines([Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")], m)
+        ends += priced.lines([train_kernels.accumulation_kernel(held * t.engine.trains.accumulate_bytes)], m)
     return layers, ends, share
 
 
