@@ -140,6 +140,10 @@ class OfferedRequests:
     router: str = "round-robin"
     seed: int = 0
 
+    def cached_tokens(self, input_len: Number) -> Number:
+        """Return the tokens of a prompt that are in the cache: a share that is known, or the text that all prompts begin with."""
+        return np.maximum(self.prefix_hit_rate * input_len, np.minimum(self.shared_prefix, input_len))
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:

@@ -173,7 +173,7 @@ def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]
     if not len(decoding) or one.requests.output_len < 2:
         return
     lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
-    load = ClosedLoopLoad(1.0, *lengths, spread=wanted.spread, cached=one.offered.prefix_hit_rate * lengths[0])
+    load = ClosedLoopLoad(1.0, *lengths, spread=wanted.spread, cached=one.offered.cached_tokens(lengths[0]))
     load = drafted_load(load, one)
     steps_of_prompts = prompting_of(settle(replan(put, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
     prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))

@@ -131,7 +131,7 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     wanted = found[0].question.requests if found else None
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    cached = found[0].question.offered.prefix_hit_rate * wanted.input_len
+    cached = found[0].question.offered.cached_tokens(wanted.input_len)
     load = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread, cached=cached)
     load = drafted_load(load, found[0].question)
     sizes = _workers(found)

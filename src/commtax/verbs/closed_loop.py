@@ -353,7 +353,7 @@ def _load(asked: Question) -> ClosedLoopLoad:
             raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = wanted.concurrency / dp, (wanted.input_len * 1.0, wanted.output_len * 1.0)
-    cached = asked.offered.prefix_hit_rate * lengths[0]
+    cached = asked.offered.cached_tokens(lengths[0])
     loading = prefix_loading_s(prompter(asked) if wanted.disaggregated else asked, cached)
     kept = state_tokens(asked) + asked.speculative  # drafts are in the cache while they are checked
     return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
