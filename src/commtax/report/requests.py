@@ -123,7 +123,7 @@ def rate_words(per_s: float) -> str:
     >>> rate_words(1.0), rate_words(17.43)
     ('1 request/s', '17.4 requests/s')
     """
-    return f"{per_s:,.3g} request{'' if per_s == 1 else 's'}/s"
+    return f"{format_figure(per_s)} request{'' if per_s == 1 else 's'}/s"
 
 
 def _load(o: RequestsInTime) -> str:

@@ -61,7 +61,7 @@ def _basis(w: Worth) -> str:
         return ""
     q, r = w.question, w.requests
     clients = plural(int(q.requests.concurrency), "client")
-    keep = f"who keep {batch_words(q)} running"
+    keep = f"who keep{'s' * (q.requests.concurrency == 1)} {batch_words(q)} running"
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
     return f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
