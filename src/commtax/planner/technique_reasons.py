@@ -16,15 +16,17 @@ from commtax.verbs.costly_settings import questioned
 
 
 def kept_settings(answer: ServingPlans) -> Iterator[str]:
-    """One sentence on settings that all plans keep and that cost the recommended one, none where none does."""
-    i, told = answer.recommended, list[str]()
-    for setting in questioned(answer.question):
+    """One sentence on settings that all plans keep, and on what they cost the recommended one; none where nothing is set."""
+    i, told, kept = answer.recommended, list[str](), list(questioned(answer.question))
+    for setting in kept:
         without = best_load(answer, i, setting.changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
             told.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
     if told:
         yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan"
+    elif kept:
+        yield f"every plan keeps {' and '.join(x.flag for x in kept)}; this plan loses nothing by it, but others may"
 
 
 @dataclass(frozen=True, slots=True)
