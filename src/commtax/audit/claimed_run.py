@@ -60,8 +60,9 @@ class LoggedRun:
             return claim
         if engine := taken.pop(ENGINE, ""):
             q = replace(q, engine=catalog.engine(str(engine)))
-        source = f"from {self.file}" if "tp" in taken else UNSAID if not said & {*LAYOUT} and q.cluster.num_gpus > 1 else ""
-        return replace(claim, question=q.but(**taken), plan_source=source)
+        guessed = "tp" not in taken and not said & {*LAYOUT} and q.cluster.num_gpus > 1
+        source = f"from {self.file}" if "tp" in taken else UNSAID if guessed else ""
+        return replace(claim, question=q.but(**taken), plan_source=source, guessed=guessed)
 
 
 def launched_options(read: ReadFiles, model: str, said: Mapping[str, object]) -> dict[str, object]:
@@ -78,7 +79,7 @@ def launched_options(read: ReadFiles, model: str, said: Mapping[str, object]) ->
 
 def by_launch(read: ReadFiles, claim: Claim, options: Mapping[str, object]) -> Claim:
     """The claim, with who said its plan where a command beside the run did."""
-    return replace(claim, plan_source=f"from {read.launches[0].source}") if "tp" in options else claim
+    return replace(claim, plan_source=f"from {read.launches[0].source}", guessed=False) if "tp" in options else claim
 
 
 def logged_run(read: ReadFiles) -> LoggedRun:

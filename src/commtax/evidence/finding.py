@@ -117,6 +117,7 @@ class Claim:
     tolerance: float = LEVEL.seconds_tolerance
     strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
     plan_source: str = ""  # who says the plan, in words; "": the user
+    guessed: bool = False  # nobody says the plan, and the cluster has room for others
 
     def __post_init__(self) -> None:
         if self.question.phase not in PHASES:
@@ -138,8 +139,8 @@ class Claim:
 
     @cached_property
     def distrust(self) -> str:
-        """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
-        return reason_assumed(self.bill())
+        """Why seconds are no yardstick: nobody told the plan, or the cluster is not calibrated; "" where they are one."""
+        return f"tp {self.tp} is assumed: say with -tp or --from what ran" if self.guessed else reason_assumed(self.bill())
 
     def seconds(
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None

@@ -21,7 +21,8 @@ def missing_sentence(audited: Audit) -> str:
         return "; ".join(filter(None, (unsure[0].reason, _furthest_words(unsure))))
     if unsure:
         weak = audited.claim.distrust or unsure[0].reason
-        return "; ".join(filter(None, (weak, CALIBRATE, _furthest_words(unsure))))
+        mend = "" if audited.claim.guessed else CALIBRATE
+        return "; ".join(filter(None, (weak, mend, _furthest_words(unsure))))
     measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.told]
     reasons = list(dict.fromkeys(f.reason for f in measured))[: COUNT.most_reasons]
     absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None and not f.told]

@@ -158,7 +158,7 @@ def _judge_figure(
     if why := _reason_incomparable(result, predicted, metric, statistic):
         return finding.undecided(f"{ranged}; {why}")
     if claim.distrust and not claim.strict:
-        return finding.unsure(f"{ranged}; constants are assumed: calibrate first")
+        return finding.unsure(f"{ranged}; {'the plan is assumed' if claim.guessed else 'constants are assumed: calibrate first'}")
     if finding.near:
         return replace(finding, verdict=AGREE, reason=ranged)
     return replace(finding, verdict=DISAGREE, reason=f"{ranged}; {_possible_reason(result, finding, metric, statistic)}")
