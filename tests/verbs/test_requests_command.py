@@ -90,9 +90,12 @@ def test_readers_of_benchmarks_read_it(document):
 
 def test_its_own_audit_agrees_with_it(document, tmp_path):
     (tmp_path / "predicted.json").write_text(json.dumps(document))
-    done = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE)
+    done = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE, "-tp", "1")
     assert done.returncode == 0, done.stdout
     assert "0 disagree" in done.stdout
+    untold = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE)
+    assert untold.returncode == 3
+    assert "tp 1 is assumed" in untold.stdout, "no seconds are judged by a plan that nobody told"
 
 
 @settings(max_examples=15)
