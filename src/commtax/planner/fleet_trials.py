@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
+from functools import partial
 from math import exp, inf, isnan, nan
 
 import numpy as np
@@ -270,8 +271,13 @@ def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
+    return _last_runs(layout, size, rate, length or run_lengths(sample_of_fleet(layout, size)), stretch, most)
+
+
+@partial(cache_answers, most=8)  # trials of larger fleets and their ranges ask for the same runs
+def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int], stretch: float, most: float) -> RequestsInTime:
     sample = sample_of_fleet(layout, size)
-    length, rate = length or run_lengths(sample), rate * float(sample.share)
+    rate *= float(sample.share)
     part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
     asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
@@ -303,6 +309,7 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
     return worst(q, outcome), outcome
 
 
+@cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
     """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
     whatever a run of some minutes says."""
