@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules
-from commtax.sim.serving.lane import Chunk, Lane, steps_in
+from commtax.sim.serving.lane import Chunk, Lane, steps_in, tokens_of
 from commtax.sim.serving.pool import BlockPool
 
 Span = tuple[float, float]
@@ -212,7 +212,7 @@ class Replica:
 
     def finish(self, number: int, lane: Lane, chunks: list[Chunk], time: Span, steps: int, first: float, more: float) -> None:
         """One lane's part of steps with prompts, each of which computes as much of them."""
-        tokens, (begin, end) = sum([new for _, new, _ in chunks]), time
+        tokens, (begin, end) = tokens_of(chunks), time
         if self.rules.prefill_first or not lane.seqs:
             self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
             if self.streams:
