@@ -112,9 +112,9 @@ class BlockPool:
             needed, cached = -(-(tokens + ahead) // rules.block), tokens
         else:
             needed = -(-tokens // rules.block)
-            if prefixes:
+            if prefixes and book.prefixes:
                 cached = min((tokens - 1) // rules.block * rules.block, prefixes.match(book.prefixes[i]) * book.prefix_block)
-        if prefixes:
+        if prefixes and book.prefixes:
             needed = max(0, needed - book.shared[i] * prefixes.per_id) + prefixes.new_blocks(book.prefixes[i])
         return cached, needed + rules.states
 
