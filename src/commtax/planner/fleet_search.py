@@ -155,7 +155,7 @@ class Search:
             self._tell()
 
     def _tell(self, effort: float = 0.0, begun: float = 0.0) -> None:
-        """Tell how far the search is, so much effort further, so much begun: what is left are layouts that are likely to be tried."""
+        """Tell how far the search is, so much effort further and so much begun; layouts that are likely to be tried are left."""
         self.spent += effort
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
         bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
