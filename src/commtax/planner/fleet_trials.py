@@ -231,9 +231,8 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    each = [
-        layout.question.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in (layout.group, layout.prefill_tp)
-    ]
+    q, degrees = layout.question, (layout.group, layout.prefill_tp)
+    each = [q.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in degrees]
     return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
@@ -426,14 +425,10 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     """The next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
     most, factor = 2 * trial.gpus + layout.group + layout.prefill_tp, longest_step(trial)
-    able = [
-        size
-        for size in able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
-        if no_more(trial.size, size) and size != trial.size
-    ]
+    sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
+    able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
     if not able:
         return []
-
     known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
 
     def clear(at: int) -> bool:
