@@ -186,10 +186,11 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
 
 
 def profile_of(given: GivenOptions) -> Profile | None:
-    """A profile, or several as one; it also says which chip, where no cluster is named."""
+    """A profile, or several as one; it also says which chip and how many, where no cluster is named."""
     own = load_profile(given.pop("profile", ()))
     if own and not given.cluster and (chip := measured_chip(own)):
-        given.cluster = f"{max(2, given.tp or 1)}x{chip}"
+        laid = (run.deployment for run in own.lessons)
+        given.cluster = f"{max(2, given.tp or max((int(d.tp * d.pp * d.dp) for d in laid), default=2))}x{chip}"
     return own
 
 

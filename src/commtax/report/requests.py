@@ -14,7 +14,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
 from commtax.statement import MEANS, Note
-from commtax.units import format_figure, format_seconds, plural
+from commtax.units import format_figure, format_seconds, format_spread, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
@@ -114,7 +114,7 @@ def _lengths(o: RequestsInTime) -> str:
 
 def _length(own: Lengths | None, mean: int, spread: float) -> str:
     if own is None:
-        return f"{mean:,}{f' ± {spread:.0%}' if spread and mean > 1 else ''}"
+        return f"{mean:,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}"
     return f"{own.mean:,.0f}" if own.kind == "constant" else f"{own.mean:,.0f} ({own.source or own.kind})"
 
 

@@ -197,7 +197,7 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
 def _notes(a: SeveralPlans) -> list[str]:
     questions = [answer.question for answer in a.answers]
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
-    said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
+    said = [DEFINITION, lengths_note(q), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
         said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":

@@ -25,7 +25,7 @@ from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
 from commtax.verbs.requests_weighed import RequestTimes
-from commtax.verbs.settling import link_notes
+from commtax.verbs.settling import context_notes, link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
@@ -339,7 +339,7 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
-    yield from link_notes(w.question)
+    yield from map(str, (*link_notes(w.question), *context_notes(w.question, int(w.question.requests.tokens))))
     for row in (*w.on, *w.here):
         if (gpus := int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"

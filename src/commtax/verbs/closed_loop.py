@@ -24,9 +24,9 @@ from commtax.question import SPREAD, Question, Requests
 from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.units import format_mean
+from commtax.units import format_mean, format_spread
 from commtax.verbs import checking
-from commtax.verbs.checking import positive
+from commtax.verbs.checking import longest_taken, positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
 from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
@@ -359,10 +359,13 @@ def _load(asked: Question) -> ClosedLoopLoad:
     return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
 
 
-def lengths_note(spread: Number) -> Note:
+def lengths_note(q: Question) -> Note:
     """What the requests' lengths are, and what would change with others."""
-    if spread:
-        text = f"lengths vary by ±{spread:.0%} (--spread 0 makes them equal, and clients then move in lockstep)"
+    spread, longest = float(q.requests.spread), longest_taken(q)
+    if spread < SPREAD and np.any((1 + spread) * q.requests.tokens + 2 >= longest):
+        text = f"lengths vary by {format_spread(spread)} only, so that none is longer than the {longest:,} tokens that a server takes"
+    elif spread:
+        text = f"lengths vary by {format_spread(spread)} (--spread 0 makes them equal, and clients then move in lockstep)"
     else:
         text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
     return Note("spread", text)
@@ -377,7 +380,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from draft_notes(s.question)
     yield from link_notes(s.question)
     if np.ndim(wanted.spread) == 0:
-        yield lengths_note(float(wanted.spread))
+        yield lengths_note(s.question)
     if why := why_it_does_not_start(s.question):
         yield Note("too-long", why)
     else:

@@ -1,5 +1,6 @@
 """The requests that a question offers, in the order in which they come."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -8,6 +9,9 @@ import numpy as np
 from commtax.question import Question
 from commtax.sim.streams import draw_stream
 from commtax.spec.stream import Lengths, RequestStream
+from commtax.statement import Note
+from commtax.units import plural
+from commtax.verbs.checking import longest_taken
 from commtax.verbs.fitting import block_tokens
 
 PROMPTS = 1000  # requests of a run, where nobody says
@@ -51,3 +55,10 @@ def _lengths(mean: object, spread: object) -> Lengths:
 def longest_of(stream: RequestStream) -> int:
     """Tokens of the longest request."""
     return int(np.max(stream.input_len + stream.output_len))
+
+
+def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:
+    """How many requests servers would refuse for their length, which are simulated as if they took them."""
+    if refused := int(np.count_nonzero(stream.input_len + stream.output_len > longest_taken(q))):
+        text = f"{refused:,} of {plural(len(stream), 'request')} are longer than the {longest_taken(q):,} tokens that a server takes"
+        yield Note("context", f"{text}: it would refuse these, and they are simulated as if it did not")
