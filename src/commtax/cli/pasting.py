@@ -97,7 +97,7 @@ def _option_words(name: str, value: object) -> str:
     >>> _option_words("max_num_seqs", 128), _option_words("prefix_cache", True), _option_words("eager", False)
     ('max-num-seqs 128', 'prefix-cache', 'no eager')
     """
-    said = name.replace("_", "-")
+    said = "communication beside compute:" if name == "async_axes" else name.replace("_", "-")
     return f"{said} {value}" if not isinstance(value, bool) else said if value else f"no {said}"
 
 

@@ -233,7 +233,8 @@ def _fate(x: Line) -> Text:
 
 def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) -> None:
     b = step.bill
-    days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}" if num_tokens else ""
+    hours = f"{format_tokens(b.gpu_hours(num_tokens))} GPU-hours"
+    days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}, {hours}" if num_tokens else ""
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
@@ -268,8 +269,10 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
         return
     if not likely:
-        near = "above" if measured_mfu > predicted else "within 2% of"
-        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}", "green")
+        low, high = (predicted * float(b.step_s / end) for end in (b.high_s, b.low_s))
+        near = "agrees with" if measured_mfu <= high else "is above"
+        text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
+        say(console, text, "green" if measured_mfu <= high else "")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
@@ -297,6 +300,7 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
         global_batch=q.batch * q.plan.dp,
         memory=facts(b.memory, *HELD),
         days=b.days(num_tokens) if num_tokens else None,
+        gpu_hours=b.gpu_hours(num_tokens) if num_tokens else None,
         causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),
     )
 

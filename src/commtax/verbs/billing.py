@@ -172,6 +172,10 @@ class StepBill(Bill, Answer):
         """Days that ``tokens`` tokens take."""
         return tokens / self.tokens_per_s / 86400
 
+    def gpu_hours(self, tokens: float) -> Number:
+        """Hours that they take, times the GPUs."""
+        return 24 * self.days(tokens) * self.num_gpus
+
 
 def by_cost(b: StepBill) -> list[Line]:
     """The lines of a bill, the costliest first."""
