@@ -65,7 +65,7 @@ def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     model, judged = of_log(row)
     asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
     found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")[
-        "KV memory left, of all memory"
+        "KV memory left (differences: of all memory)"
     ]
     assert found.verdict == "agree"
     assert found.base == judged.question.cluster.chip.visible_bytes
@@ -81,8 +81,10 @@ def test_the_verdict_is_of_the_missing_bytes_whatever_is_left(model, missing):
     line = f"Available KV cache memory: {left / GIB:.4f} GiB"
     whole = asked.question.cluster.chip.visible_bytes
     near = abs(missing) * GIB <= levels("logs.startup_audit").left_tolerance * whole
-    assert findings(asked, version, line)["KV memory left, of all memory"].verdict == ("agree" if near else "disagree")
-    without = findings(asked, line)["KV memory left, of all memory"]
+    assert findings(asked, version, line)["KV memory left (differences: of all memory)"].verdict == (
+        "agree" if near else "disagree"
+    )
+    without = findings(asked, line)["KV memory left (differences: of all memory)"]
     assert (without.verdict == "agree") == near
     assert without.verdict != "disagree" or abs(missing) > 1.9, "a version that is not told may count otherwise"
 
@@ -94,7 +96,7 @@ def test_another_version_may_leave_out_of_its_peak_what_this_one_counts(more):
     asked = question("llama-3.1-8b", max_model_len=1024, gpu_memory_utilization=0.9)
     judged = holds(asked.question)
     line = f"Available KV cache memory: {judged.kv_bytes / GIB + more:.4f} GiB"
-    found = findings(asked, old, line)["KV memory left, of all memory"]
+    found = findings(asked, old, line)["KV memory left (differences: of all memory)"]
     room = 0.9 * judged.question.cluster.chip.visible_bytes - judged.weights_bytes - judged.kv_bytes
     assert found.verdict == ("unknown" if more * GIB <= room else "disagree")
     assert "0.90" not in found.reason, "the share was told"

@@ -10,7 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import cast
 
-from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, missing_facts, name_some, reason_unusable, refuse_missing
+from commtax.calibrate.benchmark_runs import (
+    LabelledResult,
+    measured_runs,
+    missing_facts,
+    name_some,
+    reason_unusable,
+    refuse_missing,
+)
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
 from commtax.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
@@ -72,7 +79,7 @@ class FoundMeasurements:
     traces: tuple[LabelledTraces, ...] = ()
 
     def laid_out_as(self, known: Profile) -> FoundMeasurements:
-        """The same with the one layout that a profile's runs have, where nobody says another; layouts that stay open are asked for."""
+        """The same with the one layout that a profile's runs have, where nobody says another; what stays open is asked for."""
         results = tuple(replace(one, said=one.said.laid_out_as(known)) for one in self.results)
         refuse_missing({one.label: ["tp"] for one in results if "tp" not in one.said.options and not reason_unusable(one)})
         return replace(self, results=results)

@@ -38,7 +38,7 @@ from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, sho
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans

@@ -60,7 +60,9 @@ def _basis(w: Worth) -> str:
     q, r = w.question, w.requests
     out = int(q.requests.output_len)
     led = not q.offered.request_rate and gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out)
-    hangs = f"Most of a request's time passes before its first token: other outputs than {out:,} tokens (--output-len) change these gains."
+    hangs = (
+        f"Most of a request's time passes before its first token: outputs of other lengths than {out:,} (--output-len) change this."
+    )
     return " ".join([*_weighed(w), *([hangs] if led else [])])
 
 

@@ -128,7 +128,7 @@ class ExplainedStep:
         m, q = self.memory, self.bill.question
         needed = f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         if q.trains:
-            what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", train_holds(q).advice
+            what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", list(train_holds(q).advice)
         else:
             work = int(q.batch), int(q.context) + 1
             remedies = larger_plans(fit_of_step(q), lambda judged: judged.holds(*work))
