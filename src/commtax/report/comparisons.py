@@ -128,17 +128,15 @@ def comparison_words(compared: Comparison) -> list[str]:
 
 def _faster_words(compared: Comparison) -> Iterator[str]:
     """How many times as many tokens/s each kind brings as the first of its axis, at each value of the other axis."""
+    priced = {row.at: row.bill for row in compared.rows if row.bill is not None}
+    rates = {at: float(b.tokens_per_s) for at, b in priced.items() if is_accepted_known(b.question)}
     for place, axis in enumerate(compared.axes):
-        base, *others = compared.values(axis)
-        if not isinstance(base, str) or not others:
-            continue
-        rates = {row.at: float(row.bill.tokens_per_s) for row in compared.rows if row.bill is not None}
-        ratios: dict[object, list[float]] = {}
-        for at, rate in rates.items():
+        base, ratios = compared.values(axis)[0], dict[object, list[float]]()
+        for at, rate in rates.items() if isinstance(base, str) else ():
             if at[place] != base and (of := rates.get((*at[:place], base, *at[place + 1 :]))):
                 ratios.setdefault(at[place], []).append(rate / of)
         told = (f"{kind} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (min(r), max(r))))} x" for kind, r in ratios.items())
-        yield f"Tokens/s against {axis} {base}: {', '.join(told)}"
+        yield from [f"Tokens/s against {axis} {base}: {', '.join(told)}"] if ratios else []
 
 
 def comparison_document(compared: Comparison) -> Record:
@@ -227,9 +225,8 @@ def _remarks(compared: PlanTable) -> list[str]:
     said = [(note, row.plan) for row in compared.rows if row.bill is not None for note in row.bill.notes]
     told = dict.fromkeys(note for note, _ in said if note.code == "assumed-links")
     uneven = dict.fromkeys(plan for note, plan in said if note.code == "imbalance")
-    waited = f"expert ranks are loaded unequally, and each step waits for the busiest: {' and '.join(uneven)} (bill says how much)"
-    busiest = [waited] * bool(uneven)
-    return [*compared.notes, SHARED, *told, *busiest, *draft_remarks(row.bill for row in compared.rows)]
+    waits = [f"each step waits for the busiest expert rank: {' and '.join(uneven)} (bill says its load)"] * bool(uneven)
+    return [*compared.notes, SHARED, *told, *waits, *draft_remarks(row.bill for row in compared.rows)]
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:

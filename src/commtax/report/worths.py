@@ -60,9 +60,7 @@ def _basis(w: Worth) -> str:
     q, r = w.question, w.requests
     out = int(q.requests.output_len)
     led = not q.offered.request_rate and gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out)
-    hangs = (
-        f"Most of a request's time passes before its first token: outputs of other lengths than {out:,} (--output-len) change this."
-    )
+    hangs = f"Most of a request's time passes before its first token: longer outputs (--output-len, now {out:,}) change the gains."
     return " ".join([*_weighed(w), *([hangs] if led else [])])
 
 
