@@ -35,6 +35,7 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
+from commtax.verbs.why import labels
 
 if TYPE_CHECKING:
     from commtax.results.judged_collectives import JudgedTests, JudgedTime
@@ -129,7 +130,12 @@ def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     console.print()
     for line in _drawn_layer(b, console.width):
         console.print(line)
-    show_table(console, LINES, [_line_cells(x, float(b.step_s)) for x in by_cost(b)], ("how", "latency", "bytes", "each", "times"))
+    show_table(
+        console,
+        LINES,
+        [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
+        ("how", "latency", "bytes", "each", "times"),
+    )
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
     said = tuple(note for note in b.notes if note.code != OWN_LIMITS)
@@ -163,9 +169,9 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
     return [compute, comm, Sketch(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
 
 
-def _line_cells(x: Line, step_s: float) -> tuple[str | Text, ...]:
+def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else item.what, style=SENT if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else label, style=SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
