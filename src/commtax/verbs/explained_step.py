@@ -130,9 +130,12 @@ class ExplainedStep:
         if q.trains:
             what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", list(train_holds(q).advice)
         else:
-            work = int(q.batch), int(q.context) + 1
-            remedies = larger_plans(fit_of_step(q), lambda judged: judged.holds(*work))
-            what, lacks = "This batch", f"{needed}; {m.note}"
+            work, room = (int(q.batch), int(q.context) + 1), fit_of_step(q)
+            remedies = larger_plans(room, lambda judged: judged.holds(*work))
+            left = f", of which {q.engine.name} leaves {format_bytes(room.kv_bytes)} for the cache" * (
+                m.used_bytes <= m.capacity_bytes
+            )
+            what, lacks = "This batch", f"{needed}{left}; {m.note}"
         return f"{lacks}.{''.join(f' {what} would fit with {options}.' for options in remedies[:1])}"
 
     @cached_property
