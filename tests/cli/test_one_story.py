@@ -127,3 +127,22 @@ def test_a_check_takes_its_plan_from_the_profile_and_says_so(tmp_path):
     two = tmp_path / "two.toml"
     two.write_text(text + text[text.index("[[deployment]]") :].replace("tp = 4", "tp = 2"))
     assert "tp; add --tp" in said(*asked, two, code=2)
+
+
+def test_drafts_are_whose_they_are_and_how_many():
+    told = said("plan", EXAMPLES / "own-model" / "config.json", "-c", "8xh100", "--tpot", "30ms", "--no-disaggregated")
+    assert "accepted as often as with llama-3.1-8b on MT-Bench: measure your own" in told
+    one = ("simulate", "llama-3.3-70b", "-c", "8xh100", "-tp", 8, "--technique")
+    assert "with 3 drafts, which eagle3=N sets" in said(*one, "eagle3")
+    assert "with 5 drafts (" in said(*one, "eagle3=5")
+
+
+def test_words_of_a_pasted_command_are_no_jargon():
+    sglang = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --enable-dp-attention --dp 8"
+    told = said("bill", "-c", "8xh200-sxm", "--from", sglang, "--batch", 8)
+    assert "a busiest rank, which experts that are split do not have (--imbalance 1 leaves it out)" in told
+    sizes = "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --seq-length 8192 --tensor-model-parallel-size 8"
+    command = (
+        f"torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {sizes} --pipeline-model-parallel-size 4 --global-batch-size 128"
+    )
+    assert "communication beside compute: cp" in said("bill", "-c", "8x8xh100", "--from", f"{command} --micro-batch-size 1 --bf16")
