@@ -303,7 +303,9 @@ def longest_taken(q: Question) -> int:
 def spread_within_limit(q: Question) -> Number:
     """The spread of lengths as asked, but no more than leaves the longest request, both parts rounded up, one that servers take."""
     wanted, room = q.requests, longest_taken(q) - q.requests.tokens
-    return np.where(room < 0, wanted.spread, np.minimum(wanted.spread, np.maximum(0, room - 2) / wanted.tokens))[()]
+    most = np.maximum(0, room - 2) / wanted.tokens
+    cut = (room >= 0) & (most < wanted.spread)
+    return np.where(cut, most, wanted.spread)[()] if np.any(cut) else wanted.spread
 
 
 def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
