@@ -236,6 +236,14 @@ def format_mean(value: Number) -> str:
     return f"{value:,.1f}".removesuffix(".0")
 
 
+def format_spread(share: Number) -> str:
+    """
+    >>> format_spread(0.5), format_spread(0.0054)
+    ('±50%', '±0.54%')
+    """
+    return f"±{100 * share:.3g}%"
+
+
 def _finite(value: float, text: object, name: str) -> float:
     if not math.isfinite(value):
         raise Refusal(f"{name}: {text} is not a finite number", name)

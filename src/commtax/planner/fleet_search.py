@@ -29,7 +29,6 @@ from commtax.planner.fleet_trials import (
     with_details,
 )
 from commtax.planner.layouts import SLACK, Layout, candidates
-from commtax.planner.serving_search import refuse_length
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -113,7 +112,7 @@ class Search:
             longest = int(np.max(stream.input_len + stream.output_len))
             if longest > self.question.model.max_len:
                 rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
-                raise refuse_length(f": the longest request has {longest:,} tokens, {rule}")
+                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))

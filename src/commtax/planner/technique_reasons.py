@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 
-from commtax.catalog.technique_misses import DRAFTS
-from commtax.catalog.techniques import changes_of, technique
+from commtax.catalog.techniques import changes_of
 from commtax.judgement.gains import is_worth_telling
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
 from commtax.planner.reasons import grown_times
 from commtax.planner.same_layout import best_load
 from commtax.planner.technique_sets import sure_set
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
 from commtax.units import plural
 from commtax.verbs.costly_settings import questioned
+from commtax.verbs.drafts import accepted_as
 
 
 def kept_settings(answer: ServingPlans) -> Iterator[str]:
@@ -53,7 +54,7 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
     if found := untried_techniques(answer):
         own = _row(answer)
         figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%}{_grown(found.rows, own)})"
-        more = f"{_assumed(found.techniques)}; --techniques auto tries it on all plans"
+        more = f"{_assumed(answer.question, found.techniques)}; --techniques auto tries it on all plans"
         yield f"with {found.techniques} this plan has {figures}{more}"
 
 
@@ -68,13 +69,13 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     alike = best_load(plain, plain.recommended, changes_of(text))
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
     if not len(alike):
-        yield f"{total}, which cannot keep the limits with {text}{_assumed(text)}"
+        yield f"{total}, which cannot keep the limits with {text}{_assumed(answer.question, text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
     brings = (
         f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
     )
-    yield f"{total}: {brings}{_assumed(text)}"
+    yield f"{total}: {brings}{_assumed(answer.question, text)}"
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
@@ -94,7 +95,7 @@ def _load_words(rows: ServingColumns) -> str:
     return f"{plural(int(rows.concurrency[0]), 'client')} and {rows.tokens_per_s[0]:,.0f} tokens/s"
 
 
-def _assumed(text: str) -> str:
+def _assumed(q: Question, text: str) -> str:
     """What gains of drafts rest on."""
-    drafts = any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))
-    return ", with drafts accepted as published: measure your own" if drafts else ""
+    accepted = accepted_as(q.but(**changes_of(text)))
+    return f", if drafts are accepted as often as {accepted}: measure your own" if accepted else ""

@@ -1,6 +1,6 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from commtax.files import table
@@ -122,7 +122,21 @@ def comparison_words(compared: Comparison) -> list[str]:
     row, best = max(fitting, key=lambda pair: float(pair[1].prompt_tokens_per_s if prefill else pair[1].tokens_per_s))
     rate = float(best.prompt_tokens_per_s if prefill else best.tokens_per_s)
     where = ", ".join(f"{axis} {value}" for axis, value in zip(compared.axes, row.at, strict=True))
-    return [f"{span}, of which {exposed} is exposed communication; most {'prompt ' * prefill}tokens/s: {rate:,.0f} at {where}"]
+    most = f"most {'prompt ' * prefill}tokens/s: {rate:,.0f} at {where}"
+    return [f"{span}, of which {exposed} is exposed communication; {most}", *_faster_words(compared)]
+
+
+def _faster_words(compared: Comparison) -> Iterator[str]:
+    """How many times as many tokens/s each kind brings as the first of its axis, at each value of the other axis."""
+    priced = {row.at: row.bill for row in compared.rows if row.bill is not None}
+    rates = {at: float(b.tokens_per_s) for at, b in priced.items() if is_accepted_known(b.question)}
+    for place, axis in enumerate(compared.axes):
+        base, ratios = compared.values(axis)[0], dict[object, list[float]]()
+        for at, rate in rates.items() if isinstance(base, str) else ():
+            if at[place] != base and (of := rates.get((*at[:place], base, *at[place + 1 :]))):
+                ratios.setdefault(at[place], []).append(rate / of)
+        told = (f"{kind} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (min(r), max(r))))} x" for kind, r in ratios.items())
+        yield from [f"Tokens/s against {axis} {base}: {', '.join(told)}"] if ratios else []
 
 
 def comparison_document(compared: Comparison) -> Record:
@@ -208,9 +222,11 @@ def _served_record(row: ServedPlan) -> Record:
 
 def _remarks(compared: PlanTable) -> list[str]:
     """What matters to all: sequences are shared out, assumed constants."""
-    said = [note for row in compared.rows if row.bill is not None for note in row.bill.notes]
-    told = dict.fromkeys(note for note in said if note.code in ("assumed-links", "imbalance"))
-    return [*compared.notes, SHARED, *told, *draft_remarks(row.bill for row in compared.rows)]
+    said = [(note, row.plan) for row in compared.rows if row.bill is not None for note in row.bill.notes]
+    told = dict.fromkeys(note for note, _ in said if note.code == "assumed-links")
+    uneven = dict.fromkeys(plan for note, plan in said if note.code == "imbalance")
+    waits = [f"each step waits for the busiest expert rank: {' and '.join(uneven)} (bill says its load)"] * bool(uneven)
+    return [*compared.notes, SHARED, *told, *waits, *draft_remarks(row.bill for row in compared.rows)]
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:

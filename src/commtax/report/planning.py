@@ -38,7 +38,7 @@ from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, sho
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans
@@ -101,7 +101,7 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
     behind = behind_notes([(a, a.plans, i) for i in range(min(top, len(a.plans)))], objective_value(q, a.plans)[:top].tolist())
     told = (note for note in served.notes if note.code == "own-limits")
-    lengths, links = lengths_note(q.requests.spread), link_notes(served.question)
+    lengths, links = lengths_note(q), link_notes(served.question)
     said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 

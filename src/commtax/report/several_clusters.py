@@ -15,7 +15,7 @@ from commtax.report.plan_tables import behind_notes, gpus_of, places, served_col
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
 from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.request_streams import lengths_note
 
 EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
@@ -197,7 +197,7 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
 def _notes(a: SeveralPlans) -> list[str]:
     questions = [answer.question for answer in a.answers]
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
-    said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
+    said = [DEFINITION, lengths_note(q), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
         said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":

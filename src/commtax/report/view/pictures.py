@@ -43,7 +43,7 @@ from commtax.report.view.plan_table import (
 )
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.request_streams import lengths_note
 
 TOP = 20
 MOST = 60
@@ -58,7 +58,7 @@ def serving_front(a: ServingPlans) -> Record:
     if why:
         rows, own = a.plans, a.recommended
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-        why = [*why, usd, page_words(str(lengths_note(a.question.requests.spread)))]
+        why = [*why, usd, page_words(str(lengths_note(a.question)))]
     return {
         **told,
         "front": front_points(a),
