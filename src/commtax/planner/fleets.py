@@ -33,7 +33,7 @@ from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
-from commtax.units import format_figure, format_seconds, plural, round_up_seconds
+from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
 from commtax.verbs import checking
 from commtax.verbs.disaggregation import check_one_place
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
@@ -228,7 +228,7 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
         for lost in _rejected_layouts(search):
             found.setdefault(lost, []).append(search.question.cluster.key)
     for lost, places in found.items():
-        where = f" on {' and '.join(dict.fromkeys(places))}"
+        where = f" on {listed(list(dict.fromkeys(places)))}"
         yield replace(lost, family=lost.family + where, where=where)
 
 
@@ -254,15 +254,15 @@ def obstacle(trial: Trial) -> str:
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
     if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
         name, token_s = slow
-        figure = f"{limit_name(name)} about {format_seconds(token_s)} of {format_seconds(dict(q.goal.slo)[name])}"
+        figure = f"{limit_name(name)} about {format_seconds(token_s)} (limit {format_seconds(dict(q.goal.slo)[name])})"
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
         sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"is overloaded: {can} requests/s are the most that {gpus} can answer{surely}, of {asked}"
+        return f"is overloaded: {gpus} can answer at most {can} requests/s{surely}, and {asked} are needed"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
-    figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
+    figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
     misses = "exceeds the limit" if trial.figures[name] > limit else "is not likely enough to meet the limit"
     return f"{misses} with {gpus}: {figure}{sure}"

@@ -11,7 +11,7 @@ from commtax.planner.same_layout import best_load
 from commtax.planner.technique_sets import sure_set
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
-from commtax.units import plural
+from commtax.units import listed, plural
 from commtax.verbs.costly_settings import questioned
 
 
@@ -26,7 +26,7 @@ def kept_settings(answer: ServingPlans) -> Iterator[str]:
     if told:
         yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan"
     elif kept:
-        yield f"every plan keeps {' and '.join(x.flag for x in kept)}; this plan loses nothing by it, but others may"
+        yield f"every plan keeps {listed([x.flag for x in kept])}; this plan loses nothing by it, but others may"
 
 
 @dataclass(frozen=True, slots=True)

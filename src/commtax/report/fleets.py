@@ -22,7 +22,7 @@ from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
-from commtax.units import format_figure, format_seconds, plural
+from commtax.units import format_figure, format_seconds, listed, plural
 from commtax.verbs.longest_request import own_limits_notes
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
@@ -209,7 +209,7 @@ def _notes(a: FleetPlans) -> Remarks:
     counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} were simulated with {each}"
     said, details = price_notes(a.questions), [f"{counted}; all got the same requests (--seed){part}"]
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
-    chips = " and ".join(a.unpriced)
+    chips = listed(a.unpriced)
     without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
     behind = f"fleets of {chips} rank behind those with a price, fewest GPUs first"
     said += [behind if a.objective == "cost" else without] * bool(chips)

@@ -14,7 +14,7 @@ from commtax.report.plan_rows import served_rows
 from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, show_ranked
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
 from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
-from commtax.units import format_seconds, plural
+from commtax.units import format_seconds, listed, plural
 from commtax.verbs.closed_loop import lengths_note
 
 EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
@@ -191,7 +191,7 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
             takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
             said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
     for sentence, named in said.items():
-        yield f"{' and '.join(named)}: {sentence}"
+        yield f"{listed(named)}: {sentence}"
 
 
 def _notes(a: SeveralPlans) -> list[str]:
@@ -199,9 +199,9 @@ def _notes(a: SeveralPlans) -> list[str]:
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
     said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
-        said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
+        said.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
-        said.append(f"without a price for {' and '.join(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
+        said.append(f"without a price for {listed(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
     return [*said, *([counted_note(q)] if known else []), "why plans of one cluster lost: name that cluster alone, or use --json"]
 
 
