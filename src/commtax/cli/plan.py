@@ -49,7 +49,8 @@ def plan_command(order: Order) -> None:
     if not 1 <= given.top <= MOST_LISTED:
         nearest = 1 if given.top < 1 else MOST_LISTED
         raise Refusal.of(f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}", (nearest,), top=given.top)
-    order.output.read(order.question.cluster)
+    for place in (*order.question.places, *order.others):
+        order.output.read(place)
     if given.phase not in ("serve", "train"):
         raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
     if given.emit:

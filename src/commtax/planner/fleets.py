@@ -23,7 +23,7 @@ from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, sure_times, too_slow, with_confidence
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, sure_stretch, sure_times, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
@@ -282,13 +282,24 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     yield from _fleets_on_more_gpus(answer, workers)
     nearest = answer.near[0]
     if overloaded(rate_of(q), nearest.capacity, nearest.stretch):
-        most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
-        yield f"a rate below {format_figure(most)} requests/s, where it is no longer overloaded"
+        if lower := _rate_that_holds(nearest, workers):
+            yield f"a rate of {lower:g} requests/s"
     else:
         if looser := _limits_that_hold(nearest, workers):
             yield f"limits of {' and '.join(f'{limit_name(name)} {format_seconds(limit)}' for name, limit in looser)}"
     if sure := _confidence_that_holds(answer.near, workers):
         yield f"a confidence of {sure:.0%} (--confidence {sure:.0%})"
+
+
+def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
+    """The rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
+    q = nearest.layout.question
+    for slack in SLACKS:
+        lower = float(f"{nearest.capacity / sure_stretch(nearest) / (1 + q.goal.growth) / slack:.2g}")
+        tried = replace(nearest.layout, question=q.but(request_rate=lower))
+        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+            return lower
+    return 0.0
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
@@ -331,17 +342,14 @@ def _probability(trial: Trial) -> float:
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """The least fleet of the nearest layouts on more GPUs."""
-    for place, _ in zip(larger_clusters(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
-        tasks = []
-        for trial in answer.near:
-            layout = trial.layout
-            copies = place.num_gpus // layout.group
-            grown = replace(layout, question=layout.question.but(cluster=place), most=copies)
-            tasks.append(Task(grown, place.num_gpus))
-        good = sorted((trial for _, trial in workers.each(least_fleet, tasks) if trial.holds), key=order)
-        if good:
-            yield f"{plural(good[0].gpus, 'GPU')}, {fleet_words(good[0])} ({place.key})"
+    """What is recommended on more GPUs of the nearest fleet's kind."""
+    q = answer.near[0].layout.question
+    put = answer.question.but(cluster=q.cluster, engine=q.engine, usd_per_gpu_hour=q.goal.usd_per_gpu_hour)
+    for place, _ in zip(larger_clusters(q.cluster), range(DOUBLINGS), strict=False):
+        search = Search(put.but(cluster=place), workers, LISTED, progress=None)
+        if search.run() and search.held:
+            chosen = search.held[recommended_place(search.held)]
+            yield f"{plural(chosen.gpus, 'GPU')}, {fleet_words(chosen)} ({place.key})"
             return
 
 

@@ -11,7 +11,7 @@ from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_lengths import COUNTED, EACH
 from commtax.planner.fleet_search import burden, simplest_place, sustained_tokens_per_s
-from commtax.planner.fleet_trials import Trial, longest_step
+from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.reasons import doubt_words, role_words
@@ -22,7 +22,7 @@ from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
-from commtax.units import format_figure, format_seconds, listed, plural
+from commtax.units import format_figure, format_money, format_seconds, listed, plural
 from commtax.verbs.longest_request import own_limits_notes
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
@@ -101,7 +101,8 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
     for one in [simplest] * (simplest is not best) + [best]:
         if own.clear and one.ranges and not one.clear:
             used = "" if one.money.used is None else f", at {one.money.used:.0%} of capacity"
-            yield f"{_placed_words(a, one)} would do{used}; but {_edge_words(one)}"
+            usd = f" for {format_money(one.money.usd_per_year)} per year" if one.money.usd_per_year else ""
+            yield f"{_placed_words(a, one)} would do{usd}{used}; but {_edge_words(one)}"
         elif one is best and best is not own:
             yield _ahead_words(a, best, own)
 
@@ -216,6 +217,7 @@ def _notes(a: FleetPlans) -> Remarks:
     full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
     details += [f"{counted_note(q)}; {full}"] * known
     grows = "headroom: how much the rate can grow within the limits; tokens/s/GPU: output tokens/s per GPU at that maximum"
+    grows += f"; figures of fleets that do not hold are at {format_figure(rate_of(q))} requests/s" * bool(q.goal.growth and a.near)
     told = [str(note) for note in q.notes if note.code in TOLD]
     if a.plans:
         servers = a.plans[a.recommended].layout.question

@@ -99,8 +99,9 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    behind = behind_notes([(a, a.plans, i) for i in range(min(top, len(a.plans)))], objective_value(q, a.plans)[:top].tolist())
-    told = (note for note in served.notes if note.code == "own-limits")
+    first = range(min(top, len(a.plans)))
+    behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
+    told = (note for note in served.notes if note.code == "own-limits" and not any(str(note) in line for line in a.why))
     lengths, links = lengths_note(q.requests.spread), link_notes(served.question)
     said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)

@@ -46,9 +46,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     if a.best:
         _show_ranking(console, a, top)
     counted = counted_note(q)
-    first = a.plans[:top]
-    behind = behind_notes([(one.answer, one.answer.plans, one.row) for one in first], [one.worth(a.objective) for one in first])
-    notes(console, [*behind, *(note for note in _notes(a) if note != counted)], [note for note in _notes(a) if note == counted])
+    notes(console, [note for note in _notes(a, top) if note != counted], [note for note in _notes(a, top) if note == counted])
 
 
 def several_role(a: SeveralPlans) -> str:
@@ -194,10 +192,17 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
         yield f"{listed(named)}: {sentence}"
 
 
-def _notes(a: SeveralPlans) -> list[str]:
+def _behind(a: SeveralPlans, top: int) -> Iterator[str]:
+    """Why listed plans rank behind others with lower figures."""
+    shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
+    placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
+    return behind_notes(placed, worths, [place[id(one)] for one in shown])
+
+
+def _notes(a: SeveralPlans, top: int) -> list[str]:
     questions = [answer.question for answer in a.answers]
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
-    said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
+    said = [DEFINITION, *_behind(a, top), lengths_note(q.requests.spread), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
         said.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
@@ -217,7 +222,7 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         waited=_waited_record(a.waited) if a.waited else None,
         ranking=[ranked_row(one) for one in a.listed(top)],
         answers=[plans_document(answer, top) for answer in a.answers],
-        notes=_notes(a),
+        notes=_notes(a, top),
     )
 
 
