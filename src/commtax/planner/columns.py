@@ -214,6 +214,11 @@ class ServingPlans(SearchAnswer):
         return next(point for point in self.places if point.name == USUAL)
 
     @property
+    def answered(self) -> tuple[ServingColumns, int]:
+        """The plan that the answer names first: the recommended one, or that of the point to start from."""
+        return (self.usual.plans, self.usual.recommended) if self.places else (self.plans, self.recommended)
+
+    @property
     def exchanges(self) -> tuple[ExpertExchange, ...]:
         return exchanges(self.question)
 

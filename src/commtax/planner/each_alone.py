@@ -12,15 +12,14 @@ import numpy as np
 from commtax.cost.memory import on_chip
 from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
-from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, request_s
+from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, objective_value, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.planner.reasons import AGAINST, against_codes, more_words
+from commtax.planner.reasons import AGAINST, SAID, against_codes, more_words
 from commtax.question import Question
-from commtax.units import format_money, format_seconds, plural
+from commtax.units import format_money, format_seconds, plural, round_up_seconds
 
 Placed = tuple[ServingPlans, ServingColumns, int]
 """A row of some plans of an answer."""
-CLOSE = "; too close to call, measure both"
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
@@ -33,37 +32,44 @@ def questions_alone(put: Question) -> Iterator[Question]:
     yield alone
 
 
-def alone_words(answer: ServingPlans, place: str = "") -> Iterator[str]:
-    """What each cluster gives by itself, and both, beside what is recommended on the two: of the whole or of a point; and what they
-    are predicted to give with two pools each, where those are unchecked."""
+def alone_words(answer: ServingPlans) -> Iterator[str]:
+    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, of the whole or of the
+    usual point; and what they are predicted to give with two pools each, where those are unchecked."""
     if not answer.alone:
         return
-    good = [(one, *row_at(one, place)) for one in answer.alone if len(one.plans)]
-    lost = [f"{one.question.cluster.key} has no good plan" for one in answer.alone if not len(one.plans)]
+    good = [(one, one.plans, one.recommended) for one in answer.alone if len(one.plans)]
+    lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
     one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
-    yield f"each cluster by itself{one_pool}: {_sum_words(answer, good, place, lost)}"
+    summed = good and answer.question.goal.objective in ("throughput", "cost")
+    judged = f"{_verdict(answer, good)}{_speed_words(answer)}: {_together(answer, good)}; " if summed else ""
+    yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
-        told = _sum_words(answer, split, place).removesuffix(CLOSE)
+        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * bool(judged)
         yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
+
+
+def _speed_words(answer: ServingPlans) -> str:
+    """The limits that all are compared at where nobody gives any."""
+    limits = (f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in answer.alone[0].question.goal.times)
+    return f" at the speed of the {USUAL} plan, {' and '.join(limits)} (--ttft and --tpot set another)" * bool(answer.places)
+
+
+def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
+    """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
+    return {
+        name: max(
+            round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
+            for a in answers
+        )
+        for name in SAID
+    }
 
 
 def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
     """The best row with two pools, where it is ahead of the recommended one; else that."""
     value, pools = objective_value(one.question, rows), np.flatnonzero(rows.mode == 1)[:1].tolist()
     return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
-
-
-def row_at(answer: ServingPlans, place: str) -> tuple[ServingColumns, int]:
-    """The recommended row of an operating point, or of the whole where it has no such point."""
-    point = next((one for one in answer.places if one.name == place), None)
-    return (point.plans, point.recommended) if point else (answer.plans, answer.recommended)
-
-
-def _sum_words(answer: ServingPlans, good: Sequence[Placed], place: str, lost: Sequence[str] = ()) -> str:
-    """What each cluster gives, and all together."""
-    sums = f": {_together(answer, good, place)}" if good and answer.question.goal.objective in ("throughput", "cost") else ""
-    return "; ".join([*(_one_alone(*placed) for placed in good), *lost]) + sums
 
 
 def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
@@ -74,21 +80,56 @@ def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
     return f"{q.cluster.key} {request}{rows.tokens_per_s[i]:,.0f} tokens/s{usd} with {one.workers(rows, i)}{times}"
 
 
-def _together(answer: ServingPlans, good: Sequence[Placed], place: str) -> str:
-    """All that the clusters give by themselves, and by how much it is more or fewer than these two pools give: in all, and for the
-    money, or per GPU where no price is known."""
-    goal, (rows, own) = answer.question.goal, row_at(answer, place)
-    rate, gpus = (sum(float(getattr(each, name)[i]) for _, each, i in good) for name in ("tokens_per_s", "gpus"))
-    spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(each.gpus[i]) for one, each, i in good)
+def _on_as_many(answer: ServingPlans, gpus: int) -> int:
+    """The best two pools on so many GPUs; else those that are recommended."""
+    rows, own = answer.answered
+    return int(next(iter(np.flatnonzero(rows.gpus == gpus)), own)) if answer.question.goal.objective == "throughput" else own
+
+
+def _rate_of(good: Sequence[Placed]) -> tuple[float, int]:
+    """Tokens/s of all, and their GPUs."""
+    return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good)
+
+
+def _usd_per_hour(good: Sequence[Placed]) -> float:
+    """What all cost; their GPUs where no price is known."""
+    return sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
+
+
+def _lead(answer: ServingPlans, good: Sequence[Placed]) -> float:
+    """By how much more all give for the money, or per GPU where no price is known, than the recommended two pools."""
+    goal, (rows, own) = answer.question.goal, answer.answered
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
-    more = rate / float(rows.tokens_per_s[own])
-    lead = more / spent * pools
-    unit = "tokens per dollar" if goal.usd_per_gpu_hour else "tokens/s per GPU"
-    close = CLOSE if is_close(answer.question, lead, pools=True) else ""
-    usd = f" ({_usd(_million(answer, spent, rate))})" if goal.usd_per_gpu_hour else ""
-    said = f"{rate:,.0f} tokens/s{usd} together on {gpus:.0f} GPUs, " if len(good) > 1 else f"on {plural(int(gpus), 'GPU')} "
-    beside = f"than these two pools on {plural(int(rows.gpus[own]), 'GPU')}"
-    return f"{said}{more_words(more)} tokens/s {beside} and {more_words(lead)} {unit}{close}"
+    return _rate_of(good)[0] / float(rows.tokens_per_s[own]) / _usd_per_hour(good) * pools
+
+
+def _verdict(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    """Whether two pools beat both clusters by themselves: on as many GPUs, else for the money."""
+    (rate, gpus), (rows, _) = _rate_of(good), answer.answered
+    beside = _on_as_many(answer, gpus)
+    ratio = rate / float(rows.tokens_per_s[beside]) if rows.gpus[beside] == gpus else _lead(answer, good)
+    if is_close(answer.question, ratio, pools=True):
+        return "whether to split prompts from decoding is too close to call, measure both"
+    return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
+
+
+def _together(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    """All that the clusters give by themselves, and by how much it is more or fewer than two pools give: on as many GPUs, and for
+    the money, or per GPU where no price is known."""
+    (rate, gpus), (rows, own) = _rate_of(good), answer.answered
+    beside, unit = _on_as_many(answer, gpus), "tokens per dollar" if answer.question.goal.usd_per_gpu_hour else "tokens/s per GPU"
+    recommended = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}"
+    than, more, lead = recommended, more_words(rate / float(rows.tokens_per_s[beside])), more_words(_lead(answer, good))
+    if beside != own:
+        than = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
+    per = f" and {lead} {unit}" if beside == own else f", and {lead} {unit} than {recommended}"
+    return f"without, {_sum_words(answer, good)}, {more} tokens/s than {than}{per if beside != own or lead != more else ''}"
+
+
+def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    rate, gpus = _rate_of(good)
+    usd = f" ({_usd(_million(answer, _usd_per_hour(good), rate))})" if answer.question.goal.usd_per_gpu_hour else ""
+    return f"{rate:,.0f} tokens/s{usd}{' together' * (len(good) > 1)} on {plural(gpus, 'GPU')}"
 
 
 def _million(answer: ServingPlans, usd_per_hour: float, tokens_per_s: float) -> float:

@@ -1,10 +1,11 @@
 """What techniques and settings are worth in a plan, of whole requests, as its users are told."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, technique
-from commtax.judgement.gains import is_worth_telling
+from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
 from commtax.planner.reasons import grown_times
 from commtax.planner.same_layout import best_load
@@ -13,6 +14,8 @@ from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
 from commtax.units import listed, plural
 from commtax.verbs.costly_settings import questioned
+from commtax.verbs.settling import settle
+from commtax.verbs.worth import Scale
 
 
 def kept_settings(answer: ServingPlans) -> Iterator[str]:
@@ -53,8 +56,22 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
     if found := untried_techniques(answer):
         own = _row(answer)
         figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%}{_grown(found.rows, own)})"
-        more = f"{_assumed(found.techniques)}; --techniques auto tries it on all plans"
+        more = f"{_same_load_words(answer, found)}{_assumed(found.techniques)}; --techniques auto tries it on all plans"
         yield f"with {found.techniques} this plan has {figures}{more}"
+
+
+def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
+    """What of a gain is left at the plan's own load, as ``worth`` judges it, where more clients bring the rest."""
+    rows, i = answer.plans, answer.recommended
+    clients = int(rows.concurrency[i])
+    if rows.mode[i] or found.rows.concurrency[0] == clients:
+        return ""
+    scale = Scale(settle(answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)), True, flips=False)
+    group = DRAFTS if _has_drafts(found.techniques) else ""
+    gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
+    unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
+    limits = " that the limits then admit" if answer.question.goal.times else ""
+    return f": {gain - 1:+.0%} ({low - 1:+.0%} to {high - 1:+.0%}{unsure}) at the same load, the rest by more clients{limits}"
 
 
 def shared_gain(answer: ServingPlans) -> Iterator[str]:
@@ -96,5 +113,8 @@ def _load_words(rows: ServingColumns) -> str:
 
 def _assumed(text: str) -> str:
     """What gains of drafts rest on."""
-    drafts = any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))
-    return ", with drafts accepted as published: measure your own" if drafts else ""
+    return ", with drafts accepted as published: measure your own" if _has_drafts(text) else ""
+
+
+def _has_drafts(text: str) -> bool:
+    return any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))

@@ -20,11 +20,6 @@ MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point tha
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
 
 
-def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
-    """The plan that the answer names first: the recommended one, or that of the point to start from."""
-    return (a.usual.plans, a.usual.recommended) if a.places else (a.plans, a.recommended)
-
-
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
     """As people read it.
 
@@ -37,7 +32,7 @@ def point_name(a: ServingPlans, point: OperatingPoint) -> str:
 
 
 def start_sentence(a: ServingPlans) -> str:
-    rows, own = answered(a)
+    rows, own = a.answered
     plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
     return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."
 
@@ -72,9 +67,9 @@ def simpler_sentence(a: ServingPlans) -> str:
 
 def point_lines(a: ServingPlans) -> list[str]:
     """What the point to start from gives, what is simpler, and what to beware of."""
-    rows, own = answered(a)
+    rows, own = a.answered
     gives = f"{delivers(replace(a, plans=rows), own)}."
-    beware = (f"{line[0].upper()}{line[1:]}." for line in (*pool_words(a, rows, own), *alone_words(a, USUAL)))
+    beware = (f"{line[0].upper()}{line[1:]}." for line in (*alone_words(a), *pool_words(a, rows, own)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
 
