@@ -369,7 +369,7 @@ class TrainPlans(SearchAnswer):
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
         """Its sharding, recomputation and schedule."""
-        return describe_kind(self.kinds[int(rows.kind[i])].plan)
+        return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
         """All of row ``i``."""
@@ -437,4 +437,4 @@ def mean_cached_tokens(q: Question) -> float:
 
 def describe_kind(plan: Plan) -> str:
     piped = f", interleaved in {plan.chunks}" if plan.chunks > 1 else ""
-    return f"ZeRO {plan.zero}, recompute {plan.recompute}{piped}"
+    return f"ZeRO {plan.zero}, recompute {plan.recompute}{piped}{', sequence parallel' * (plan.sequence_parallel and plan.tp > 1)}"

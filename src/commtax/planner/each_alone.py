@@ -123,7 +123,7 @@ def _together(answer: ServingPlans, good: Sequence[Placed]) -> str:
     if beside != own:
         than = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
     per = f" and {lead} {unit}" if beside == own else f", and {lead} {unit} than {recommended}"
-    return f"without, {_sum_words(answer, good)}, {more} tokens/s than {than}{per if beside != own or lead != more else ''}"
+    return f"without a split, {_sum_words(answer, good)}, {more} tokens/s than {than}{per if beside != own or lead != more else ''}"
 
 
 def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:

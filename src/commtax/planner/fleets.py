@@ -45,6 +45,7 @@ METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p9
 DOUBLINGS = 2  # of the GPUs that layouts are tried on where no fleet holds
 LISTED = 10
 SLACKS = (1.0, 1.02, 1.05, 1.1)  # times the limit that a fleet is thought to keep, tried one after the other
+SLOWER = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0)  # the same of the rate that it is thought to answer, over the rate that is tried
 LEAST_PROMPTS = 100  # of a run, where somebody says how many
 MOST_GROWTH = 100
 
@@ -294,7 +295,7 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
     """The rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
     q = nearest.layout.question
-    for slack in SLACKS:
+    for slack in SLOWER:
         lower = float(f"{nearest.capacity / sure_stretch(nearest) / (1 + q.goal.growth) / slack:.2g}")
         tried = replace(nearest.layout, question=q.but(request_rate=lower))
         if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):

@@ -239,12 +239,13 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = kinds(rows, q.cluster)
-    for i in range(min(own, 2)):
+    doubts = [doubt_words(q, _differ_in_pools(answer, i, own)) for i in range(min(own, 2))]
+    for i, doubt in enumerate(doubts):
         role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
         lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own)}: {''.join(_lead_words(answer, i, own))}"
         fewer = int(rows.gpus[i] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
-        yield f"{lead}{dearer}, {doubt_words(q, _differ_in_pools(answer, i, own))}"
+        yield f"{lead}{dearer}, {'likewise' if i and doubt == doubts[0] else doubt}"
     yield from passed_over_words(answer, answer.passed_over, rows.take(slice(own, own + 1)))
     for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
         role = _next_role(own, i, f"best simpler plan{_other_kind(kind, i, own)}" * simpler)
