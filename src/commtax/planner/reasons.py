@@ -198,7 +198,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     rows = answer.plans
     said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
-        said += compare_recommended(answer)
+        said += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
     elif i:
         said.append(f"{distance_words(answer, i)} than the best: {_reason_beside(answer, i, 0)}")
     said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
@@ -252,8 +252,8 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
         than = "than with" if q.goal.objective == "latency" else "than"
         gain, longer = _lead_words(answer, own, i)
         lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
-        why = _reason_beside(answer, i, own)
-        yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}"
+        why = _reason_beside(answer, i, own) if q.goal.objective != "gpus" else ""
+        yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}" if why else lead
 
 
 def doubt_words(q: Question, pools: bool = False) -> str:
@@ -273,9 +273,9 @@ def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: Serving
     yield f"{lead}, but {against_words(q, beaten)}"
 
 
-def against_words(q: Question, beaten: ServingColumns) -> str:
-    """What stands against the first of some plans."""
-    return ", and ".join(AGAINST[code].format(format_seconds(latest_first_token_s(q))) for code in against_codes(q, beaten))
+def against_words(q: Question, beaten: ServingColumns, i: int = 0) -> str:
+    """What stands against one of some plans."""
+    return ", and ".join(AGAINST[code].format(format_seconds(latest_first_token_s(q))) for code in against_codes(q, beaten, i))
 
 
 def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:

@@ -29,7 +29,7 @@ def kept_settings(answer: ServingPlans) -> Iterator[str]:
     if told:
         yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan"
     elif kept:
-        yield f"every plan keeps {listed([x.flag for x in kept])}; this plan loses nothing by it, but others may"
+        yield f"every plan keeps {listed([x.flag for x in kept])}; this plan loses no tokens/s by it, but others may"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from commtax.planner.fleet_search import burden, simplest_place, sustained_token
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
-from commtax.planner.reasons import doubt_words, role_words
+from commtax.planner.reasons import AGAINST, doubt_words, role_words
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
@@ -76,6 +76,7 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
         f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
     )
     yield ", ".join(times) + sure
+    yield from (AGAINST[code] for code in _unchecked(best))
     used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
     known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)

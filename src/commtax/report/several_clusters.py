@@ -94,6 +94,8 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
     best, own = a.best, a.recommended
     if best is None or own is None:
         return
+    if doubt := against_words(own.answer.question, own.answer.plans, own.row):
+        yield doubt
     if not same_plan(best, own):
         figure = f"{_figure_words(best, a.objective)} {UNITS[a.objective]}"
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
