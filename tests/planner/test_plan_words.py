@@ -83,4 +83,5 @@ def test_dollars_of_two_clusters_by_themselves_are_those_of_their_own_plans():
     found = commtax.plan("llama-3.2-1b", "2xh100-sxm", prefill_cluster="2xl40s", tpot_s=0.02, ttft_s=1.0)
     for one in found.alone:
         usd = format_money(float(one.usd_per_million_tokens(one.plans)[one.recommended]))
-        assert f"{one.question.cluster.key} {one.plans.tokens_per_s[one.recommended]:,.0f} tokens/s ({usd} per million)" in found.why[2]
+        rate = one.plans.tokens_per_s[one.recommended]
+        assert f"{one.question.cluster.key} {rate:,.0f} tokens/s ({usd} per million)" in found.why[2]

@@ -41,7 +41,7 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
     lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
     one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
     summed = good and answer.question.goal.objective in ("throughput", "cost")
-    judged = f"{_verdict(answer, good)}{_speed_words(answer)}: {_together(answer, good)}; " if summed else ""
+    judged = _judged(answer, good) if summed else ""
     yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
@@ -80,60 +80,37 @@ def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
     return f"{q.cluster.key} {request}{rows.tokens_per_s[i]:,.0f} tokens/s{usd} with {one.workers(rows, i)}{times}"
 
 
-def _on_as_many(answer: ServingPlans, gpus: int) -> int:
-    """The best two pools on so many GPUs; else those that are recommended."""
-    rows, own = answer.answered
-    return int(next(iter(np.flatnonzero(rows.gpus == gpus)), own)) if answer.question.goal.objective == "throughput" else own
+def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
+    """Tokens/s of all, their GPUs, and what they cost per hour: as much as their GPUs where no price is known."""
+    spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
+    return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good), spent
 
 
-def _rate_of(good: Sequence[Placed]) -> tuple[float, int]:
-    """Tokens/s of all, and their GPUs."""
-    return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good)
-
-
-def _usd_per_hour(good: Sequence[Placed]) -> float:
-    """What all cost; their GPUs where no price is known."""
-    return sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
-
-
-def _lead(answer: ServingPlans, good: Sequence[Placed]) -> float:
-    """By how much more all give for the money, or per GPU where no price is known, than the recommended two pools."""
-    goal, (rows, own) = answer.question.goal, answer.answered
+def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    """Whether two pools beat both clusters by themselves, on as many GPUs or else for the money; and by how much in both measures,
+    per GPU where no price is known."""
+    goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
-    return _rate_of(good)[0] / float(rows.tokens_per_s[own]) / _usd_per_hour(good) * pools
-
-
-def _verdict(answer: ServingPlans, good: Sequence[Placed]) -> str:
-    """Whether two pools beat both clusters by themselves: on as many GPUs, else for the money."""
-    (rate, gpus), (rows, _) = _rate_of(good), answer.answered
-    beside = _on_as_many(answer, gpus)
-    ratio = rate / float(rows.tokens_per_s[beside]) if rows.gpus[beside] == gpus else _lead(answer, good)
-    if is_close(answer.question, ratio, pools=True):
-        return "whether to split prompts from decoding is too close to call, measure both"
-    return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
-
-
-def _together(answer: ServingPlans, good: Sequence[Placed]) -> str:
-    """All that the clusters give by themselves, and by how much it is more or fewer than two pools give: on as many GPUs, and for
-    the money, or per GPU where no price is known."""
-    (rate, gpus), (rows, own) = _rate_of(good), answer.answered
-    beside, unit = _on_as_many(answer, gpus), "tokens per dollar" if answer.question.goal.usd_per_gpu_hour else "tokens/s per GPU"
-    recommended = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}"
-    than, more, lead = recommended, more_words(rate / float(rows.tokens_per_s[beside])), more_words(_lead(answer, good))
+    as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
+    beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
+    more = rate / float(rows.tokens_per_s[beside])
+    verdict = f"it is better {'not ' * ((more if as_many else lead) > 1)}to split prompts from decoding"
+    if is_close(answer.question, more if as_many else lead, pools=True):
+        verdict = "whether to split prompts from decoding is too close to call, measure both"
+    recommended, unit = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
+    cheaper = f"{more_words(lead)} tokens{'/s' * (unit == 'GPU')} per {unit}"
+    than = f"{recommended} and {cheaper}" if more_words(lead) != more_words(more) else recommended
     if beside != own:
-        than = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
-    per = f" and {lead} {unit}" if beside == own else f", and {lead} {unit} than {recommended}"
-    return f"without a split, {_sum_words(answer, good)}, {more} tokens/s than {than}{per if beside != own or lead != more else ''}"
+        best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
+        than = f"{best}, and {cheaper} than {recommended}"
+    sums = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}"
+    return f"{verdict}{_speed_words(answer)}: {sums}; "
 
 
 def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:
-    rate, gpus = _rate_of(good)
-    usd = f" ({_usd(_million(answer, _usd_per_hour(good), rate))})" if answer.question.goal.usd_per_gpu_hour else ""
+    (rate, gpus, spent), q = _sums(good), answer.question
+    usd = f" ({_usd(float(per_million(spent, counted_tokens_per_s(q, rate))))})" if q.goal.usd_per_gpu_hour else ""
     return f"{rate:,.0f} tokens/s{usd}{' together' * (len(good) > 1)} on {plural(gpus, 'GPU')}"
-
-
-def _million(answer: ServingPlans, usd_per_hour: float, tokens_per_s: float) -> float:
-    return float(per_million(usd_per_hour, counted_tokens_per_s(answer.question, tokens_per_s)))
 
 
 def _usd(per_million_tokens: float) -> str:

@@ -137,11 +137,16 @@ class Trial:
     @property
     def able(self) -> float:
         """The probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
-        if isnan(self.capacity) or self.stretch == longest_step(self) == 1:
+        if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
-        confidence, factor = self.layout.question.goal.confidence, longest_step(self)
-        steps = Estimate(1.0, 1 / factor, factor) if self.stretch == 1 else estimate_through(1.0, self.stretch, confidence)
+        confidence = self.layout.question.goal.confidence
+        steps = self.steps if self.stretch == 1 else estimate_through(1.0, self.stretch, confidence)
         return steps.kept(longest_steps(self.rate, self.capacity))
+
+    @property
+    def steps(self) -> Estimate:
+        """How long steps are over what is predicted."""
+        return Estimate(1.0, 1 / longest_step(self), longest_step(self))
 
 
 def rate_of(q: Question) -> float:
@@ -335,21 +340,6 @@ def stretch_of(outcome: RequestsInTime) -> float:
     """How much longer than priced steps are, at most, with the confidence that is wanted."""
     step = outcome.alike
     return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
-
-
-def sure_stretch(trial: Trial) -> float:
-    """The same of a fleet that was tried, whether or not it was run with such steps."""
-    factor = longest_step(trial)
-    return trial.stretch if trial.stretch != 1 else float(Estimate(1.0, 1 / factor, factor).sure(trial.layout.question.goal.confidence))
-
-
-def sure_times(trial: Trial) -> Mapping[str, float]:
-    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
-    layout, size, q = trial.layout, trial.size, trial.layout.question
-    central = run_fleet(layout, size, rate_of(q))
-    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
-    # of few requests a percentile may be shorter with longer steps, and both are looked at
-    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def with_capacity(trial: Trial) -> Trial:

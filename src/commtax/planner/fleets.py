@@ -23,7 +23,7 @@ from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, sure_stretch, sure_times, too_slow, with_confidence
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, run_fleet, stretch_of, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
@@ -295,12 +295,22 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
     """The rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
     q = nearest.layout.question
+    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
     for slack in SLOWER:
-        lower = float(f"{nearest.capacity / sure_stretch(nearest) / (1 + q.goal.growth) / slack:.2g}")
+        lower = float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}")
         tried = replace(nearest.layout, question=q.but(request_rate=lower))
         if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
             return lower
     return 0.0
+
+
+def _sure_times(trial: Trial) -> Mapping[str, float]:
+    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
+    layout, size, q = trial.layout, trial.size, trial.layout.question
+    central = run_fleet(layout, size, rate_of(q))
+    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
+    # of few requests a percentile may be shorter with longer steps, and both are looked at
+    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
@@ -309,7 +319,7 @@ def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
     Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
     """
     layout, slo = nearest.layout, dict(nearest.layout.question.goal.slo)
-    ((_, needed),) = workers.each(sure_times, [nearest])
+    ((_, needed),) = workers.each(_sure_times, [nearest])
     for slack in SLACKS:
         looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
         tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))

@@ -66,7 +66,8 @@ def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
     clients = int(rows.concurrency[i])
     if rows.mode[i] or found.rows.concurrency[0] == clients:
         return ""
-    scale = Scale(settle(answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)), True, flips=False)
+    own = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
+    scale = Scale(settle(own), True, flips=False)
     group = DRAFTS if _has_drafts(found.techniques) else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""

@@ -6,7 +6,7 @@ from math import isinf
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import ratio_error
 from commtax.planner.choosing import KINDS, kinds
-from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
+from commtax.planner.columns import USUAL, OperatingPoint, ServingPlans
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
 from commtax.planner.reasons import delivers, doubt_words, dtype_words

@@ -78,8 +78,7 @@ def _use_words(gpus: int, there: int, some_fewer: bool) -> str:
 def behind_notes(
     listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
 ) -> Iterator[str]:
-    """Which plans of a ranking, ``at`` these places, stand behind others with lower figures, and why; ``worths``: what ranks, larger
-    is better."""
+    """Which plans, ``at`` places of a ranking, stand behind others with lower figures, and why; ``worths``: what ranks them."""
     found, least = dict[str, list[str]](), inf
     for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
         for code in against_codes(a.question, rows, i) if worth > least else ():
