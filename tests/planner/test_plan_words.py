@@ -7,6 +7,7 @@ import pytest
 
 import commtax
 from cli_run import run_here
+from commtax.planner.columns import objective_value
 from commtax.planner.technique_reasons import untried_techniques
 from commtax.units import format_money
 
@@ -85,3 +86,19 @@ def test_dollars_of_two_clusters_by_themselves_are_those_of_their_own_plans():
         usd = format_money(float(one.usd_per_million_tokens(one.plans)[one.recommended]))
         rate = one.plans.tokens_per_s[one.recommended]
         assert f"{one.question.cluster.key} {rate:,.0f} tokens/s ({usd} per million)" in found.why[2]
+
+
+@pytest.mark.parametrize("objective", ["latency", "gpus"])
+def test_whether_to_split_is_judged_by_what_counts(objective):
+    found = commtax.plan("llama-3.1-8b", "2xh100-sxm", prefill_cluster="2xl40s", objective=objective, tpot_s=0.05)
+    assert found.why[2].startswith("it is better not to split prompts from decoding; each cluster by itself, ")
+    value = objective_value(found.question, found.plans)[found.recommended]
+    assert any(objective_value(one.question, one.plans)[one.recommended] > value for one in found.alone)
+
+
+def test_a_gain_at_the_same_clients_has_its_range():
+    found = commtax.plan("llama-3.3-70b", "4xh100-sxm", objective="latency")
+    weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=4, concurrency=1)
+    (line,) = [line for line in found.why if line.startswith("with ")]
+    row = next(row for row in weighed.rows if line.startswith(f"with {row.asked} "))
+    assert f"({row.gain - 1:+.0%}), 80% range {row.low - 1:+.0%} to {row.high - 1:+.0%}," in line

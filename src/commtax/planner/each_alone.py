@@ -40,12 +40,11 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
     good = [(one, one.plans, one.recommended) for one in answer.alone if len(one.plans)]
     lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
     one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
-    summed = good and answer.question.goal.objective in ("throughput", "cost")
-    judged = _judged(answer, good) if summed else ""
+    judged = _judged(answer, good) if good else ""
     yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
-        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * bool(judged)
+        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
         yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
 
 
@@ -90,13 +89,13 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
     """Whether two pools beat both clusters by themselves, on as many GPUs or else for the money; and by how much in both measures,
     per GPU where no price is known."""
     goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
+    if not _is_summed(answer):
+        best = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
+        return f"{_verdict(answer, best / float(objective_value(answer.question, rows)[own]))}; "
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
     as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
     beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
     more = rate / float(rows.tokens_per_s[beside])
-    verdict = f"it is better {'not ' * ((more if as_many else lead) > 1)}to split prompts from decoding"
-    if is_close(answer.question, more if as_many else lead, pools=True):
-        verdict = "whether to split prompts from decoding is too close to call, measure both"
     recommended, unit = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
     cheaper = f"{more_words(lead)} tokens{'/s' * (unit == 'GPU')} per {unit}"
     than = f"{recommended} and {cheaper}" if more_words(lead) != more_words(more) else recommended
@@ -104,7 +103,20 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
         best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
         than = f"{best}, and {cheaper} than {recommended}"
     sums = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}"
-    return f"{verdict}{_speed_words(answer)}: {sums}; "
+    return f"{_verdict(answer, more if as_many else lead)}{_speed_words(answer)}: {sums}; "
+
+
+def _is_summed(answer: ServingPlans) -> bool:
+    """Whether what counts of two clusters is what both give."""
+    return answer.question.goal.objective in ("throughput", "cost")
+
+
+def _verdict(answer: ServingPlans, ratio: float) -> str:
+    """Whether to split, by what clusters without a split have of what counts over what two pools have."""
+    counted = answer.question.goal.objective == "gpus" and ratio != 1
+    if not counted and is_close(answer.question, ratio, pools=True):
+        return "whether to split prompts from decoding is too close to call, measure both"
+    return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
 
 
 def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:

@@ -61,18 +61,20 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
 
 
 def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
-    """What of a gain is left at the plan's own load, as ``worth`` judges it, where more clients bring the rest."""
+    """The gain at the plan's own load with its range, as ``worth`` judges it, where more clients bring the rest."""
     rows, i = answer.plans, answer.recommended
     clients = int(rows.concurrency[i])
-    if rows.mode[i] or found.rows.concurrency[0] == clients:
+    if rows.mode[i]:
         return ""
     own = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
     scale = Scale(settle(own), True, flips=False)
     group = DRAFTS if _has_drafts(found.techniques) else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
-    limits = " that the limits then admit" if answer.question.goal.times else ""
-    return f": {gain - 1:+.0%} ({low - 1:+.0%} to {high - 1:+.0%}{unsure}) at the same load, the rest by more clients{limits}"
+    known, limits = f"{low - 1:+.0%} to {high - 1:+.0%}{unsure}", " that the limits then admit" * bool(answer.question.goal.times)
+    if found.rows.concurrency[0] == clients:
+        return f", 80% range {known}"
+    return f": {gain - 1:+.0%} ({known}) at the same load, the rest by more clients{limits}"
 
 
 def shared_gain(answer: ServingPlans) -> Iterator[str]:
