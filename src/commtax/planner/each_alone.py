@@ -90,8 +90,8 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
     per GPU where no price is known."""
     goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
     if not _is_summed(answer):
-        best = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
-        return f"{_verdict(answer, best / float(objective_value(answer.question, rows)[own]))}; "
+        alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
+        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[own]))}; "
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
     as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
     beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
