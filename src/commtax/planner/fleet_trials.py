@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
+from functools import partial
 from math import exp, inf, isnan, nan
 
 import numpy as np
@@ -240,9 +241,8 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    each = [
-        layout.question.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in (layout.group, layout.prefill_tp)
-    ]
+    q, degrees = layout.question, (layout.group, layout.prefill_tp)
+    each = [q.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in degrees]
     return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
@@ -280,8 +280,13 @@ def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
+    return _last_runs(layout, size, rate, length or run_lengths(sample_of_fleet(layout, size)), stretch, most)
+
+
+@partial(cache_answers, most=8)  # trials of larger fleets and their ranges ask for the same runs
+def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int], stretch: float, most: float) -> RequestsInTime:
     sample = sample_of_fleet(layout, size)
-    length, rate = length or run_lengths(sample), rate * float(sample.share)
+    rate *= float(sample.share)
     part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
     asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
@@ -313,6 +318,7 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
     return worst(q, outcome), outcome
 
 
+@cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
     """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
     whatever a run of some minutes says."""
@@ -419,14 +425,10 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     """The next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
     most, factor = 2 * trial.gpus + layout.group + layout.prefill_tp, longest_step(trial)
-    able = [
-        size
-        for size in able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
-        if no_more(trial.size, size) and size != trial.size
-    ]
+    sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
+    able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
     if not able:
         return []
-
     known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
 
     def clear(at: int) -> bool:
