@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from commtax.records import Number
 from commtax.statement import Refusal
@@ -248,6 +248,15 @@ def _finite(value: float, text: object, name: str) -> float:
     if not math.isfinite(value):
         raise Refusal(f"{name}: {text} is not a finite number", name)
     return value
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names as a sentence lists them.
+
+    >>> listed(["bill", "plan", "fit"]), listed(["plan"])
+    ('bill, plan and fit', 'plan')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def plural(count: Number, noun: str) -> str:

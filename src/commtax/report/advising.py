@@ -117,7 +117,7 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
             p.name,
             _change(p.slower),
             f"{_change(p.low)} to {_change(p.high)}",
-            f"{p.visible:.0%}" if p.visible < FARTHEST else "not here",
+            f"{p.visible:.0%}" if p.visible < FARTHEST else "not by these runs",
             percent(p.likelihood),
         )
         for p in sorted(found.parts, key=lambda part: -part.likelihood)

@@ -13,7 +13,7 @@ from commtax.report.drawing import Console, Text, telling
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, notes, say, show_table
 from commtax.spec import PARALLEL, SIZES, TAXES
-from commtax.units import format_rate, format_seconds, plural
+from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
 from commtax.verbs.drafts import is_accepted_known
@@ -294,7 +294,7 @@ def _winners(compared: PlanTable, rows: Sequence[PlanRow] | Sequence[ServedPlan]
     for row in rows:
         leaders = _leaders(compared, row)
         if leaders and row is leaders[0]:
-            names = " and ".join(r.plan for r in leaders)
+            names = listed([r.plan for r in leaders])
             said = f"{names}, too close to call," if len(leaders) > 1 else names
             best.setdefault(said, []).append(f"{row.load:,}" + f" on {row.link}" * several_links)
     if not best:

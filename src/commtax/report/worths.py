@@ -318,7 +318,7 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
     if not swept or row.refused:
         return ""
     if not row.pays and len(row.never) > 1:
-        return "nowhere tried"
+        return "at no load or prompt length tried"
     pays = ", or ".join(map(_pay_text, row.pays))
     never = (f"at no {AXES.get(name, name)} tried" for name in row.never)
     return "; ".join(filter(None, [pays, *never])) or "at every load and prompt length tried"

@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 
 from commtax.judgement.confidence import percent
-from commtax.planner.columns import OperatingPoint, Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.columns import OperatingPoint, Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.fleets import FleetPlans, obstacle
 from commtax.planner.ranking import FAMILY
@@ -310,9 +310,9 @@ def _splits(a: TrainPlans) -> list[int]:
 
 
 def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:
-    kind, plan = a.kinds[int(rows.kind[i])].plan, a.gpu_words(rows, i)
+    kind, plan = a.kind_words(rows, i), a.gpu_words(rows, i)
     step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
-    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per GPU"
+    text = f"{plan}; {kind}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per GPU"
     x, y = float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
     return {
         "name": plan,
