@@ -23,7 +23,7 @@ def fullest_batch(seqs: Number, stages: Number) -> Number:
 def patience_steps(ranks: Number, came: Number, most: int) -> Number:
     """Steps that a prompt waits until each rank has one, of which so many come in a step, or until ``most`` have passed.
 
-    The last rank has its first after 1 + 1/2 + … + 1/ranks of the times between a rank's prompts; others come in the middle of that.
+    The last rank has its first after 1 + 1/2 + … + 1/ranks times the time between a rank's prompts; a prompt waits half of that.
     """
     last = np.log(ranks) + np.euler_gamma + 0.5 / ranks
     return np.where(ranks > 1, 0.5 / (came / last + 1 / most), 0.0)[()] if most else 0.0
