@@ -421,6 +421,7 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         patient=bool(serves.rank_patience),
         stages=float(q.plan.pp),
         prompts=float(s.mixed_share),
+        way=0.0 if serves.prefill_first or s.apart else float(q.engine.host.request_s / s.steps.decode_s),
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
@@ -445,6 +446,5 @@ def _queue_notes(s: ClosedLoop, apart: Disaggregation) -> Iterator[Note]:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     if net is None or passed is None or not passed.queued:
         return
-    limits = [f"{name} {format_mean(limit)}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
-    where = QUEUES[int(passed.slowest)]
-    yield Note("queue", f"{where}: more clients only lengthen it; at most, in requests/s: {', '.join(limits)}")
+    most = ", ".join(f"{name} {format_mean(x)}" for name, x in zip(STATIONS, net.limits, strict=True) if np.isfinite(x))
+    yield Note("queue", f"{QUEUES[int(passed.slowest)]}: more clients only lengthen it; at most, in requests/s: {most}")
