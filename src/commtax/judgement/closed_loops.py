@@ -9,7 +9,7 @@ LEFT_OUT = {
     "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
     "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
     "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
-    "gathered": "requests that end while others are on their way come back with them, and prompts meet more than these means say",
+    "gathered": "who ends while others are on their way comes back with them; how many prompts then meet is left out of these means",
     "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
     "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
     "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",

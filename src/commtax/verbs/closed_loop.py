@@ -421,7 +421,7 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         patient=bool(serves.rank_patience),
         stages=float(q.plan.pp),
         prompts=float(s.mixed_share),
-        way=0.0 if serves.prefill_first or s.apart else float(q.engine.host.request_s / s.steps.decode_s),
+        way=0.0 if s.apart else float(q.engine.host.request_s / s.steps.decode_s),
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
