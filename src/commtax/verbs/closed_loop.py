@@ -300,12 +300,12 @@ def _shared_workers(
     asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
-    engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
+    engine, pp, budget, first = asked.engine, asked.plan.pp, step_limits(asked)[0], asked.engine.serves.prefill_first
     ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     load = loop.with_patience(load, ranks, seqs, engine)
     full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
-    beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
+    beside = pick(first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
@@ -313,8 +313,7 @@ def _shared_workers(
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
-    queued = loop.gathered_prompts(load, steps, seqs, engine) if engine.serves.prefill_first else seqs - decodes
-    queued = np.where(load.output_len > 1, queued, 0.0)
+    queued = pick(first, loop.gathered_prompts(load, steps, seqs, engine), seqs - decodes) * (load.output_len > 1)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
@@ -420,6 +419,7 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
         stages=float(q.plan.pp),
+        piled=float(step_bill(q, decode_workload(np.ceil(decoding), _load(q))).step_s / s.steps.decode_s) if q.plan.pp > 1 else 1.0,
         prompts=float(s.mixed_share),
         way=0.0 if s.apart else float(q.engine.host.request_s / s.steps.decode_s),
         fed=decoding if queued or s.apart else float("inf"),
