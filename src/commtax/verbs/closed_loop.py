@@ -17,6 +17,7 @@ from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
+from commtax.cost.uneven import fullest_batch
 from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -248,7 +249,7 @@ def serve(asked: Settled) -> ClosedLoop:
 
 def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
     """With the rows of a decode step, and what a reader should know."""
-    work = replace(decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load), rows_per_seq=load.rows)
+    work = replace(decode_workload(np.ceil(fullest_batch(seqs, asked.plan.pp)), load), rows_per_seq=load.rows)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
     if asked.profile and asked.profile.lessons:
@@ -300,28 +301,27 @@ def _shared_workers(
     asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
-    engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
+    engine, pp, budget, first = asked.engine, asked.plan.pp, step_limits(asked)[0], asked.engine.serves.prefill_first
+    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
+    load = loop.with_patience(load, ranks, seqs, engine)
     full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
-    beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
+    beside = pick(first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
-    decode = step_bill(asked, decode_workload(np.ceil(decodes / pp), load))
+    decode = step_bill(asked, decode_workload(np.ceil(fullest_batch(decodes, pp)), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
-    queued = loop.gathered_prompts(load, steps, seqs, engine) if engine.serves.prefill_first else seqs - decodes
-    queued = np.where(load.output_len > 1, queued, 0.0)
+    queued = pick(first, loop.gathered_prompts(load, steps, seqs, engine), seqs - decodes) * (load.output_len > 1)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
         least = 0.0 if engine.serves.chunked else load.computed
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
         full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
-        steady = loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued)
-        begin = loop.Beginning(most, full_s, steady)
+        begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
     served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
@@ -342,7 +342,7 @@ def _separate_workers(
     prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
     net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
     passed = flow(net)
-    return net, passed, (step_bill(asked, decode_workload(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)), prompt)
+    return net, passed, (step_bill(asked, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt)
 
 
 def _load(asked: Question) -> ClosedLoopLoad:
@@ -413,7 +413,9 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
         stages=float(q.plan.pp),
+        piled=float(step_bill(q, decode_workload(np.ceil(decoding), _load(q))).step_s / s.steps.decode_s) if q.plan.pp > 1 else 1.0,
         prompts=float(s.mixed_share),
+        way=0.0 if s.apart else float(q.engine.host.request_s / s.steps.decode_s),
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
@@ -438,6 +440,5 @@ def _queue_notes(s: ClosedLoop, apart: Disaggregation) -> Iterator[Note]:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     if net is None or passed is None or not passed.queued:
         return
-    limits = [f"{name} {format_mean(limit)}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
-    where = QUEUES[int(passed.slowest)]
-    yield Note("queue", f"{where}: more clients only lengthen it; at most, in requests/s: {', '.join(limits)}")
+    most = ", ".join(f"{name} {format_mean(x)}" for name, x in zip(STATIONS, net.limits, strict=True) if np.isfinite(x))
+    yield Note("queue", f"{QUEUES[int(passed.slowest)]}: more clients only lengthen it; at most, in requests/s: {most}")

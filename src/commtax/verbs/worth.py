@@ -32,6 +32,7 @@ from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
+from commtax.verbs.expert_checks import check_spread
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
@@ -315,6 +316,8 @@ class Scale:
         flag = ""
         try:
             q = self._with(asked)
+            if q.what_if.ep_backend != self.question.what_if.ep_backend:
+                check_spread(q, one.key)  # an engine's flag may spread them, and so be another plan
             check_weighed(q.vary(context=q.requests.input_len) if self.requests else q)
             need_accepted(q)
             flag = flag_of(asked, q)
