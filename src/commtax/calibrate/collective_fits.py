@@ -260,7 +260,13 @@ def _wishes(fit: CollectiveFit, op: str, library: str, worlds: list[int], place:
     groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if least <= n <= place.cluster.domain)})
     for index, (form, fitted) in enumerate(fit.pieces):
         columns, values, information = _with_hop(form, fitted, op, worlds)
-        spread = robust_fit.covariance(information, PRIOR * _typical_sizes(form, fitted, columns, worlds))
+        # How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots).
+        by_name = dict(zip(form.constants, fitted.values, strict=True))
+        latency = max(by_name.get("launch_s", 0.0) + by_name.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
+        byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
+        usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
+        typical_sizes = np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in columns.constants])
+        spread = robust_fit.covariance(information, PRIOR * typical_sizes)
         for size, n in product(ASKED, groups):
             if fit.limits and (size <= np.interp(n, *np.array(fit.limits).T)) != (index == 0):
                 continue
@@ -278,12 +284,3 @@ def _with_hop(form: Form, fitted: RobustFit, op: str, worlds: list[int]) -> tupl
     size = len(form.constants)
     mix = np.vstack([np.eye(size), (worlds[0] - 1.0) * np.eye(size)[form.constants.index("launch_s")]])
     return wide, np.append(fitted.values, 0.0), mix @ fitted.information @ mix.T
-
-
-def _typical_sizes(form: Form, fitted: RobustFit, wide: Form, worlds: list[int]) -> Array:
-    """How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots)."""
-    by_name = dict(zip(form.constants, fitted.values, strict=True))
-    latency = max(by_name.get("launch_s", 0.0) + by_name.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
-    byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
-    usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
-    return np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])

@@ -261,7 +261,14 @@ def _profile(found: NetworkPosterior, before: Array, place: MeasuredMachine, own
 def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     """What one collective takes over what the constants say, at the sizes that were measured and some around them."""
     mine = [r for r in found.rows if r.op == op]
-    groups, sizes = sorted({r.ranks for r in mine}), _knots([r.nbytes for r in mine])
+    # Sizes that were measured, of those that nearly coincide one; and powers of four where none is near.
+    measured = [r.nbytes for r in mine]
+    kept: list[float] = []
+    for size in sorted(set(measured)):
+        if not kept or np.log2(size / kept[-1]) >= APART:
+            kept.append(size)
+    sizes = sorted([*kept, *(size for size in KNOTS if min(abs(np.log2(size / one)) for one in kept) > 1)])
+    groups = sorted({r.ranks for r in mine})
     asked = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
     mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in found.curve(asked))
     drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (found.deviation, CURVE["deviation"]))
@@ -276,15 +283,6 @@ def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
         reshaped=CURVE["reshaped"],
         domain=domain,
     )
-
-
-def _knots(measured: Sequence[float]) -> list[float]:
-    """Sizes that were measured, of those that nearly coincide one; and powers of four where none is near."""
-    kept: list[float] = []
-    for size in sorted(set(measured)):
-        if not kept or np.log2(size / kept[-1]) >= APART:
-            kept.append(size)
-    return sorted([*kept, *(size for size in KNOTS if min(abs(np.log2(size / one)) for one in kept) > 1)])
 
 
 def _notes(rows: Sequence[TimedCollective], place: MeasuredMachine, found: NetworkPosterior) -> Iterator[str]:

@@ -51,7 +51,11 @@ def _chunks(reading: FlagReading, pp: int) -> int:
         asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
         chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
     elif layers and pp > 1 and any(reading.values.get(name) for name in UNEVEN):
-        asked = _uneven(reading, layers, pp)
+        usual = -(-layers // pp) - 1
+        first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
+        last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
+        inner = pp - bool(first) - bool(last)
+        asked = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
     priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
     if sorted(asked) != sorted(priced):
         theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
@@ -109,15 +113,6 @@ def layout_text(layout: Layout) -> str:
     first, *inner, last = ("t" * size for chunk in layout for size in chunk)
     runs = [(stage, len(list(run))) for stage, run in itertools.groupby(inner)]
     return "".join([f"E{first}|", *(f"({stage}|)*{n}" if n > 1 else f"{stage}|" for stage, n in runs), f"{last}L"])
-
-
-def _uneven(reading: FlagReading, layers: int, pp: int) -> list[int]:
-    """Layers of each rank where the first or the last stage has a number of its own."""
-    usual = -(-layers // pp) - 1
-    first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
-    last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
-    inner = pp - bool(first) - bool(last)
-    return [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
 
 
 def write(job: LaunchJob) -> Command:

@@ -70,7 +70,8 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
     _say_first(console, s)
     found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
-    found["handed_s"] = min(found["moved_s"], _handover_s(s))
+    handover_s = s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
+    found["handed_s"] = min(found["moved_s"], handover_s)
     found["moved_s"] -= found["handed_s"]
     parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
@@ -82,10 +83,6 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     said, details = _remarks(s, _mixture(s), *_handover_source(s))
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
     notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
-
-
-def _handover_s(s: ClosedLoop) -> float:
-    return s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
 
 
 def fixed_time_notes(s: ClosedLoop) -> list[str]:

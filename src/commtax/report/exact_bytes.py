@@ -145,7 +145,9 @@ def _say_logged(console: Console, judged: Fit) -> None:
     low, high = judged.kv_tokens_range
     facts = {name: getattr(limits, name) for name in (LENGTH, SEQS, "max_num_batched_tokens")}
     facts |= {"weights_gib": judged.weights_bytes / GiB, "kv_gib": judged.kv_bytes / GiB, "tokens": judged.kv_tokens}
-    facts |= {"concurrency": judged.max_concurrency, "ranks": _ranks_words(judged)}
+    ranks = int(judged.question.plan.dp)
+    ranks_words = f"; per data-parallel rank, all {ranks} hold {ranks * judged.kv_tokens:,.0f} tokens" if ranks > 1 else ""
+    facts |= {"concurrency": judged.max_concurrency, "ranks": ranks_words}
     facts["spread"] = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
     if engine.memory.start_lines:
         say(console, f"{program_of(engine).title} would log:")
@@ -163,12 +165,6 @@ def _say_logged(console: Console, judged: Fit) -> None:
             place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
         longest = f"the longest request has {judged.longest_request:,} tokens"
         say(console, f"States: {states} per sequence per rank, whatever its length; {place}; {longest}")
-
-
-def _ranks_words(judged: Fit) -> str:
-    """That every data-parallel rank has such a cache of its own, and what all of them hold."""
-    ranks = int(judged.question.plan.dp)
-    return f"; per data-parallel rank, all {ranks} hold {ranks * judged.kv_tokens:,.0f} tokens" if ranks > 1 else ""
 
 
 def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:

@@ -7,7 +7,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, range_80, say, say_asked, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart
+from commtax.verbs.why_parts import Effect, Explanation, Floor, TimePart
 
 
 def why_document(w: Why) -> Record:
@@ -74,7 +74,12 @@ def _derived_lines(w: Why) -> Iterator[str]:
         window = f"{format_seconds(e.way.window_s)} ({e.way.window})" if e.way.window_s else "none"
         yield f"on the wire: each rank sends at least {format_bytes(e.way.sent_bytes)} each time; window: {window}"
     if e.priced_by:
-        yield from _constants_lines(e.priced_by)
+        p = e.priced_by
+        home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
+        yield f"priced by: {p.table} ({p.source}{home})"
+        if p.equation:
+            yield p.equation
+        yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
     elif e.source:
         yield f"source: {e.source}"
 
@@ -93,14 +98,6 @@ def _floor_words(floor: Floor, each_s: float) -> str:
     least = "the longer" if computed else "that"
     slower = f"; the line takes {each_s / floor.seconds:.2f} times {least}" if floor.seconds else ""
     return f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
-
-
-def _constants_lines(p: PricedBy) -> Iterator[str]:
-    home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
-    yield f"priced by: {p.table} ({p.source}{home})"
-    if p.equation:
-        yield p.equation
-    yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
 
 
 def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 from commtax.evidence.wordings import split_lines
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
-from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_among, thirds_of
+from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_of, thirds_of
 from commtax.results.damaged_json import read_damaged
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
@@ -184,7 +184,8 @@ def _serve(d: JsonObject) -> BenchmarkRun:
     facts |= {"version": said[: COUNT.most_version]} if said else {}
     facts |= {key: value[: COUNT.most_version] for key in ("engine", "precision") if isinstance(value := d.get(key), str) and value}
     tool, drawn = ("sglang", _drawn_spread(d)) if sglang else ("vllm", None)
-    return result(tool, "serve", d, stats, spread=spread_among(answers) if answers else drawn, facts=facts)
+    spread = spread_of(fmean(answers), pstdev(answers)) if answers else drawn
+    return result(tool, "serve", d, stats, spread=spread, facts=facts)
 
 
 def _drawn_spread(d: JsonObject) -> float | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import median
 from typing import TypedDict, cast
 
 from commtax.files import table
@@ -126,11 +126,6 @@ def spread_of(mean: float | None, deviation: float | None) -> float | None:
     (0.5, None)
     """
     return None if not mean or deviation is None else min(1.0, math.sqrt(3) * max(0.0, deviation) / max(mean, 1e-9))
-
-
-def spread_among(lengths: Sequence[float]) -> float | None:
-    """… of lengths that are all known."""
-    return spread_of(fmean(lengths), pstdev(lengths)) if lengths else None
 
 
 def thirds_of(seconds: Sequence[float]) -> dict[str, float]:
