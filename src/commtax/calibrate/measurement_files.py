@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, missing_facts, name_some, refuse_missing
-from commtax.calibrate.kernel_rows import SHAPES, SweepRow
-from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
+from commtax.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
 from commtax.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
 from commtax.calibrate.profiled_steps import missing_facts as missing_in_traces
 from commtax.calibrate.said_deployments import (

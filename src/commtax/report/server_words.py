@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding
-from commtax.evidence.missing_evidence import missing_sentence
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding, missing_sentence
 from commtax.files import table
 from commtax.report import auditing
 from commtax.report.audit_words import cause_sentence, causes, outcome_sentence, remarks, told_facts, value_text
