@@ -16,7 +16,7 @@ from commtax.calibrate import measurements, robust_fit
 from commtax.calibrate.robust_fit import RobustFit
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
-from commtax.spec import Algorithm, Cluster, Link, Path, Profile
+from commtax.spec import Algorithm, Cluster, Path, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.expecting import expect
@@ -137,7 +137,13 @@ def _fit_op(
     spread = robust_fit.half_width(best.residuals, best.constants)
     paths = tuple(replace(p, ranks=(worlds[0], worlds[-1]), spread=spread) for p in _paths(best, op, rows[0].library))
     _both_sides(name, paths, nbytes, worlds)
-    _check_possible(paths, place.cluster.intra)
+    link = place.cluster.intra
+    for path in paths:
+        try:
+            check_path(path, link, f"{path.name} {path.op}")
+        except ValueError as error:
+            ratio = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
+            raise Refusal(f"{error}; {ratio}: these times are not of it") from None
     before = np.log(times / measurements.expected_seconds(rows, place, None))
     after = np.log(times / measurements.expected_seconds(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
     changes = _changes(paths, op, rows[0].library, place)
@@ -158,16 +164,6 @@ def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[
     if moved < late:
         wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
         raise measurements.TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
-
-
-def _check_possible(paths: tuple[Path, ...], link: Link) -> None:
-    """What no link carries was not measured on it."""
-    for path in paths:
-        try:
-            check_path(path, link, f"{path.name} {path.op}")
-        except ValueError as error:
-            times = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
-            raise Refusal(f"{error}; {times}: these times are not of it") from None
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:

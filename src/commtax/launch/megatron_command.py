@@ -134,7 +134,12 @@ def write(job: LaunchJob) -> Command:
     flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
     named = plan.pp == 1 or plan.schedule in SCHEDULES
-    return Command([start(job), "pretrain_gpt.py", *flags, *_shape(q.model)], warning="" if named else unnamed)
+    model = q.model
+    told = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    told += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    told += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    shape = [*told, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
+    return Command([start(job), "pretrain_gpt.py", *flags, *shape], warning="" if named else unnamed)
 
 
 def _format_flags(dtype: str) -> list[str]:
@@ -150,14 +155,6 @@ def _stages(model: Model, plan: Plan) -> list[str]:
     if pp == 1 or model.num_layers % (pp * chunks) == 0:
         return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []
     return FLAGS.spell(layout=f"'{layout_text(virtual_layers(model.num_layers, pp, chunks))}'")
-
-
-def _shape(model: Model) -> list[str]:
-    """The model as Megatron is told it: its sizes, and what its layers are made of. The base of rotary positions is yours."""
-    flags = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
-    flags += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
-    flags += ["--untie-embeddings-and-output-weights"] * (not model.tied)
-    return [*flags, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
 
 
 def _attention(model: Model) -> list[str]:

@@ -141,7 +141,12 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
         return
     runs = simulation_runs(s)
     tables.say_own_limits(console, s.notes)
-    tables.say(console, _span_words(runs[0], runs[-1]), tables.ANSWER)
+    first, last = runs[0], runs[-1]
+    clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
+    names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
+    longer = [f"{name.upper()} {format_seconds(first[f'{name}_s'])} to {format_seconds(last[f'{name}_s'])}" for name in names]
+    span_words = f"{clients}: {', '.join(longer)}; {first['tokens_per_s']:,.0f} to {last['tokens_per_s']:,.0f} output tokens/s"
+    tables.say(console, span_words, tables.ANSWER)
     _say_first(console, s)
     _say_asked(console, s)
     times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
@@ -154,14 +159,6 @@ def _say_first(console: Console, s: ClosedLoop) -> None:
     """The notes that belong to the answer itself."""
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         tables.say(console, note)
-
-
-def _span_words(first: Run, last: Run) -> str:
-    """What more clients do to the latencies and to the rate."""
-    clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
-    names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
-    times = [f"{name.upper()} {format_seconds(first[f'{name}_s'])} to {format_seconds(last[f'{name}_s'])}" for name in names]
-    return f"{clients}: {', '.join(times)}; {first['tokens_per_s']:,.0f} to {last['tokens_per_s']:,.0f} output tokens/s"
 
 
 def _run_cells(run: Run) -> tuple[str, ...]:

@@ -126,7 +126,11 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     _show_held(console, title, judged, _served_parts(judged))
     if not judged.fits:
         _say_logged(console, judged)
-    return (*_warnings(judged), _limits(judged))
+    s, engine = judged.question.limits, judged.question.engine
+    limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
+    used = f"{s.gpu_memory_utilization:.3g} of {engine.memory.utilization_of} memory"
+    limit_words = f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
+    return (*_warnings(judged), limit_words)
 
 
 def _say_logged(console: Console, judged: Fit) -> None:
@@ -185,13 +189,6 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield f"blocks are raised from {raised} to {judged.block_size:,} tokens: they share a pool with states and windows"
     if len(model.windows) > 1:
         yield "layers with and without a window share the blocks in equal groups: a token costs as if all stored it, a request less"
-
-
-def _limits(judged: Fit) -> str:
-    s, engine = judged.question.limits, judged.question.engine
-    limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
-    used = f"{s.gpu_memory_utilization:.3g} of {engine.memory.utilization_of} memory"
-    return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
 
 
 def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:

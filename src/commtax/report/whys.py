@@ -31,7 +31,13 @@ def show_why(console: Console, w: Why) -> None:
     say_asked(console, w.bill.question)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
     show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
-    _show_effects(console, w.explanation.effects)
+    effects = w.explanation.effects
+    sources = _cited(effects)
+    marks = [f"[{sources.index(e.source) + 1}]" if e.source else "" for e in effects]
+    values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
+    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
+    if rows:
+        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
     cited = [f"[{number}] {source}" for number, source in enumerate(_cited(w.explanation.effects), start=1)]
     notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
 
@@ -103,16 +109,6 @@ def _floor_words(floor: Floor, each_s: float) -> str:
 def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
     alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
     return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
-
-
-def _show_effects(console: Console, effects: tuple[Effect, ...]) -> None:
-    """Each with its mechanism; the sources stand once, among the details."""
-    cited = _cited(effects)
-    marks = [f"[{cited.index(e.source) + 1}]" if e.source else "" for e in effects]
-    values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
-    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
-    if rows:
-        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
 
 
 def _cited(effects: tuple[Effect, ...]) -> list[str]:
