@@ -98,7 +98,13 @@ def fit_inside(rows: measurements.MeasurementFiles, place: measurements.Measured
     for library, paths in libraries.items():
         if (library, "all-reduce") not in parts:
             last = library, paths[-1].op
-            parts[last] = parts[last].with_remarks(wishes=[_all_reduce_wish(library, place)])
+            # Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays.
+            cluster = place.cluster.without_pairs
+            spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
+            all_reduce_wish = measurements.Wish(
+                f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread
+            )
+            parts[last] = parts[last].with_remarks(wishes=[all_reduce_wish])
     links = {"intra": place.cluster.intra.key} if libraries else {}
     named = sorted(libraries, key=lambda name: (name != place.library, name))  # whatever file came first
     by_op = {name: tuple(sorted(libraries[name], key=lambda p: p.op)) for name in named}
@@ -113,15 +119,6 @@ def _pairs(rows: measurements.MeasurementFiles, cluster: Cluster) -> list[str]:
         return []
     reason = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
     return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
-
-
-def _all_reduce_wish(library: str, place: measurements.MeasuredMachine) -> measurements.Wish:
-    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
-    cluster = place.cluster.without_pairs
-    spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
-    return measurements.Wish(
-        f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread
-    )
 
 
 def _fit_op(

@@ -64,7 +64,11 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     found["moved_s"] -= found["handed_s"]
     parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
-        parts["TPOT"] = _token_parts(s), float(s.tpot_s)
+        decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
+        frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
+        thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
+        token_parts = [("the decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
+        parts["TPOT"] = token_parts, float(s.tpot_s)
     tables.say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
     _say_asked(console, s)
     for name, (times_s, whole_s) in parts.items():
@@ -125,13 +129,6 @@ def _remarks(s: ClosedLoop, *details: str) -> tables.Remarks:
 
 def _ends(s: ClosedLoop, name: str) -> str:
     return " to ".join(format_seconds(end) for end in s.range_of(name))
-
-
-def _token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
-    decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
-    frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
-    thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
-    return [("the decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
 def show_simulations(console: Console, s: ClosedLoop) -> None:
