@@ -108,6 +108,8 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     if found.verdict == "drifted":
         apart = "" if found.moved else "these runs fit more than one cause: "
         say(console, apart + " or ".join(part_words(parts[name]) for name in found.suspects), "bold")
+    ran = " and ".join(f"{d.model} on {d.chip}, TP {int(d.tp)}" for d in found.deployments)
+    say(console, f"{ran}; where no file says the plan or the cluster, they are those of the profile's runs")
     columns = ("run", "time", ">today", ">expected", ">80% range", ">off")
     show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)), ("expected", "80% range"))
     rows = [
@@ -115,7 +117,7 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
             p.name,
             _change(p.slower),
             f"{_change(p.low)} to {_change(p.high)}",
-            f"{p.visible:.0%}" if p.visible < FARTHEST else "not here",
+            f"{p.visible:.0%}" if p.visible < FARTHEST else "not by these runs",
             percent(p.likelihood),
         )
         for p in sorted(found.parts, key=lambda part: -part.likelihood)

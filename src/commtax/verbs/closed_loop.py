@@ -20,7 +20,7 @@ from commtax.cost.traffic import padded_rows
 from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
-from commtax.question import SPREAD, Question, Requests
+from commtax.question import Question, Requests
 from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
@@ -34,9 +34,10 @@ from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
 from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
+from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
-from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
+from commtax.verbs.steps import chunk_tokens, decode_workload, padding_notes, prompt_work, spread_s, step_bill
 
 if TYPE_CHECKING:
     from commtax.verbs.learnt import LearntRest
@@ -359,15 +360,6 @@ def _load(asked: Question) -> ClosedLoopLoad:
     return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
 
 
-def lengths_note(spread: Number) -> Note:
-    """What the requests' lengths are, and what would change with others."""
-    if spread:
-        text = f"lengths vary by ±{spread:.0%} (--spread 0 makes them equal, and clients then move in lockstep)"
-    else:
-        text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
-    return Note("spread", text)
-
-
 def _notes(s: ClosedLoop) -> Iterator[Note]:
     """What a reader of one scalar answer should know."""
     wanted, plan = s.requests, s.question.plan
@@ -377,12 +369,14 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from draft_notes(s.question)
     yield from link_notes(s.question)
     if np.ndim(wanted.spread) == 0:
-        yield lengths_note(float(wanted.spread))
+        yield lengths_note(s.question)
     if why := why_it_does_not_start(s.question):
         yield Note("too-long", why)
     else:
         yield from own_limits_notes(s.question, wanted.tokens)
     yield from pool_notes(s.question)
+    if not s.apart:
+        yield from padding_notes(s.question, s.running, s.rows)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
     yield from context_notes(s.question, wanted.tokens)
