@@ -46,7 +46,7 @@ class UntriedTechniques:
 
 
 def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
-    """What techniques would gain on the recommended layout, where none were asked about and a search with all would turn some on."""
+    """What techniques would gain on the recommended layout, where none were asked about and a search turns some on."""
     q, i = answer.question, answer.recommended
     if q.goal.technique_sets or q.techniques != NO_TECHNIQUES or not (text := sure_set(answer.step_of(answer.plans, i).question)):
         return None
