@@ -190,12 +190,6 @@ def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, e
     return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
 
 
-def _held_back(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
-    """Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average."""
-    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, stages)
-    return engine.serves.batch_wait * (1 + came / 2) / (1 + came)
-
-
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
@@ -345,14 +339,22 @@ def closed_loop(
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     if begin:
         steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
-        before = _in_whole_steps(begin, before, steady, own, np.minimum(1.0, seqs / load.num_prompts), seqs, steps.stages)
+        # Prompts that all begin at once wait for whole steps, if those take less: of one stage clearly
+        whole = steady + np.minimum(1.0, seqs / load.num_prompts) * np.maximum(0.0, begin.wait_s(seqs, steps.stages) - own - steady)
+        before = np.where(whole < np.where(steps.stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
     before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
     life = way + boundary + own + before + decodes * tpot
-    slot = np.maximum(0.0, _slot_wait(load, seqs) * (life - way) - way)
+    # Lives that a request waits for a slot: the first R never do, and those sent with them half as long as later ones
+    waiting = np.maximum(0.0, load.concurrency - seqs)
+    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
+    slot = np.maximum(0.0, waiting / seqs * late * (life - way) - way)
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    frontend = _frontend_wait_s(load, engine, life + slot)
+    # Seconds that a request of so long a life waits for the front end, which passes all of them one after the other
+    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
+    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
+    frontend = knee(np.maximum(LEAST_S, life + slot), least_s)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     tpot = (tpot + (after + inside) / np.maximum(1.0, decodes)) * each
     waits = {"request_s": way + seqs * 0, "boundary_s": boundary, "prefill_s": own, "ahead_s": before, "slot_s": slot - inside}
@@ -361,7 +363,9 @@ def closed_loop(
 
 def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, engine: Engine) -> Number:
     """Return the wait for the step in progress. The next began as the last request ended, whose way is beside it."""
-    waited = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    # Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average
+    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, steps.stages)
+    waited = steps.decode_s * boundary_turns(engine, steps.stages, engine.serves.batch_wait * (1 + came / 2) / (1 + came))
     return (waited - np.minimum(way, steps.decode_s / 2 / steps.stages)) * (load.decodes > 0)
 
 
@@ -373,28 +377,6 @@ def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, oth
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
-
-
-def _in_whole_steps(
-    begin: Beginning, before: Number, steady: Number, own: Number, share: Number, seqs: Number, stages: Number
-) -> Number:
-    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take less: of one stage clearly."""
-    whole = steady + share * np.maximum(0.0, begin.wait_s(seqs, stages) - own - steady)
-    return np.where(whole < np.where(stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
-
-
-def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:
-    """Lives that a request waits for a slot: the first R never do, and those sent with them half as long as later ones."""
-    waiting = np.maximum(0.0, load.concurrency - seqs)
-    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
-    return waiting / seqs * late
-
-
-def _frontend_wait_s(load: ClosedLoopLoad, engine: Engine, life: Number) -> Number:
-    """Seconds that a request of so long a life waits for the front end, which passes all of them one after the other."""
-    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
-    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
-    return knee(np.maximum(LEAST_S, life), least_s)
 
 
 def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:

@@ -69,7 +69,6 @@ class LaunchJob:
 
     @property
     def asked(self) -> WrittenFlags:
-        """What asks for them."""
         return written_flags(self.techniques, self.engine, self.question)
 
     @property

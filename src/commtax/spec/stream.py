@@ -10,8 +10,6 @@ from commtax.records import dataclass
 from commtax.statement import Note
 
 Array = np.ndarray
-ROUTERS = ("round-robin", "least-loaded", "prefix")
-"""How requests find an engine: each in turn, the one with the fewest, or the one that knows most of a prompt."""
 MOST_TOKENS = 10_000_000  # of one prompt or answer: the longest context that a model was ever sold with
 MOST_REQUESTS = 10_000_000  # of one stream
 Z90 = 1.2815515655446004  # standard deviations from a normal's mean to its 90th percentile
@@ -56,7 +54,6 @@ class RequestStream:
         return len(self.arrival_s)
 
     def take(self, places: Array) -> Self:
-        """Some requests, in the order of their places."""
         prefixes = None if self.prefixes is None else tuple(self.prefixes[place] for place in places.tolist())
         arrived, prompts, answers = (column[places] for column in (self.arrival_s, self.input_len, self.output_len))
         return replace(self, arrival_s=arrived, input_len=prompts, output_len=answers, prefixes=prefixes)

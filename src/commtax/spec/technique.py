@@ -21,7 +21,6 @@ class Techniques:
     fused_reduce: str = ""  # an all-reduce, residual and norm in one kernel: "auto", or the algorithm that it shall run
     dispatch_dtype: str = ""  # what tokens travel to their experts in; "": as the experts' arithmetic is
     balanced: bool = False  # experts are laid out by measured loads (EPLB)
-    balanced_prompts: bool = False  # replicas that share experts wait until each of them has a prompt
     drafter: str = ""  # what drafts tokens: "mtp", "eagle3", "ngram" …; how many is ``speculative``
     acceptance: float = -1.0  # probability that a draft is accepted once those before it were; below 0: as the next field says
     accepted_length: float = 0.0  # tokens that a step yields per sequence, its own included; 0: by the acceptance, or as measured

@@ -3,7 +3,7 @@
 import re
 
 from commtax.catalog.programs import program_of
-from commtax.launch.starting import start_commands
+from commtax.launch.forms import start_commands
 from commtax.question import Question
 from commtax.report.documents import Record
 
