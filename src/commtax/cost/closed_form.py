@@ -345,10 +345,7 @@ def closed_loop(
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
     before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
     life = way + boundary + own + before + decodes * tpot
-    # Lives that a request waits for a slot: the first R never do, and those sent with them half as long as later ones
-    waiting = np.maximum(0.0, load.concurrency - seqs)
-    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
-    slot = np.maximum(0.0, waiting / seqs * late * (life - way) - way)
+    slot = np.maximum(0.0, _slot_wait(load, seqs) * (life - way) - way)
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     # Seconds that a request of so long a life waits for the front end, which passes all of them one after the other
@@ -377,6 +374,13 @@ def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, oth
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
+
+
+def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:
+    """Lives that a request waits for a slot: the first R never do, and those sent with them half as long as later ones."""
+    waiting = np.maximum(0.0, load.concurrency - seqs)
+    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
+    return waiting / seqs * late
 
 
 def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:

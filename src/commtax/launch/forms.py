@@ -1,4 +1,4 @@
-"""What starts a plan and checks it: its launch commands, or its servers as Kubernetes, Dynamo, llm-d, Compose or Slurm start them."""
+"""What starts a plan: launch commands, or its servers as Kubernetes, Dynamo, llm-d, Compose or Slurm start them."""
 
 from collections.abc import Callable
 from importlib import import_module
