@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from commtax.records import Number
 from commtax.statement import Refusal
@@ -236,10 +236,27 @@ def format_mean(value: Number) -> str:
     return f"{value:,.1f}".removesuffix(".0")
 
 
+def format_spread(share: Number) -> str:
+    """
+    >>> format_spread(0.5), format_spread(0.0054)
+    ('±50%', '±0.54%')
+    """
+    return f"±{100 * share:.3g}%"
+
+
 def _finite(value: float, text: object, name: str) -> float:
     if not math.isfinite(value):
         raise Refusal(f"{name}: {text} is not a finite number", name)
     return value
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names as a sentence lists them.
+
+    >>> listed(["bill", "plan", "fit"]), listed(["plan"])
+    ('bill, plan and fit', 'plan')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def plural(count: Number, noun: str) -> str:

@@ -64,7 +64,7 @@ def test_the_culprit_is_told_once_with_its_price():
 
 def test_the_first_line_says_what_disagrees_and_by_how_much():
     slow = Finding("TTFT (mean)", 0.2, 0.3, "s", 0.25, evidence=True).judged()
-    held = Finding("KV memory left, of all memory", 50 * 2**30, 40 * 2**30, "bytes", 0.01, base=80 * 2**30).judged()
+    held = Finding("KV memory left", 50 * 2**30, 40 * 2**30, "bytes", 0.01, base=80 * 2**30).judged()
     wrong = Section("bench", ("a.json",), (held, slow, replace(slow, item="TPOT (mean)")))
     said = headline(Audit(claim(), (wrong,)))
     assert "prediction: TTFT (mean) 300 ms instead of 200 ms (+50.0%), TPOT (mean)" in said

@@ -644,7 +644,13 @@ def test_servers_for_prompts_must_fit_too(tp, code):
     text = f"{VLLM} -tp 4 {connector % 'kv_consumer'}\n{VLLM} -tp {tp} --max-model-len 1024 {connector % 'kv_producer'}\n"
     done = run("fit", "--from", text, "--cluster", "8xh100-sxm", "--max-model-len", "1024")
     assert done.returncode == code, done.stdout + done.stderr
-    assert f"pasted were 1 of these and 1 for prompts (tp {tp})" in done.stdout
+    told = (
+        f"looked at: a server for prompts, tp {tp}, which does not fit"
+        if code
+        else f"pasted were 1 of these and 1 for prompts (tp {tp})"
+    )
+    assert told in done.stdout
+    assert done.stdout.count("looked at") == 1
     assert "makes no difference" not in done.stdout
     assert run("simulate", "--from", text, "--cluster", "8xh100-sxm", "--input-len", "512").returncode == code
 

@@ -64,9 +64,7 @@ def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     """gpt-oss-120b on an H100: 3.33 GiB where 3.15 were predicted is 6 % of what is left and 0.2 % of the memory."""
     model, judged = of_log(row)
     asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
-    found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")[
-        "KV memory left, of all memory"
-    ]
+    found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")["KV memory left"]
     assert found.verdict == "agree"
     assert found.base == judged.question.cluster.chip.visible_bytes
     assert abs(found.difference) < 0.003
@@ -81,8 +79,8 @@ def test_the_verdict_is_of_the_missing_bytes_whatever_is_left(model, missing):
     line = f"Available KV cache memory: {left / GIB:.4f} GiB"
     whole = asked.question.cluster.chip.visible_bytes
     near = abs(missing) * GIB <= levels("logs.startup_audit").left_tolerance * whole
-    assert findings(asked, version, line)["KV memory left, of all memory"].verdict == ("agree" if near else "disagree")
-    without = findings(asked, line)["KV memory left, of all memory"]
+    assert findings(asked, version, line)["KV memory left"].verdict == ("agree" if near else "disagree")
+    without = findings(asked, line)["KV memory left"]
     assert (without.verdict == "agree") == near
     assert without.verdict != "disagree" or abs(missing) > 1.9, "a version that is not told may count otherwise"
 
@@ -94,7 +92,7 @@ def test_another_version_may_leave_out_of_its_peak_what_this_one_counts(more):
     asked = question("llama-3.1-8b", max_model_len=1024, gpu_memory_utilization=0.9)
     judged = holds(asked.question)
     line = f"Available KV cache memory: {judged.kv_bytes / GIB + more:.4f} GiB"
-    found = findings(asked, old, line)["KV memory left, of all memory"]
+    found = findings(asked, old, line)["KV memory left"]
     room = 0.9 * judged.question.cluster.chip.visible_bytes - judged.weights_bytes - judged.kv_bytes
     assert found.verdict == ("unknown" if more * GIB <= room else "disagree")
     assert "0.90" not in found.reason, "the share was told"
@@ -132,7 +130,7 @@ def test_workers_on_cpus_take_their_share_of_a_node(nodes, blamed):
     asked = Claim(resolve_question(str(tiny), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
     lines = [CPU_LINES.format(n=n, node=node) for n, node in enumerate(nodes)]
     section = audit_log(vllm_log.parse("\n".join(lines)), asked)
-    (left,) = [f for f in section.findings if f.item == "KV memory left, of the node's memory"]
+    (left,) = [f for f in section.findings if f.item == "KV memory left"]
     assert (left.verdict, left.evidence) == ("agree", True)
     assert left.base == pytest.approx(23.21 * GIB)
     assert [cause.code for cause in section.causes] == blamed

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import commtax
@@ -12,6 +13,7 @@ from commtax.planner import plan
 from commtax.planner.choosing import effort
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_use, pool_words
+from commtax.units import format_seconds
 
 SPLIT = {"disaggregated": True, "tp": 1, "prefill_tp": 1, "input_len": 2000, "output_len": 200}
 BOTH = {"cluster": "8xh200-sxm", "prefill_cluster": "8xh100-sxm"}
@@ -95,22 +97,37 @@ def test_two_clusters_are_compared_with_each_by_itself(mixed):
     alone = [plan("llama-3.1-70b", place, **LIMITS, disaggregated=False) for place in ("8xh100-sxm", "8xh200-sxm")]
     rates = [float(one.plans.tokens_per_s[one.recommended]) for one in alone]
     usd = [float(one.usd_per_million_tokens(one.plans)[one.recommended]) for one in alone]
-    line = next(line for line in mixed.why if line.startswith("each cluster by itself"))
+    line = mixed.why[2]  # right behind what the plan gives
+    assert line.startswith("whether to split prompts from decoding is too close to call, measure both: without a split, ")
     for rate, price in zip(rates, usd, strict=True):
         assert f"{rate:,.0f} tokens/s (${price:.2f} per million)" in line
     together = sum(rate * price for rate, price in zip(rates, usd, strict=True)) / sum(rates)
     assert f"{sum(rates):,.0f} tokens/s (${together:.2f} per million) together on 16 GPUs" in line
-    own = float(mixed.usd_per_million_tokens(mixed.plans)[mixed.recommended])
-    fewer = 1 - sum(rates) / float(mixed.plans.tokens_per_s[mixed.recommended])
-    gpus = int(mixed.plans.gpus[mixed.recommended])
-    said = f"{fewer:.0%} fewer tokens/s than these two pools on {gpus} GPUs and {1 - own / together:.0%} fewer tokens per dollar"
-    assert said in line
+    rows, own = mixed.plans, mixed.recommended
+    equal = int(np.flatnonzero(rows.gpus == 16)[0])
+    than = f"the best two pools on as many ({rows.tokens_per_s[equal]:,.0f} with {mixed.workers(rows, equal)})"
+    assert f"{abs(sum(rates) / rows.tokens_per_s[equal] - 1):.0%} fewer tokens/s than {than}" in line
+    fewer = 1 - float(mixed.usd_per_million_tokens(rows)[own]) / together
+    assert f"{fewer:.0%} fewer tokens per dollar than these two pools on {rows.gpus[own]} GPUs" in line
     split = next(line for line in mixed.why if line.startswith("each in two pools of its own"))
     for place in ("8xh100-sxm", "8xh200-sxm"):
         rows = plan("llama-3.1-70b", place, **LIMITS).plans
         assert f"{place} {rows.tokens_per_s[rows.mode == 1][0]:,.0f} tokens/s" in split
     assert "are unchecked" in split
     assert not list(alone_words(alone[0]))
+
+
+def test_where_no_limit_is_given_each_cluster_is_searched_at_the_speed_of_the_balanced_plan():
+    open_ended = plan("llama-3.2-1b", "2xh100-sxm", prefill_cluster="2xl40s")
+    rows, own = open_ended.answered
+    for one in open_ended.alone:
+        assert one.question.goal.ttft_s >= rows.ttft_s[own]
+        assert one.question.goal.tpot_s >= rows.tpot_s[own]
+        assert not one.places
+    (line,) = [line for line in open_ended.why if "each cluster by itself" in line]
+    assert f" at the speed of the balanced plan, TTFT <= {format_seconds(open_ended.alone[0].question.goal.ttft_s)} and " in line
+    told = " ".join(run_here("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--prefill-cluster", "2xl40s").stdout.split())
+    assert told.count("each cluster by itself") == 1
 
 
 def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simpler():

@@ -113,7 +113,7 @@ def test_techniques_are_named_where_they_do_something():
 def test_a_plan_with_techniques_says_what_they_and_its_layout_bring(v3):
     told, whole = v3.why[-1], float(v3.plans.tokens_per_s[v3.recommended] / v3.plain.plans.tokens_per_s[v3.plain.recommended])
     assert told.startswith(f"{whole:.2f} x the best plan to run without techniques")
-    assert "drafts accepted as published: measure your own" in told
+    assert ": measure your own" in told
     assert all(word in told for word in v3.exchange_of(v3.plans, v3.recommended).techniques.split(","))
 
 

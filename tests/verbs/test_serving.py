@@ -353,8 +353,11 @@ def test_experts_fill_their_tiles_one_by_one():
     assert np.all(np.diff(found.tokens_per_s) > -0.03 * found.tokens_per_s[:-1])
 
 
-def test_requests_longer_than_the_model_are_said():
-    assert any("131,072 positions" in note for note in simulate(input_len=131_000, output_len=128).notes)
+def test_requests_longer_than_the_model_are_refused_unless_servers_are_told_to_take_them():
+    with pytest.raises(Refusal, match="131,072 positions"):
+        simulate(input_len=131_000, output_len=128)
+    told = simulate(input_len=131_000, output_len=128, max_model_len=262_144)
+    assert any("131,072 positions" in note for note in told.notes)
     assert not any("positions" in note for note in simulate().notes)
 
 

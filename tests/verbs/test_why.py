@@ -158,10 +158,18 @@ def test_lines_are_named_by_number_whole_name_or_part():
             line_number(names, text)
 
 
-def test_equal_lines_have_numbers_behind_their_names():
+def test_layers_with_and_without_a_window_have_lines_of_their_own_name():
     names = labels(commtax.bill("gemma-3-27b", "8xh100-sxm", tp=2, context=8192))
     assert len(set(names)) == len(names)
+    assert {"decode attention", "decode attention in the window"} <= set(names)
+
+
+def test_equal_lines_have_numbers_behind_their_names_in_the_bill_too():
+    words = ("bill", "deepseek-v4-flash", "-c", "8xh200", "-tp", "8", "--context", "8192")
+    names = labels(commtax.bill("deepseek-v4-flash", "8xh200", tp=8, context=8192))
+    assert len(set(names)) == len(names)
     assert {"decode attention (1)", "decode attention (2)"} <= set(names)
+    assert "decode attention (2)" in run_here(*words).stdout
 
 
 def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():

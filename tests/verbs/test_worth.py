@@ -212,8 +212,8 @@ def test_room_is_what_fit_tells_at_any_length(model, cluster, plan, limits):
 def test_a_step_and_requests_do_not_mix():
     with pytest.raises(Refusal, match="batch: belongs to a step"):
         commtax.worth("llama-3.1-8b", "8xh100-sxm", batch=4, concurrency=8)
-    with pytest.raises(Refusal, match="output_len: belongs to requests"):
-        commtax.worth("llama-3.1-8b", "8xh100-sxm", output_len=64)
+    with pytest.raises(Refusal, match="output_len=64: requests of a step of prompts have one output token"):
+        commtax.worth("llama-3.1-8b", "8xh100-sxm", phase="prefill", output_len=64)
     done = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--batch", "4", "--request-rate", "2")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
 

@@ -70,6 +70,9 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
         if named[path] and path not in launches:
             raise refusal
     if not left:
+        if not Path(given[0]).is_dir():
+            reads = f"audit reads what a server wrote; commtax fit --from {given[0]} says what its log will say"
+            raise Refusal(f"file '{given[0]}': it starts a server, and {reads}", "file")
         found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
         raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
     read = gather(left, [path.name for path in passed if path not in launches])

@@ -73,14 +73,18 @@ def read_runs(
     engine: str = "",
     batch: int = 0,
     context: int = 0,
+    known: Profile | None = None,
 ) -> tuple[Measured, ...]:
     """The runs and profiled steps of engines that files hold, as ``calibrate`` reads them; files without any are refused.
 
-    ``batch`` and ``context`` are of traces that do not say them.
+    ``batch`` and ``context`` are of traces that do not say them. Runs that are held against a ``known`` profile are laid out as its
+    runs are where nobody says how; a layout that neither tells is asked for.
     """
     said = _said(model, tp, engine, launch, KnownLoad())
     profiled = SaidDeployment("the command line", load=KnownLoad(input_len=context, batch=batch))
     read = read_all([File(file) for file in files], catalog.library("nccl").key, said, [profiled])
+    if known:
+        read = read.laid_out_as(known)
     read.refuse_missing(() if cluster else ("cluster",))
     rows = read.at(catalog.cluster(cluster) if isinstance(cluster, str) else cluster)
     if not rows.taught:

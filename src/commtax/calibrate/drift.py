@@ -75,6 +75,7 @@ class DriftCheck:
     parts: tuple[PartShift, ...]
     latencies: tuple[CheckedLatency, ...]
     notes: tuple[str, ...] = ()
+    deployments: tuple[Deployment, ...] = ()
 
     @property
     def moved(self) -> str:
@@ -135,7 +136,15 @@ def judge(
     latencies = tuple(_checked(*one) for one in zip(lessons, off.tolist(), foreseen.sigma.tolist(), strict=True))
     verdict, reason = _verdict(chance, near, {part.name: part for part in parts}[EVERYTHING].visible)
     return DriftCheck(
-        verdict, reason, chance, LEVEL.level, suspects(likely) if verdict == "drifted" else (), parts, latencies, notes
+        verdict,
+        reason,
+        chance,
+        LEVEL.level,
+        suspects(likely) if verdict == "drifted" else (),
+        parts,
+        latencies,
+        notes,
+        tuple(dict.fromkeys(lesson.deployment for lesson in lessons)),
     )
 
 

@@ -1,5 +1,7 @@
 """Files and folders into measurements: each file is recognised by what is inside it."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import cast
 
-from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs, missing_facts, name_some, refuse_missing
+from commtax.calibrate.benchmark_runs import (
+    LabelledResult,
+    measured_runs,
+    missing_facts,
+    name_some,
+    reason_unusable,
+    refuse_missing,
+)
 from commtax.calibrate.kernel_rows import SHAPES, SweepRow
 from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
 from commtax.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
@@ -32,7 +41,7 @@ from commtax.launch.read_command import from_settings
 from commtax.logs.engine_logs import ENGINE_LOGS
 from commtax.results import bench, nccl_tests
 from commtax.results.bench_record import BenchmarkRun
-from commtax.spec import Cluster
+from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.thresholds import counts
 from commtax.traces.profilers.readers import holds_events, read_traces
@@ -68,6 +77,12 @@ class FoundMeasurements:
     rows: MeasurementFiles
     results: tuple[LabelledResult, ...] = ()
     traces: tuple[LabelledTraces, ...] = ()
+
+    def laid_out_as(self, known: Profile) -> FoundMeasurements:
+        """The same with the one layout that a profile's runs have, where nobody says another; what stays open is asked for."""
+        results = tuple(replace(one, said=one.said.laid_out_as(known)) for one in self.results)
+        refuse_missing({one.label: ["tp"] for one in results if "tp" not in one.said.options and not reason_unusable(one)})
+        return replace(self, results=results)
 
     def refuse_missing(self, lacking: Sequence[str] = ()) -> None:
         """Ask for all that no file says; ``lacking`` are options of the whole call that nobody gave."""

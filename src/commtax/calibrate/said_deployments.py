@@ -1,5 +1,7 @@
 """What ran, as launch commands, logs and results say it: several may speak of one deployment, and must agree."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,7 @@ from commtax.records import record_from
 from commtax.results.bench_record import BenchmarkRun
 from commtax.results.commands import is_command
 from commtax.results.inferencex import APART
+from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax.thresholds import levels
 from commtax.verbs.keywords import SimulateOptions
@@ -53,7 +56,7 @@ class KnownLoad:
     num_prompts: int = 0
     batch: int = 0
 
-    def filled_from(self, other: "KnownLoad") -> "KnownLoad":
+    def filled_from(self, other: KnownLoad) -> KnownLoad:
         """With what another says of it that this one does not."""
         return KnownLoad(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(self)))
 
@@ -75,6 +78,14 @@ class SaidDeployment:
 
     def who(self, name: str) -> str:
         return self.by.get(name, self.source)
+
+    def laid_out_as(self, known: Profile) -> SaidDeployment:
+        """The same with the sizes of a profile's runs, where those have one layout and nobody says another."""
+        layouts = {(run.deployment.tp, run.deployment.pp, run.deployment.dp, run.deployment.ep) for run in known.lessons}
+        if "tp" in self.options or len(layouts) != 1:
+            return self
+        sizes = dict(zip(("tp", *SIZES), map(int, layouts.pop()), strict=True))
+        return replace(self, options={**{name: size for name, size in sizes.items() if size > 1 or name == "tp"}, **self.options})
 
     @property
     def engine(self) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from commtax.spec import LATENCIES, MEASURED, Deployment, RunLesson
 from commtax.spec.engine import HostTime, Paces
 from commtax.statement import Refusal
 from commtax.toml_text import shorten
+from commtax.units import listed
 
 SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")
 """Constants that a lesson may blame."""
@@ -142,8 +143,7 @@ class Topic:
     @property
     def unseen(self) -> str:
         """What was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
-        among = " and ".join(filter(None, (", ".join(self.seen[:-1]), *self.seen[-1:])))
-        return f"{self.name} {self.asked}" + (f" (seen {among})" if among else "")
+        return f"{self.name} {self.asked}" + (f" (seen {listed(self.seen)})" if self.seen else "")
 
 
 def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Iterator[Topic]:

@@ -95,7 +95,7 @@ def _check(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRetu
     if not own.lessons:
         raise Refusal(f"check: profile {own.name} holds no runs of an engine; calibrate it on some", "profile")
     place = output.read(cluster_of(given, "say where this was measured"))
-    found = check_drift(read_runs(files, place, **_said(given)), own)
+    found = check_drift(read_runs(files, place, known=own, **_said(given)), own)
     output.answer(advising.drift_document, advising.show_drift, found, own, code=EXIT_CODES[found.verdict])
 
 

@@ -5,9 +5,9 @@ import click
 from commtax.catalog.loader import suggest
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
-from commtax.cli.pasting import prompt_sizes
+from commtax.cli.pasting import LOOKED_AT, prompt_sizes
 from commtax.judgement.starting import LENGTH
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds
@@ -40,6 +40,12 @@ def _serving_fit(order: Order) -> Fit | TrainFit:
         return judged
     asked = q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp)
     theirs = add_advice(holds(prompter(asked)))
-    verdict = "fit too" if theirs.fits else "these do not fit, and theirs is the answer"
-    order.output.remarks.append(f"servers for prompts, {prompt_sizes(servers)}: {verdict}")
-    return judged if theirs.fits else theirs
+    remarks, sizes = order.output.remarks, prompt_sizes(servers)
+    if theirs.fits:
+        remarks.append(f"servers for prompts, {sizes}: fit too")
+        return judged
+    remarks[:] = [remark for remark in remarks if not (isinstance(remark, Note) and remark.code == LOOKED_AT)]
+    remarks.append(
+        f"looked at: a server for prompts, {sizes}, which does not fit; those that decode do (--tp {int(judged.question.plan.tp)})"
+    )
+    return theirs

@@ -13,6 +13,7 @@ from commtax.cli.help import helps
 from commtax.options import options, taken_by
 from commtax.shipped_tables import table
 from commtax.statement import Refusal
+from commtax.units import listed
 
 USUAL = "8xh100-sxm"
 UNITS = ("us", "ms", "s", "min")
@@ -61,20 +62,12 @@ def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> st
         return f"{flag}: {text.format(value=value or '…', cluster=_likely_cluster(value))}"
     takers = [taker for taker in options()[key].verbs if "(" not in taker] if (key := name.replace("-", "_")) in options() else []
     if takers:
-        return f"{flag}: {verb} has no such option; {_listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
+        return f"{flag}: {verb} has no such option; {listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
     if technique := next((one for one in techniques().values() if name in (one.key, *one.also)), None):
         told = value if value and (value in technique.words or not technique.words) else next(iter(technique.words), "")
         return f"{flag}: a technique: write --technique {'='.join(filter(None, (technique.key, told)))}"
     near = get_close_matches(name, [one.lstrip("-") for one in error.possibilities or ()], 1, NEAR)
     return f"No such option '{flag}'{f'. Did you mean --{near[0]}?' if near else f'; commtax {verb} --help lists all'}"
-
-
-def _listed(names: list[str]) -> str:
-    """
-    >>> _listed(["bill", "plan", "fit"]), _listed(["plan"])
-    ('bill, plan and fit', 'plan')
-    """
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _value_of(flag: str, arguments: list[str]) -> str:

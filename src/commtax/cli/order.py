@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -118,7 +118,17 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     known = _called_as_pasted(catalog.model(name, family), launch, model)
     asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
     given.engine = engines[0]
+    if launch and launch.phase == "serve" and verb not in WEIGHING:
+        output.remarks += _cost_of_settings(asked[0], launch)
     return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
+
+
+def _cost_of_settings(q: Question, launch: Launch) -> Iterator[str]:
+    """Where to ask what settings of a pasted command cost."""
+    from commtax.verbs.costly_settings import questioned_flags  # not for those who paste nothing
+
+    if flags := questioned_flags(q, launch.options):
+        yield f"what {' and '.join(flags)} cost{'s' * (len(flags) == 1)} whole requests: commtax worth --from … --concurrency N"
 
 
 def _called_as_pasted(known: Model, launch: Launch | None, named: str) -> Model:
@@ -186,10 +196,11 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
 
 
 def profile_of(given: GivenOptions) -> Profile | None:
-    """A profile, or several as one; it also says which chip, where no cluster is named."""
+    """A profile, or several as one; it also says which chip and how many, where no cluster is named."""
     own = load_profile(given.pop("profile", ()))
     if own and not given.cluster and (chip := measured_chip(own)):
-        given.cluster = f"{max(2, given.tp or 1)}x{chip}"
+        laid = (run.deployment for run in own.lessons)
+        given.cluster = f"{max(2, given.tp or max((int(d.tp * d.pp * d.dp) for d in laid), default=2))}x{chip}"
     return own
 
 

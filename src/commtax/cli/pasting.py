@@ -16,12 +16,16 @@ from commtax.cli.options import GivenOptions, VerbSubject
 from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.options import options as known_options
 from commtax.spec import SIZES, Cluster, Plan
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.verbs.settling import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.launch.launch_record import Launch, Servers
     from commtax.machines.topology import PlacedCluster
+
+
+LOOKED_AT = "looked-at"
+"""The code of the remark on which server of several kinds an answer is about."""
 
 
 def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
@@ -97,7 +101,7 @@ def _option_words(name: str, value: object) -> str:
     >>> _option_words("max_num_seqs", 128), _option_words("prefix_cache", True), _option_words("eager", False)
     ('max-num-seqs 128', 'prefix-cache', 'no eager')
     """
-    said = name.replace("_", "-")
+    said = "communication beside compute:" if name == "async_axes" else name.replace("_", "-")
     return f"{said} {value}" if not isinstance(value, bool) else said if value else f"no {said}"
 
 
@@ -116,7 +120,7 @@ def _shares(launch: Launch, model: str, options: GivenOptions, remarks: list[str
         remarks.append(f"looked at: one server for prompts; pasted were {servers.prefill_workers} of these and {beside}")
     elif servers.prefill_workers and not about.several:
         beside = f"{servers.prefill_workers} for prompts ({prompt_sizes(servers)})"
-        remarks.append(f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}")
+        remarks.append(Note(LOOKED_AT, f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}"))
 
 
 def _look_at_prompts(servers: Servers, options: GivenOptions, mixture: bool) -> None:

@@ -49,7 +49,8 @@ def plan_command(order: Order) -> None:
     if not 1 <= given.top <= MOST_LISTED:
         nearest = 1 if given.top < 1 else MOST_LISTED
         raise Refusal.of(f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}", (nearest,), top=given.top)
-    order.output.read(order.question.cluster)
+    for place in (*order.question.places, *order.others):
+        order.output.read(place)
     if given.phase not in ("serve", "train"):
         raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
     if given.emit:
@@ -70,13 +71,12 @@ def plan_command(order: Order) -> None:
 
 def _serve(order: Order) -> NoReturn:
     from commtax.report.front_plot import plot_front
-    from commtax.report.operating_points import answered
 
     given, q = order.given, with_prices([goal_of(order)], order.given.price)[0]
     searched, speed = _time_search(lambda: best_serving(q))
     pasted = _stands(searched, order.launch) if order.launch else None
     if given.emit:
-        rows, own = answered(searched)
+        rows, own = searched.answered
         order.output.emitted = _commands(order, replace(searched, plans=rows), own) if len(searched.plans) else {}
     if given.plot and len(searched.front):
         plot_front(searched, Path(given.plot))

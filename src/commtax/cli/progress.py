@@ -20,7 +20,8 @@ LARGE = 32 * MiB  # bytes on the disk that take about two seconds
 EVERY_S = 0.5
 USUAL_WIDTH = 80  # of terminals that do not say theirs
 PATIENCE_S = 1.0  # before the first line
-TOLD_FROM = 0.02  # share done from which the time left can be told
+LEAST_LEFT = 0.4  # of the time that was left when work was last counted: what is not counted yet may take longer
+TOLD_FROM = 0.005  # share done from which the time left can be told
 STOP = "; Ctrl-C: the answer so far"
 Done = Callable[[], tuple[float, str]]  # the share that is done, and what that is, in words
 
@@ -31,7 +32,7 @@ def tell(text: str = "") -> None:
     sys.stderr.flush()
 
 
-def progress_line(what: str, share: float, elapsed_s: float, done: str = "") -> str:
+def progress_line(what: str, share: float, elapsed_s: float, done: str = "", left_s: float | None = None) -> str:
     """What is shown: how much is done and about how long the rest takes, or how long it has taken where that is not known.
 
     >>> progress_line("searching plans", 0.25, 4.0)
@@ -41,7 +42,7 @@ def progress_line(what: str, share: float, elapsed_s: float, done: str = "") -> 
     """
     if share < TOLD_FROM:
         return f"{what}: {done or f'{format_seconds(round(elapsed_s))} so far'}"
-    left = format_seconds(max(1, round(elapsed_s * (1 - share) / share)))
+    left = format_seconds(max(1, round(elapsed_s * (1 - share) / share if left_s is None else left_s)))
     return f"{what}: {f'{done} ({share:.0%})' if done else f'{share:.0%}'}, about {left} left"
 
 
@@ -50,18 +51,32 @@ class Meter:
 
     def __init__(self) -> None:
         self.what, self.ends, self.began, self.share, self.on = "", "", 0.0, 0.0, False
+        self.counted = 0.0, 0.0  # the share when work was last counted, and when that was
         self._done: Done | None = None
 
     def start(self, what: str, done: Done | None = None, ends: str = "") -> None:
         self.what, self.ends, self.began, self.share, self._done = what, ends, time.monotonic(), 0.0, done
+        self.counted = 0.0, self.began
 
     def is_at(self, share: float) -> None:
+        if share != self.counted[0]:
+            self.counted = share, time.monotonic()
         self.share = max(self.share, share)
+
+    def left_s(self) -> float | None:
+        """Seconds that are left: between two counts they pass, but for a part of them, for what is counted next may take longer."""
+        share, then = self.counted
+        left = (then - self.began) * (1 - share) / share if share else 0.0
+        return max(left - (time.monotonic() - then), LEAST_LEFT * left) if share else None
 
     def line(self, width: int) -> str:
         """As it stands now, within so many columns: what Ctrl-C does is left out first."""
         share, done = self._done() if self._done else (self.share, "")
-        line = progress_line(self.what, share, time.monotonic() - self.began, done)
+        left_s = self.left_s() if share == self.share else None
+        elapsed_s = time.monotonic() - self.began
+        if left_s is not None:
+            share = self.share = max(share, elapsed_s / (elapsed_s + left_s))
+        line = progress_line(self.what, share, elapsed_s, done, left_s)
         return f"{line}{self.ends}" if len(line + self.ends) <= width else line[:width]
 
     def clear(self) -> None:

@@ -187,7 +187,8 @@ def _attend(
         kind = SINGLE if single else WINDOWED if window else ""
     sizes = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored, *shape)
     runs = pick(np.asarray(tokens) > 0, count, 0)
-    plain = Kernel(f"{form} attention", form, runs, flops, nbytes, *sizes, part="attention", place=form)
+    name = f"{form} attention in the window" if window else f"{form} attention"
+    plain = Kernel(name, form, runs, flops, nbytes, *sizes, part="attention", place=form)
     return replace(plain, stored=kind, shape=KernelContext(window))
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.cost.uneven import largest, patience_steps
 from commtax.question import SPREAD
 from commtax.records import dataclass
 from commtax.spec import Engine, Number
@@ -24,7 +25,7 @@ from commtax.spec import Engine, Number
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
 OUTGROWN = 1.3  # requests thrown out for each that growth leaves no room: 1 where simulated, up to 3 in published runs of vLLM
-CHEAPER = 0.5  # of what prompts take one by one: full steps that take less are priced whole (constants are fitted without)
+CHEAPER = 2 / 3  # of what prompts take one by one: full steps that take less are priced whole (constants are fitted without)
 LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
 SURELY = 30.0  # widths of spare room: no request waits
 LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
@@ -44,6 +45,7 @@ class ClosedLoopLoad:
     loading_s: Number = 0.0  # … which has to be loaded first, where it is not the GPU's
     per_step: float = 1.0  # tokens that a decode step yields per request: its own, and drafts that are accepted …
     rows: int = 1  # … and rows that it has of each
+    held_back: Number = 0.0  # decode steps that a request waits until other ranks have prompts, too
 
     @property
     def computed(self) -> Number:
@@ -186,8 +188,21 @@ def _arrivals_per_batch(load: ClosedLoopLoad, seqs: Number, stages: Number) -> N
 
 def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
     """Of an engine that looks at waiting requests only every few steps, all that came meanwhile."""
-    gathered = engine.serves.steps_per_decision + engine.serves.batch_wait
+    gathered = engine.serves.steps_per_decision + engine.serves.batch_wait + load.held_back
     return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
+
+
+def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Engine) -> ClosedLoopLoad:
+    """A load whose prompts wait for other ranks': not where requests wait for slots, or a rank decodes nothing meanwhile."""
+    steps = patience_steps(ranks, seqs / _life(load), engine.serves.rank_patience)
+    waits = np.clip(np.minimum(seqs - 1, 1 - (load.concurrency - seqs)), 0, 1) * (load.decodes > 0)
+    return replace(load, held_back=steps * waits)
+
+
+def _held_back(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
+    """Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average."""
+    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, stages)
+    return engine.serves.batch_wait * (1 + came / 2) / (1 + came) + load.held_back
 
 
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
@@ -211,7 +226,7 @@ def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Numbe
 
 
 def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: Engine) -> Number:
-    """Requests that decode where prompts cannot keep up: as many as steps let in that prompts share, during a life."""
+    """Requests that decode where prompts cannot keep up: as many as steps let in during a life."""
     if engine.serves.prefill_first:
         return np.inf
     return 1 + _life(load) * _prompts_let_in(load, budget, engine) * stages
@@ -320,8 +335,9 @@ def closed_loop(
     decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _lost_share(load, steps, seqs, engine)
-    waited_for = 1.0 if engine.serves.rank_patience else _waiting_factor(load, steps, seqs)
     idle = steps.spread * _idle(load, steps, seqs * np.maximum(1, engine.serves.rank_patience))
+    prompts = np.minimum(arrivals_per_step(load, seqs), steps.together)  # of a rank: all wait for the one with the most
+    waited_for = 1.0 if engine.serves.rank_patience else 1 + (1 - steps.spread) * (largest(steps.ranks, prompts) - 1)
     extra = extra * waited_for
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
     together = steps.ranks * np.minimum(seqs, load.concurrency) - 1  # others of all ranks, which step together
@@ -360,9 +376,7 @@ def closed_loop(
 
 def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, engine: Engine) -> Number:
     """Return the wait for the step in progress. The next began as the last request ended, whose way is beside it."""
-    # Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average
-    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, steps.stages)
-    waited = steps.decode_s * boundary_turns(engine, steps.stages, engine.serves.batch_wait * (1 + came / 2) / (1 + came))
+    waited = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
     return (waited - np.minimum(way, steps.decode_s / 2 / steps.stages)) * (load.decodes > 0)
 
 
@@ -394,28 +408,14 @@ def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
 
 
 def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
-    """Part of a prompt's seconds that a request loses to it: all of it, or 1/stages where all batches have equally many.
+    """Part of a prompt's seconds that a request loses to it: 1/stages where all batches have equally many, else up to all of it.
 
-    Batches follow each other through the stages, and the longest of those in flight holds up the others. With m prompts to a
-    batch, by chance more to one than to another, that is the mean of the largest of ``stages`` Poisson numbers over their sum:
-
-        1/stages + (1 - 1/stages) / sqrt(1 + (stages + 1) m)
-
-    Chunks that follow each other lie in as many batches, which hold the others up once for all of them.
+    The batch with the most holds up the others. Chunks that follow each other lie in as many batches, and do so once for all.
     """
     batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
     uneven = np.where(load.output_len > 1, 1 / np.sqrt(1 + (steps.stages + 1) * batch), 0.0)  # prompts alone fill all batches
     alone = 1 / np.minimum(np.maximum(1.0, steps.chunks), steps.stages) if engine.serves.chunks_follow else 1
     return 1 / steps.stages + (alone - 1 / steps.stages) * uneven
-
-
-def _waiting_factor(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
-    """Seconds of prompts that a rank waits for, over those of its own: ranks step together, and a step is as long as the longest.
-
-    The mean of the largest of ``ranks`` Poisson numbers of prompts over m, as in ``_lost_share``; experts are all ranks' work.
-    """
-    prompts = np.minimum(arrivals_per_step(load, seqs), steps.together)
-    return 1 + (1 - steps.spread) * (steps.ranks - 1) / np.sqrt(1 + (steps.ranks + 1) * prompts)
 
 
 def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:

@@ -12,15 +12,16 @@ def disaggregated_means(
 ) -> ClosedLoopMeans:  # fmt: skip
     """Means over the requests of a closed loop with prompts on workers of their own (``network``).
 
-    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be. The front ends of
-    both kinds of workers limit as those of one do.
+    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be; where the wire is
+    slower than their workers, their caches wait for it. The front ends of both kinds of workers limit as those of one do.
     """
     full = net.prompting.full(net.clients)
     first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
     burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
     wait = passed.ahead_s + first * np.maximum(0.0, burst - passed.ahead_s)
     own = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
-    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s
+    moved = passed.moved_s + first * np.maximum(0.0, net.clients / 2 / net.limits[1] - burst - passed.moved_s)
+    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s + moved - passed.moved_s
     tokens_s = engine.host.frontend_token_s * (net.decodes / net.steps_per_token + 1) / net.decoding.workers
     least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
     frontend = knee(np.maximum(LEAST_S, life), least)
@@ -35,5 +36,5 @@ def disaggregated_means(
         frontend_s=frontend - after,
         ahead=wait / net.prompting.one_s,
         stretch_s=0.0,
-        moved_s=passed.moved_s,
+        moved_s=moved,
     )

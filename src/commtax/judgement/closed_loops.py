@@ -8,7 +8,8 @@ from commtax.records import dataclass
 LEFT_OUT = {
     "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
     "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
-    "stages": "stages wait for batches with more prompts than others; how unevenly these come is left out of these means",
+    "stages": "stages wait for batches with more prompts or requests than others; how unevenly these come is left out",
+    "gathered": "who ends while others are on their way comes back with them; how many prompts then meet is left out",
     "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
     "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
     "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
@@ -26,8 +27,10 @@ class Crowd:
     spread: float  # lengths vary by this share of their mean to either side
     ranks: float = 1.0  # of attention that step together …
     patient: bool = False  # … and hold prompts back until each has one
-    stages: float = 1.0  # of a pipeline
-    prompts: float = 0.0  # share of the time per token that goes to prompts
+    stages: float = 1.0  # of a pipeline …
+    piled: float = 1.0  # … and a step of all requests in one of its batches, over one of the fullest by chance
+    prompts: float = 0.0  # share of the time per token that goes to prompts …
+    way: float = 0.0  # … beside which so many steps of decodes would pass while a request is on its way through the server
     longest: float = 0.0  # tokens of the longest prompt, where prompts are not cut
     fed: float = float("inf")  # requests whose prompts are let in at once: the others hold nothing
     budget: float = 0.0  # tokens that a step has room for, beside its decodes
@@ -48,8 +51,10 @@ def left_out(crowd: Crowd) -> Iterator[str]:
         yield "lockstep"
     if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
         yield "ranks"
-    if crowd.stages > 1 and crowd.prompts > known["prompts"]:
+    if crowd.stages > 1 and (crowd.prompts > known["prompts"] or crowd.piled > known["piled"]):
         yield "stages"
+    if crowd.prompts > known["prompts"] and crowd.way * (crowd.clients - 1) > crowd.steps:
+        yield "gathered"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
     if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:

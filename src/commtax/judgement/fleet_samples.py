@@ -31,3 +31,8 @@ def least_share(requests: float, clients: float) -> float:
     """Return the share of a fleet that has to be simulated at least, of so many requests from so many clients."""
     known = table("judgement/fleet_sample.toml")
     return float(min(1.0, max(known["requests"] / requests, known["clients"] / clients)))
+
+
+def unused_size() -> int:
+    """Return how many replicas are simulated beside those that a router by prefixes sends repeated text to."""
+    return int(table("judgement/fleet_sample.toml")["unused"])

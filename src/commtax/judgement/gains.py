@@ -52,6 +52,20 @@ def is_worth_telling(gain: float) -> bool:
     return gain > 1 + LEVEL.told
 
 
+def moves_running(before: float, after: float) -> bool:
+    """Whether so many more requests run at once, or so many fewer, that the gain alone is half of the story.
+
+    >>> moves_running(5, 16), moves_running(16, 16.2), moves_running(1.2, 1.4)
+    (True, False, False)
+    """
+    return round(before) != round(after) and abs(after / before - 1) > LEVEL.grown
+
+
+def is_led_by_prompts(ttft_s: float, tpot_s: float, output_len: float) -> bool:
+    """Whether most of a request's time passes before its first token, so that its outputs' length decides what decoding gains."""
+    return ttft_s > (output_len - 1) * tpot_s > 0
+
+
 def moves_time(before_s: float, after_s: float) -> bool:
     """Whether a time grows so much beside a gain, or falls so much, that the gain alone is half of the story.
 

@@ -14,6 +14,15 @@ def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
     return isfinite(rate) and rate * longer >= _thresholds()["sure"]["value"] * capacity
 
 
+def longest_steps(rate: float, capacity: float) -> float:
+    """Return the factor by which steps may be longer than predicted before a rate overloads servers of this capacity.
+
+    >>> round(longest_steps(10.0, 20.0), 2)
+    2.04
+    """
+    return _thresholds()["sure"]["value"] * capacity / rate
+
+
 def falls_behind(rate: float, answered: float) -> bool:
     """Whether a run of limited length answered clearly fewer requests per second than were sent.
 

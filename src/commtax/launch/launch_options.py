@@ -11,7 +11,7 @@ from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.launch.flags import COMMON, SaidValues
-from commtax.launch.launch_record import AUTO_EP, Launch
+from commtax.launch.launch_record import AUTO_EP, PRICED_WHOLE, Launch
 from commtax.launch.model_sizes import model_with
 from commtax.launch.read_command import parse
 from commtax.spec import Model
@@ -70,8 +70,7 @@ def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> 
     over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
     if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and known and known.experts:
         options.ep = AUTO_EP
-        how = "priced as experts spread over them (the same bytes and weights)"
-        remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {how}")
+        remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {PRICED_WHOLE}")
     return options
 
 

@@ -13,6 +13,10 @@ from commtax.spec import AXES, SIZES
 from commtax.statement import Note, Refusal
 
 AUTO_EP = -1  # experts over tp x dp
+PRICED_WHOLE = (
+    "priced as whole experts spread over them: the same bytes and weights, and a busiest rank, which experts that are split do not "
+    "have (--imbalance 1 leaves it out)"
+)
 LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
 TOLD = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
@@ -131,6 +135,6 @@ def group_attention(reading: FlagReading, groups: int) -> None:
         values.ep = total
         reading.note(
             "experts spread",
-            f"experts split over all {total} GPUs are priced as experts spread over them: the same bytes and weights",
+            f"experts split over all {total} GPUs are {PRICED_WHOLE}",
         )
     values.tp, values.dp = total // groups, groups

@@ -5,6 +5,7 @@ Flags are those of November 2026, read in the engines' own parsers and documents
 """
 
 from dataclasses import replace
+from math import floor
 
 from commtax import catalog
 from commtax.catalog.programs import programs
@@ -18,6 +19,7 @@ from commtax.spec import Cluster, Plan, Program
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
+from commtax.verbs.checking import spread_within_limit
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.longest_request import startable
 
@@ -169,10 +171,10 @@ def benchmark_command(question: Question, engine: str) -> str:
     if engine not in able:
         raise Refusal(f"emit '{engine}': {', '.join(able)} have a serving benchmark; training is checked with its own log", "emit")
     (tool, exact, kept), spell = able[engine].benchmark, flags_of(able[engine].key).spell
-    spread, clients = float(requests.spread), int(requests.concurrency)
+    spread, clients = float(spread_within_limit(question)), int(requests.concurrency)
     top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if able[engine].range_from_longest else (1.0, spread)
     stated, answers = round(float(requests.input_len) * top), round(float(requests.output_len) * top)
-    lengths = spell(input_len=stated, output_len=answers, range_ratio=f"{ratio:.4g}")
+    lengths = spell(input_len=stated, output_len=answers, range_ratio=f"{floor(1e4 * ratio + 1e-6) / 1e4:g}")
     load = [*spell(concurrency=clients), f"--num-prompts {10 * clients}"]
     if rate := question.offered.request_rate:
         load = [f"--request-rate {rate:g}", f"--num-prompts {max(RATED, int(60 * rate))}"]

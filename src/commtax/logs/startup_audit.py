@@ -159,7 +159,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if "fixed" not in log.figures and node:
         yield _node_memory_finding(log, judged, node)
     elif "fixed" not in log.figures:
-        item = "KV memory left, of all memory"
+        item = "KV memory left"
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
         other = (
             abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance
@@ -205,7 +205,7 @@ def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {ENGINE_MEMORY[log.engine]['flag']} than {share:g}, or other weights"
-    item, measured = "KV memory left, of the node's memory", log.available_kv_bytes
+    item, measured = "KV memory left", log.available_kv_bytes
     found = Finding(item, left, measured, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
     taken = min(claim.nbytes for claim in log.claims) / node
     near = abs(taken - share) < LEVEL.printed_share
@@ -265,9 +265,11 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     batch, context = claim.batch or 1, claim.context or 1024
     custom = float(claim.bill(batch=batch, context=context).step_s)
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
-    item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
+    item = Note("custom all-reduce", f"decode step as priced with custom all-reduce off ({log.custom_allreduce_disabled})")
     finding, cost = Finding(item, custom, fallback, "s", LEVEL.dispatch_tolerance).judged(), fallback - custom
-    reason = f"NCCL instead costs {format_seconds(cost)} per step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
+    reason = (
+        f"NCCL instead costs {format_seconds(cost)} per step ({cost / custom:+.1%}) at batch {batch}; neither figure was measured"
+    )
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 

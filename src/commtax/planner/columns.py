@@ -214,6 +214,11 @@ class ServingPlans(SearchAnswer):
         return next(point for point in self.places if point.name == USUAL)
 
     @property
+    def answered(self) -> tuple[ServingColumns, int]:
+        """The plan that the answer names first: the recommended one, or that of the point to start from."""
+        return (self.usual.plans, self.usual.recommended) if self.places else (self.plans, self.recommended)
+
+    @property
     def exchanges(self) -> tuple[ExpertExchange, ...]:
         return exchanges(self.question)
 
@@ -364,7 +369,7 @@ class TrainPlans(SearchAnswer):
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
         """Its sharding, recomputation and schedule."""
-        return describe_kind(self.kinds[int(rows.kind[i])].plan)
+        return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
         """All of row ``i``."""
@@ -432,4 +437,4 @@ def mean_cached_tokens(q: Question) -> float:
 
 def describe_kind(plan: Plan) -> str:
     piped = f", interleaved in {plan.chunks}" if plan.chunks > 1 else ""
-    return f"ZeRO {plan.zero}, recompute {plan.recompute}{piped}"
+    return f"ZeRO {plan.zero}, recompute {plan.recompute}{piped}{', sequence parallel' * (plan.sequence_parallel and plan.tp > 1)}"

@@ -30,12 +30,16 @@ REACHED_S = 10  # a scheduler that has not answered by then is not there
 
 
 class Crew(Protocol):
+    count: int  # who work at once
+
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
         """What the work makes of each task, with the task's place, as they are done."""
 
 
 class SingleProcess:
     """This process, one task after the other."""
+
+    count = 1
 
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
         for place, task in enumerate(tasks):
@@ -72,7 +76,7 @@ class Dask:
     """The workers of a Dask cluster; they have this version of commtax installed."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
+        self.client, self.count = client, 1  # at least
 
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
         from distributed import as_completed as as_dask_completes

@@ -12,15 +12,14 @@ import numpy as np
 from commtax.cost.memory import on_chip
 from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
-from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, request_s
+from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, objective_value, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.planner.reasons import AGAINST, against_codes, more_words
+from commtax.planner.reasons import AGAINST, SAID, against_codes, more_words
 from commtax.question import Question
-from commtax.units import format_money, format_seconds, plural
+from commtax.units import format_money, format_seconds, plural, round_up_seconds
 
 Placed = tuple[ServingPlans, ServingColumns, int]
 """A row of some plans of an answer."""
-CLOSE = "; too close to call, measure both"
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
@@ -33,37 +32,43 @@ def questions_alone(put: Question) -> Iterator[Question]:
     yield alone
 
 
-def alone_words(answer: ServingPlans, place: str = "") -> Iterator[str]:
-    """What each cluster gives by itself, and both, beside what is recommended on the two: of the whole or of a point; and what they
-    are predicted to give with two pools each, where those are unchecked."""
+def alone_words(answer: ServingPlans) -> Iterator[str]:
+    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, of the whole or of the
+    usual point; and what they are predicted to give with two pools each, where those are unchecked."""
     if not answer.alone:
         return
-    good = [(one, *row_at(one, place)) for one in answer.alone if len(one.plans)]
-    lost = [f"{one.question.cluster.key} has no good plan" for one in answer.alone if not len(one.plans)]
+    good = [(one, one.plans, one.recommended) for one in answer.alone if len(one.plans)]
+    lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
     one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
-    yield f"each cluster by itself{one_pool}: {_sum_words(answer, good, place, lost)}"
+    judged = _judged(answer, good) if good else ""
+    yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
-        told = _sum_words(answer, split, place).removesuffix(CLOSE)
+        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
         yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
+
+
+def _speed_words(answer: ServingPlans) -> str:
+    """The limits that all are compared at where nobody gives any."""
+    limits = (f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in answer.alone[0].question.goal.times)
+    return f" at the speed of the {USUAL} plan, {' and '.join(limits)} (--ttft and --tpot set another)" * bool(answer.places)
+
+
+def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
+    """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
+    return {
+        name: max(
+            round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
+            for a in answers
+        )
+        for name in SAID
+    }
 
 
 def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
     """The best row with two pools, where it is ahead of the recommended one; else that."""
     value, pools = objective_value(one.question, rows), np.flatnonzero(rows.mode == 1)[:1].tolist()
     return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
-
-
-def row_at(answer: ServingPlans, place: str) -> tuple[ServingColumns, int]:
-    """The recommended row of an operating point, or of the whole where it has no such point."""
-    point = next((one for one in answer.places if one.name == place), None)
-    return (point.plans, point.recommended) if point else (answer.plans, answer.recommended)
-
-
-def _sum_words(answer: ServingPlans, good: Sequence[Placed], place: str, lost: Sequence[str] = ()) -> str:
-    """What each cluster gives, and all together."""
-    sums = f": {_together(answer, good, place)}" if good and answer.question.goal.objective in ("throughput", "cost") else ""
-    return "; ".join([*(_one_alone(*placed) for placed in good), *lost]) + sums
 
 
 def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
@@ -74,25 +79,50 @@ def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
     return f"{q.cluster.key} {request}{rows.tokens_per_s[i]:,.0f} tokens/s{usd} with {one.workers(rows, i)}{times}"
 
 
-def _together(answer: ServingPlans, good: Sequence[Placed], place: str) -> str:
-    """All that the clusters give by themselves, and by how much it is more or fewer than these two pools give: in all, and for the
-    money, or per GPU where no price is known."""
-    goal, (rows, own) = answer.question.goal, row_at(answer, place)
-    rate, gpus = (sum(float(getattr(each, name)[i]) for _, each, i in good) for name in ("tokens_per_s", "gpus"))
-    spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(each.gpus[i]) for one, each, i in good)
+def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
+    """Tokens/s of all, their GPUs, and what they cost per hour: as much as their GPUs where no price is known."""
+    spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
+    return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good), spent
+
+
+def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    """Whether two pools beat both clusters by themselves, on as many GPUs or else for the money; and by how much in both measures,
+    per GPU where no price is known."""
+    goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
+    if not _is_summed(answer):
+        alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
+        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[own]))}; "
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
-    more = rate / float(rows.tokens_per_s[own])
-    lead = more / spent * pools
-    unit = "tokens per dollar" if goal.usd_per_gpu_hour else "tokens/s per GPU"
-    close = CLOSE if is_close(answer.question, lead, pools=True) else ""
-    usd = f" ({_usd(_million(answer, spent, rate))})" if goal.usd_per_gpu_hour else ""
-    said = f"{rate:,.0f} tokens/s{usd} together on {gpus:.0f} GPUs, " if len(good) > 1 else f"on {plural(int(gpus), 'GPU')} "
-    beside = f"than these two pools on {plural(int(rows.gpus[own]), 'GPU')}"
-    return f"{said}{more_words(more)} tokens/s {beside} and {more_words(lead)} {unit}{close}"
+    as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
+    beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
+    more = rate / float(rows.tokens_per_s[beside])
+    recommended, unit = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
+    cheaper = f"{more_words(lead)} tokens{'/s' * (unit == 'GPU')} per {unit}"
+    than = f"{recommended} and {cheaper}" if more_words(lead) != more_words(more) else recommended
+    if beside != own:
+        best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
+        than = f"{best}, and {cheaper} than {recommended}"
+    sums = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}"
+    return f"{_verdict(answer, more if as_many else lead)}{_speed_words(answer)}: {sums}; "
 
 
-def _million(answer: ServingPlans, usd_per_hour: float, tokens_per_s: float) -> float:
-    return float(per_million(usd_per_hour, counted_tokens_per_s(answer.question, tokens_per_s)))
+def _is_summed(answer: ServingPlans) -> bool:
+    """Whether what counts of two clusters is what both give."""
+    return answer.question.goal.objective in ("throughput", "cost")
+
+
+def _verdict(answer: ServingPlans, ratio: float) -> str:
+    """Whether to split, by what clusters without a split have of what counts over what two pools have."""
+    counted = answer.question.goal.objective == "gpus" and ratio != 1
+    if not counted and is_close(answer.question, ratio, pools=True):
+        return "whether to split prompts from decoding is too close to call, measure both"
+    return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
+
+
+def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    (rate, gpus, spent), q = _sums(good), answer.question
+    usd = f" ({_usd(float(per_million(spent, counted_tokens_per_s(q, rate))))})" if q.goal.usd_per_gpu_hour else ""
+    return f"{rate:,.0f} tokens/s{usd}{' together' * (len(good) > 1)} on {plural(gpus, 'GPU')}"
 
 
 def _usd(per_million_tokens: float) -> str:

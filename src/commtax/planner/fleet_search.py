@@ -24,11 +24,11 @@ from commtax.planner.fleet_trials import (
     least_fleet,
     rate_of,
     retry_if_able,
+    too_slow,
     with_capacity,
     with_details,
 )
 from commtax.planner.layouts import SLACK, Layout, candidates
-from commtax.planner.serving_search import refuse_length
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -37,8 +37,10 @@ ONE_POOL, APART, STAGES = range(3)  # kinds of layouts, those first that are soo
 ROUND = (4, 2, 4)  # layouts of each that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
-EFFORT = (1.0, 2.0, 0.5)  # that layouts of each kind take, about, for the time left …
-FOUND, DETAILS = 3.0, 16.0  # … and, in the same unit, to find all layouts, and the details of the best
+LATER = 0.1  # of what layouts of a kind's first round take, for the time left: those of later ones have something to beat
+START = 2.0  # fleets that take as long to simulate as a layout's steps take to price and saturate …
+BEGUN = 0.75  # of the work of those who are still busy when one of them is done
+FOUND, DETAILS = 4.0, 4.0  # … to find all layouts, which one process does, and the details of a fleet
 NEAREST = 5  # fleets that come nearest to the limits where none holds
 Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]
@@ -98,7 +100,9 @@ class Search:
         self.rejected: tuple[Rejected, ...] = ()
         self.count = self.total = self.done = self.left_out = 0
         self.left: list[Layout] = []  # those that nobody has looked at, best first
-        self.spent, self.details = 0.0, DETAILS
+        self.tried = [0, 0, 0]  # layouts of each kind
+        self.spent, self.details = 0.0, {"with_details": DETAILED * DETAILS}
+        self.expected = self.actual = 1.0  # effort of layouts that were simulated
         self.complete = False
 
     def run(self) -> bool:
@@ -108,10 +112,11 @@ class Search:
             longest = int(np.max(stream.input_len + stream.output_len))
             if longest > self.question.model.max_len:
                 rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
-                raise refuse_length(f": the longest request has {longest:,} tokens, {rule}")
+                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
+            self.details["larger_fleets"] = 2 * self._effort(self.left[:1], ONE_POOL)
             self._tell(FOUND)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
@@ -134,7 +139,13 @@ class Search:
             try:
                 for place, trial in self.workers.each(least_fleet, tasks):
                     results[place] = trial
-                    self._tell(EFFORT[kind])
+                    self.left = [x for x in self.left if x is not part[place]]
+                    if trial.figures:
+                        self.expected += self._effort([part[place]], kind)
+                        self.actual += START + trial.simulated
+                    self.tried[kind] += 1
+                    others = [x for at, x in enumerate(part) if at not in results][: self.workers.count - 1]
+                    self._tell((START + trial.simulated) * bool(trial.figures), self._effort(others, kind))
             finally:
                 for place in sorted(results):  # in their order, whoever was first
                     (self.held if results[place].holds else self.broken).append(results[place])
@@ -142,17 +153,28 @@ class Search:
                 self.left = [x for x in self.left if x not in these]
             self._tell()
 
-    def _tell(self, effort: float = 0.0) -> None:
-        """Tell how far the search is, so much effort further: what is left are the layouts that are likely to be tried."""
+    def _tell(self, effort: float = 0.0, begun: float = 0.0) -> None:
+        """Tell how far the search is, so much effort further and so much begun; layouts that are likely to be tried are left."""
         self.spent += effort
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
         bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
-        ahead = sum(EFFORT[kind_of(x)] for x in self.left if self._bound(x) <= bars[kind_of(x)])
-        share = self.spent / (self.spent + ahead + self.details)
+        likely_tried = [x for x in self.left if self._bound(x) <= bars[kind_of(x)]]
+        ahead = sum(self._effort([x for x in likely_tried if kind_of(x) == kind], kind) for kind in (ONE_POOL, APART, STAGES))
+        ahead *= self.actual / self.expected
+        share = (self.spent + BEGUN * begun) / (self.spent + ahead + sum(self.details.values()))
         with counting.part(share, share):
             pass
         if self.progress:
             self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
+
+    def _effort(self, layouts: list[Layout], kind: int) -> float:
+        """What layouts of a kind that are tried next take, about, in fleets: halving finds their sizes, too slow ones take none."""
+        rate, first, gpus = rate_of(self.question), max(0, ROUND[kind] - self.tried[kind]), self._most_gpus(self._bar(kind))
+        most = [max(1, min(x.most, gpus // x.group)) for x in layouts]
+        least = [int(rate / x.answers / SLACK) for x in layouts]
+        sizes = [max(0, n - few) * (not too_slow(x, (n, 0))) for x, n, few in zip(layouts, most, least, strict=True)]
+        each = [(START + n.bit_length()) * (2 if kind == APART else 1) * bool(n) for n in sizes]
+        return sum(each[:first]) + LATER * sum(each[first:])
 
     def _bound(self, layout: Layout, slack: float = SLACK) -> float:
         """What the objective counts at the least."""
@@ -208,7 +230,7 @@ class Search:
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
         self._replace_first(max(ties, min(self.top, DETAILED)), with_details)
         self.held.sort(key=order)
-        grown = self._each_told(larger_fleets, self._leaders(), DETAILS / 2)
+        grown = self._each_told(larger_fleets, self._leaders())
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self.held.sort(key=order)
         self._list_recommended()
@@ -227,14 +249,15 @@ class Search:
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
         """The first fleets with more known of them."""
-        first = self._each_told(known, self.held[:count], DETAILS / 2 if known is with_details else 0.0)
+        first = self._each_told(known, self.held[:count])
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial], effort: float) -> dict[int, Made]:
+    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial]) -> dict[int, Made]:
         """What the work makes of each trial, by its place."""
         made = dict[int, Made]()
+        effort = self.details.get(work.__name__, 0.0) / len(trials)
         for place, one in self.workers.each(work, trials):
             made[place] = one
-            self.details -= effort / len(trials)
-            self._tell(effort / len(trials))
+            self.details[work.__name__] = effort * (len(trials) - len(made))
+            self._tell(effort, effort * min(self.workers.count - 1, len(trials) - len(made)))
         return made

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
+from functools import partial
 from math import exp, inf, isnan, nan
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
-from commtax.judgement.overload import overloaded
+from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
 from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet, used_size
 from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
@@ -69,7 +70,7 @@ class Trial:
     sure: Mapping[str, float] = field(default_factory=dict)  # … and what is limited is then so long
     growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    sigma: float = 0.0  # of the logarithm of a step's length, where the central prediction keeps the limits
+    sigma: float = 0.0  # of the logarithm of a step's length, where it was run
     clear: bool = False  # it stays clear of its limits and of overload by the error of predictions; see ``stays_clear``
 
     @property
@@ -108,11 +109,16 @@ class Trial:
     @property
     def money(self) -> Money:
         """What it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
-        q, known = self.layout.question, not isnan(self.capacity)
-        asked, tokens = q.offered.request_rate, float(counted_tokens(q))
-        answered = min(asked, self.capacity) if known else asked
-        used = asked / self.capacity if known else None
+        q, known, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
+        answered = min(self.rate, self.capacity) if known else self.rate
+        used = self.rate / self.capacity if known else None
         return Money(self.gpus, q.goal.usd_per_gpu_hour, answered * tokens, self.full_rate * tokens, used)
+
+    @property
+    def rate(self) -> float:
+        """Requests/s that the figures are of: as asked, or, of a fleet that does not hold, those that it must hold."""
+        q = self.layout.question
+        return q.offered.request_rate if self.holds else rate_of(q)
 
     @property
     def kept(self) -> float | None:
@@ -132,11 +138,16 @@ class Trial:
     @property
     def able(self) -> float:
         """The probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
-        q, factor = self.layout.question, exp(Z80 * self.sigma)
-        if factor == 1 or isnan(self.capacity):
+        if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
-        rate = q.offered.request_rate if self.holds else rate_of(q)
-        return Estimate(1.0, 1 / factor, factor).kept(self.capacity / rate)
+        confidence = self.layout.question.goal.confidence
+        steps = self.steps if self.stretch == 1 else estimate_through(1.0, self.stretch, confidence)
+        return steps.kept(longest_steps(self.rate, self.capacity))
+
+    @property
+    def steps(self) -> Estimate:
+        """How long steps are over what is predicted."""
+        return Estimate(1.0, 1 / longest_step(self), longest_step(self))
 
 
 def rate_of(q: Question) -> float:
@@ -230,9 +241,8 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    each = [
-        layout.question.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in (layout.group, layout.prefill_tp)
-    ]
+    q, degrees = layout.question, (layout.group, layout.prefill_tp)
+    each = [q.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in degrees]
     return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
@@ -270,8 +280,13 @@ def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
+    return _last_runs(layout, size, rate, length or run_lengths(sample_of_fleet(layout, size)), stretch, most)
+
+
+@partial(cache_answers, most=8)  # trials of larger fleets and their ranges ask for the same runs
+def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int], stretch: float, most: float) -> RequestsInTime:
     sample = sample_of_fleet(layout, size)
-    length, rate = length or run_lengths(sample), rate * float(sample.share)
+    rate *= float(sample.share)
     part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
     asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
@@ -303,13 +318,13 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
     return worst(q, outcome), outcome
 
 
+@cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
     """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
     whatever a run of some minutes says."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
-    sigma = outcome.sigma if over <= 1 else 0.0
-    stretch, longer = 1.0, None
+    stretch, longer, sigma = 1.0, None, outcome.sigma
     if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
         stretch = stretch_of(outcome)
         longer = run_fleet(layout, size, rate, stretch=stretch) if q.goal.slo else None
@@ -331,15 +346,6 @@ def stretch_of(outcome: RequestsInTime) -> float:
     """How much longer than priced steps are, at most, with the confidence that is wanted."""
     step = outcome.alike
     return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
-
-
-def sure_times(trial: Trial) -> Mapping[str, float]:
-    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
-    layout, size, q = trial.layout, trial.size, trial.layout.question
-    central = run_fleet(layout, size, rate_of(q))
-    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
-    # of few requests a percentile may be shorter with longer steps, and both are looked at
-    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def with_capacity(trial: Trial) -> Trial:
@@ -387,7 +393,7 @@ def with_ranges(trial: Trial) -> Trial:
     q, layout, size = trial.layout.question, trial.layout, trial.size
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
     if not trial.sigma or not trial.holds:
-        outcome = run_fleet(layout, size, q.offered.request_rate)
+        outcome = run_fleet(layout, size, trial.rate)
         return replace(trial, ranges={name: outcome.range_of(name, outcome.step_ends) for name in names})
     factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
@@ -419,14 +425,10 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     """The next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
     most, factor = 2 * trial.gpus + layout.group + layout.prefill_tp, longest_step(trial)
-    able = [
-        size
-        for size in able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
-        if no_more(trial.size, size) and size != trial.size
-    ]
+    sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
+    able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
     if not able:
         return []
-
     known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
 
     def clear(at: int) -> bool:

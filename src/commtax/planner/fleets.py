@@ -23,7 +23,7 @@ from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, sure_times, too_slow, with_confidence
+from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, run_fleet, stretch_of, too_slow, with_confidence
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
@@ -33,7 +33,7 @@ from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
-from commtax.units import format_figure, format_seconds, plural, round_up_seconds
+from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
 from commtax.verbs import checking
 from commtax.verbs.disaggregation import check_one_place
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
@@ -45,6 +45,7 @@ METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p9
 DOUBLINGS = 2  # of the GPUs that layouts are tried on where no fleet holds
 LISTED = 10
 SLACKS = (1.0, 1.02, 1.05, 1.1)  # times the limit that a fleet is thought to keep, tried one after the other
+SLOWER = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0)  # the same of the rate that it is thought to answer, over the rate that is tried
 LEAST_PROMPTS = 100  # of a run, where somebody says how many
 MOST_GROWTH = 100
 
@@ -228,7 +229,7 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
         for lost in _rejected_layouts(search):
             found.setdefault(lost, []).append(search.question.cluster.key)
     for lost, places in found.items():
-        where = f" on {' and '.join(dict.fromkeys(places))}"
+        where = f" on {listed(list(dict.fromkeys(places)))}"
         yield replace(lost, family=lost.family + where, where=where)
 
 
@@ -254,15 +255,15 @@ def obstacle(trial: Trial) -> str:
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
     if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
         name, token_s = slow
-        figure = f"{limit_name(name)} about {format_seconds(token_s)} of {format_seconds(dict(q.goal.slo)[name])}"
+        figure = f"{limit_name(name)} about {format_seconds(token_s)} (limit {format_seconds(dict(q.goal.slo)[name])})"
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
         sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"is overloaded: {can} requests/s are the most that {gpus} can answer{surely}, of {asked}"
+        return f"is overloaded: {gpus} can answer at most {can} requests/s{surely}, and {asked} are needed"
     name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
-    figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
+    figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
     misses = "exceeds the limit" if trial.figures[name] > limit else "is not likely enough to meet the limit"
     return f"{misses} with {gpus}: {figure}{sure}"
@@ -282,13 +283,34 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     yield from _fleets_on_more_gpus(answer, workers)
     nearest = answer.near[0]
     if overloaded(rate_of(q), nearest.capacity, nearest.stretch):
-        most = nearest.capacity / nearest.stretch / (1 + q.goal.growth)
-        yield f"a rate below {format_figure(most)} requests/s, where it is no longer overloaded"
+        if lower := _rate_that_holds(nearest, workers):
+            yield f"a rate of {lower:g} requests/s"
     else:
         if looser := _limits_that_hold(nearest, workers):
             yield f"limits of {' and '.join(f'{limit_name(name)} {format_seconds(limit)}' for name, limit in looser)}"
     if sure := _confidence_that_holds(answer.near, workers):
         yield f"a confidence of {sure:.0%} (--confidence {sure:.0%})"
+
+
+def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
+    """The rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
+    q = nearest.layout.question
+    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
+    for slack in SLOWER:
+        lower = float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}")
+        tried = replace(nearest.layout, question=q.but(request_rate=lower))
+        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+            return lower
+    return 0.0
+
+
+def _sure_times(trial: Trial) -> Mapping[str, float]:
+    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
+    layout, size, q = trial.layout, trial.size, trial.layout.question
+    central = run_fleet(layout, size, rate_of(q))
+    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
+    # of few requests a percentile may be shorter with longer steps, and both are looked at
+    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
@@ -297,7 +319,7 @@ def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
     Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
     """
     layout, slo = nearest.layout, dict(nearest.layout.question.goal.slo)
-    ((_, needed),) = workers.each(sure_times, [nearest])
+    ((_, needed),) = workers.each(_sure_times, [nearest])
     for slack in SLACKS:
         looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
         tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))
@@ -331,17 +353,14 @@ def _probability(trial: Trial) -> float:
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """The least fleet of the nearest layouts on more GPUs."""
-    for place, _ in zip(larger_clusters(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
-        tasks = []
-        for trial in answer.near:
-            layout = trial.layout
-            copies = place.num_gpus // layout.group
-            grown = replace(layout, question=layout.question.but(cluster=place), most=copies)
-            tasks.append(Task(grown, place.num_gpus))
-        good = sorted((trial for _, trial in workers.each(least_fleet, tasks) if trial.holds), key=order)
-        if good:
-            yield f"{plural(good[0].gpus, 'GPU')}, {fleet_words(good[0])} ({place.key})"
+    """What is recommended on more GPUs of the nearest fleet's kind."""
+    q = answer.near[0].layout.question
+    put = answer.question.but(cluster=q.cluster, engine=q.engine, usd_per_gpu_hour=q.goal.usd_per_gpu_hour)
+    for place, _ in zip(larger_clusters(q.cluster), range(DOUBLINGS), strict=False):
+        search = Search(put.but(cluster=place), workers, LISTED, progress=None)
+        if search.run() and search.held:
+            chosen = search.held[recommended_place(search.held)]
+            yield f"{plural(chosen.gpus, 'GPU')}, {fleet_words(chosen)} ({place.key})"
             return
 
 

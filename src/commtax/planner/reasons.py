@@ -198,7 +198,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     rows = answer.plans
     said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
-        said += compare_recommended(answer)
+        said += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
     elif i:
         said.append(f"{distance_words(answer, i)} than the best: {_reason_beside(answer, i, 0)}")
     said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
@@ -235,23 +235,25 @@ def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
 
 
 def compare_recommended(answer: ServingPlans) -> Iterator[str]:
-    """The recommended plan beside the best, the next, and the best of those that are simpler, at the same load or limit."""
+    """The recommended plan beside the best and the runner-up, the next, and the best of those that are simpler, at the same load or
+    limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = kinds(rows, q.cluster)
-    if own:
-        among = among_words(against_codes(q, answer.passed_over))
-        best = f"the best{among} is {_name(answer, 0)}{_other_kind(kind, 0, own)}: {''.join(_lead_words(answer, 0, own))}"
-        fewer = int(rows.gpus[0] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
+    doubts = [doubt_words(q, _differ_in_pools(answer, i, own)) for i in range(min(own, 2))]
+    for i, doubt in enumerate(doubts):
+        role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
+        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own)}: {''.join(_lead_words(answer, i, own))}"
+        fewer = int(rows.gpus[i] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
-        yield f"{best}{dearer}, {doubt_words(q, _differ_in_pools(answer, 0, own))}"
+        yield f"{lead}{dearer}, {'likewise' if i and doubt == doubts[0] else doubt}"
     yield from passed_over_words(answer, answer.passed_over, rows.take(slice(own, own + 1)))
     for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
-        role = f"the best simpler plan{_other_kind(kind, i, own)}" if simpler else _next_role(own)
+        role = _next_role(own, i, f"best simpler plan{_other_kind(kind, i, own)}" * simpler)
         than = "than with" if q.goal.objective == "latency" else "than"
         gain, longer = _lead_words(answer, own, i)
         lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
-        why = _reason_beside(answer, i, own)
-        yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}"
+        why = _reason_beside(answer, i, own) if q.goal.objective != "gpus" else ""
+        yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}" if why else lead
 
 
 def doubt_words(q: Question, pools: bool = False) -> str:
@@ -271,9 +273,9 @@ def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: Serving
     yield f"{lead}, but {against_words(q, beaten)}"
 
 
-def against_words(q: Question, beaten: ServingColumns) -> str:
-    """What stands against the first of some plans."""
-    return ", and ".join(AGAINST[code].format(format_seconds(latest_first_token_s(q))) for code in against_codes(q, beaten))
+def against_words(q: Question, beaten: ServingColumns, i: int = 0) -> str:
+    """What stands against one of some plans."""
+    return ", and ".join(AGAINST[code].format(format_seconds(latest_first_token_s(q))) for code in against_codes(q, beaten, i))
 
 
 def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
@@ -282,14 +284,15 @@ def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
 
 
 def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
-    """The next plan behind one that is not of a simpler kind, and the next that is, in their order."""
+    """The next plan behind one, and the next that is of a simpler kind, with whether it is."""
     behind = [(i, bool(kind[i] < kind[own])) for i in places if i > own]
-    return sorted({simpler: (i, simpler) for i, simpler in reversed(behind)}.values())
+    return list(dict.fromkeys([*behind[:1], *[one for one in behind if one[1]][:1]]))
 
 
-def _next_role(own: int) -> str:
-    """What the plan behind the recommended one is called: behind the best it is the runner-up."""
-    return "the next plan" if own else "the runner-up"
+def _next_role(own: int, i: int, simpler: str, otherwise: str = "") -> str:
+    """What the plan at place ``i`` is called: the next one by its place, another one by its kind."""
+    place = "runner-up" if i == 1 else "next plan" if i == own + 1 else otherwise
+    return f"the {' and '.join(filter(None, (place, simpler)))}"
 
 
 def _other_kind(kind: Array, i: int, own: int) -> str:
@@ -398,9 +401,10 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     if own:
         best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, own)}"
         yield f"{best}, {doubt_words(q)}"
-    rivals = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s))
-    for i, simpler in _next_plans(np.intersect1d(answer.splits(), rivals).tolist(), kind, own):
-        role = f"the best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" if simpler else _next_role(own)
+    rivals, splits = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s)), answer.splits().tolist()
+    for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, own):
+        named = f"best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" * simpler
+        role = _next_role(splits.index(own), splits.index(i), named, "" if simpler else "next plan on all GPUs")
         doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[own])) else ""
         yield f"{_faster_words(answer, own, i)} than {role}, {_training_name(answer, i)}{doubt}"
 

@@ -7,7 +7,7 @@ from commtax.judgement.engine_limits import Changes, memory_binds
 from commtax.planner.columns import NO_SERVING, ServingColumns, ServingPlans, objective_value
 from commtax.question import Question
 from commtax.units import format_seconds, plural
-from commtax.verbs.fit_advice import limit_costs, limits_worth_changing, room_words
+from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, room_words
 from commtax.verbs.fitting import Fit, holds, judged_by_memory
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
@@ -47,4 +47,5 @@ def roomier_words(answer: ServingPlans) -> list[str]:
     gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
     ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
     figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
-    return [f"memory binds: {room_words(*fits)}, {where}{figures}, TTFT {ttft}, TPOT {tpot} ({limit_costs(*fits)})"]
+    left_out = f"give {limit_flags(*fits)} to plan with this and to have it in --emit"
+    return [f"memory binds: {room_words(*fits)}, {where}{figures}, TTFT {ttft}, TPOT {tpot} ({limit_costs(*fits)}); {left_out}"]

@@ -75,11 +75,7 @@ def grounded(put: Question) -> Question:
         positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
     q = replace(columns.ground(put), plan=put.plan)
-    if q.requests.tokens > q.model.max_len:
-        longest = f"the {q.model.max_len:,} positions of {q.model.key}"
-        raise refuse_length(f" = {q.requests.tokens:,}: more than {longest}")
-    check_lengths(q)
-    return q
+    return check_lengths(q)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +121,6 @@ def _check_techniques(answer: ServingPlans, every: ServingColumns) -> None:
     kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
     first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
     refuse_unused(answer.question, [answer.workers_of(every, i) for i in first])
-
-
-def refuse_length(rule: str) -> Refusal:
-    """Requests that are too long for a model."""
-    return Refusal(f"input_len + output_len{rule}", "input_len")
 
 
 def _check_pools(q: Question) -> None:

@@ -12,12 +12,12 @@ from commtax import counting
 from commtax.answer import Answer
 from commtax.planner import best_serving, plan
 from commtax.planner.columns import ServingPlans, request_s, standing_of
+from commtax.planner.each_alone import usual_limits
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
-from commtax.units import round_up_seconds
 
 Ranked = TypeVar("Ranked")
 TOKENS = "tokens"
@@ -160,18 +160,7 @@ def _rank_searched(search: Callable[[dict[str, float]], list[ServingPlans]], obj
     if not open_ended:
         return found
     with counting.part(0.5, 1.0):
-        return replace(found, waited=rank_answers(search(slowest_balanced(open_ended)), objective))
-
-
-def slowest_balanced(answers: Sequence[ServingPlans]) -> dict[str, float]:
-    """Limits that the balanced points of all answers keep as surely as is asked for, so that each has a plan within them."""
-    return {
-        name: max(
-            round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
-            for a in answers
-        )
-        for name in ("ttft_s", "tpot_s")
-    }
+        return replace(found, waited=rank_answers(search(usual_limits(open_ended)), objective))
 
 
 def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:

@@ -1,18 +1,23 @@
 """What techniques and settings are worth in a plan, of whole requests, as its users are told."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, technique
-from commtax.judgement.gains import is_worth_telling
+from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
 from commtax.planner.reasons import grown_times
 from commtax.planner.same_layout import best_load
 from commtax.planner.technique_sets import sure_set
+from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
-from commtax.units import plural
+from commtax.units import listed, plural
 from commtax.verbs.costly_settings import questioned
+from commtax.verbs.drafts import accepted_as
+from commtax.verbs.settling import settle
+from commtax.verbs.worth import Scale
 
 
 def kept_settings(answer: ServingPlans) -> Iterator[str]:
@@ -26,7 +31,7 @@ def kept_settings(answer: ServingPlans) -> Iterator[str]:
     if told:
         yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan"
     elif kept:
-        yield f"every plan keeps {' and '.join(x.flag for x in kept)}; this plan loses nothing by it, but others may"
+        yield f"every plan keeps {listed([x.flag for x in kept])}; this plan loses no tokens/s by it, but others may"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,26 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
     if found := untried_techniques(answer):
         own = _row(answer)
         figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%}{_grown(found.rows, own)})"
-        more = f"{_assumed(found.techniques)}; --techniques auto tries it on all plans"
+        assumed = _assumed(answer.question, found.techniques)
+        more = f"{_same_load_words(answer, found)}{assumed}; --techniques auto tries it on all plans"
         yield f"with {found.techniques} this plan has {figures}{more}"
+
+
+def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
+    """The gain at the plan's own load with its range, as ``worth`` judges it, where more clients bring the rest."""
+    rows, i = answer.plans, answer.recommended
+    clients = int(rows.concurrency[i])
+    if rows.mode[i]:
+        return ""
+    own = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
+    scale = Scale(settle(own), True, flips=False)
+    group = DRAFTS if _has_drafts(found.techniques) else ""
+    gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
+    unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
+    known, limits = f"{low - 1:+.0%} to {high - 1:+.0%}{unsure}", " that the limits then admit" * bool(answer.question.goal.times)
+    if found.rows.concurrency[0] == clients:
+        return f", 80% range {known}"
+    return f": {gain - 1:+.0%} ({known}) at the same load, the rest by more clients{limits}"
 
 
 def shared_gain(answer: ServingPlans) -> Iterator[str]:
@@ -68,13 +91,13 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     alike = best_load(plain, plain.recommended, changes_of(text))
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
     if not len(alike):
-        yield f"{total}, which cannot keep the limits with {text}{_assumed(text)}"
+        yield f"{total}, which cannot keep the limits with {text}{_assumed(answer.question, text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
     brings = (
         f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
     )
-    yield f"{total}: {brings}{_assumed(text)}"
+    yield f"{total}: {brings}{_assumed(answer.question, text)}"
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
@@ -94,7 +117,11 @@ def _load_words(rows: ServingColumns) -> str:
     return f"{plural(int(rows.concurrency[0]), 'client')} and {rows.tokens_per_s[0]:,.0f} tokens/s"
 
 
-def _assumed(text: str) -> str:
+def _assumed(q: Question, text: str) -> str:
     """What gains of drafts rest on."""
-    drafts = any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))
-    return ", with drafts accepted as published: measure your own" if drafts else ""
+    accepted = accepted_as(q.but(**changes_of(text)))
+    return f", if drafts are accepted as often as {accepted}: measure your own" if accepted else ""
+
+
+def _has_drafts(text: str) -> bool:
+    return any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))

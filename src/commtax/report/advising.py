@@ -9,7 +9,7 @@ from commtax.report.documents import Record, engine_name, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, say, say_asked, say_whole, show_table
 from commtax.spec import Profile
-from commtax.units import format_seconds, plural
+from commtax.units import format_seconds, listed, plural
 
 WORDS = {"link": "collectives take", "clock": "kernels take", "host": "the host's work takes", EVERYTHING: "all steps take"}
 """What a shift of each part means."""
@@ -104,7 +104,8 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
     reason, parts = f": {found.reason}" if found.reason else "", {part.name: part for part in found.parts}
     if found.verdict == "same" and EVERYTHING in parts:
         reason = f"; these runs would show one from {parts[EVERYTHING].visible:.0%} on"
-    say(console, f"{own.name}: {VERDICTS[found.verdict]}{reason}", "bold")
+    ran = listed([f"{d.model} on {d.chip}, TP {int(d.tp)}" for d in found.deployments])
+    say(console, f"{own.name} ({ran}): {VERDICTS[found.verdict]}{reason}", "bold")
     if found.verdict == "drifted":
         apart = "" if found.moved else "these runs fit more than one cause: "
         say(console, apart + " or ".join(part_words(parts[name]) for name in found.suspects), "bold")
@@ -115,14 +116,16 @@ def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
             p.name,
             _change(p.slower),
             f"{_change(p.low)} to {_change(p.high)}",
-            f"{p.visible:.0%}" if p.visible < FARTHEST else "not here",
+            f"{p.visible:.0%}" if p.visible < FARTHEST else "not by these runs",
             percent(p.likelihood),
         )
         for p in sorted(found.parts, key=lambda part: -part.likelihood)
     ]
     show_table(console, ("if this alone changed", ">by", ">80% range", ">visible from", ">likelihood"), rows)
     alarms = f"{found.level:.0%} of unchanged machines would be called drifted by chance"
-    notes(console, [f"{alarms}; {percent(found.probability)} of them would give runs at least as unusual as these", *found.notes])
+    assumed = "a plan or a cluster that no file names is that of the profile's runs"
+    odd = f"{percent(found.probability)} of them would give runs at least as unusual as these"
+    notes(console, [f"{alarms}; {odd}", assumed, *found.notes])
 
 
 def part_words(part: PartShift) -> str:

@@ -10,6 +10,7 @@ from math import inf, isfinite
 
 from commtax import catalog
 from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
+from commtax.judgement.gains import is_worth_telling
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
 from commtax.spec import Plan
@@ -258,12 +259,14 @@ def _briefs(d: AnswerDifference, line: int) -> Iterator[str]:
 
 
 def _kinds(d: AnswerDifference) -> Iterator[str]:
-    """What kind of change it is, in words."""
+    """What kind of change it is, in words: by figures that change by as much as is worth telling."""
     if not d.after.fits:
         yield "does not fit"
+    moved = [c for c in d.changes if c.relative is not None and is_worth_telling(1 + abs(c.loss))]
+    if d.after.fits and not moved and not d.before.is_nothing:
+        yield "hardly a difference"
     for rule, (less, more, mixed) in KINDS.items():
-        losses = [c.loss for c in d.changes if c.figure.rule == rule and not c.is_same and c.relative is not None]
-        if losses:
+        if losses := [c.loss for c in moved if c.figure.rule == rule]:
             yield more if min(losses) > 0 else less if max(losses) < 0 else mixed
 
 

@@ -66,14 +66,13 @@ def _gap_words(f: Finding) -> str:
     >>> _gap_words(Finding("TTFT (mean)", 0.2, 0.3, "s"))
     'TTFT (mean) 300 ms instead of 200 ms (+50.0%)'
     """
-    item = f.item.removesuffix(", of all memory")
     if f.predicted is None or f.measured is None:
-        return f.reason if f.code in SAID else item
+        return f.reason if f.code in SAID else f.item
     if f.code in SAID:
-        return f"{item} {value_text(f.measured, f.unit)} in the file, not {value_text(f.predicted, f.unit)} as was said"
+        return f"{f.item} {value_text(f.measured, f.unit)} in the file, not {value_text(f.predicted, f.unit)} as was said"
     share = f" ({share_text(f.difference, '+')})" if f.base is None and f.difference not in (None, math.inf) else ""
     measured, predicted = (value_text(value, f.unit) for value in (f.measured, f.predicted))
-    return f"{item} {measured} {'against' if f.is_bound else 'instead of'} {predicted}{share}"
+    return f"{f.item} {measured} {'against' if f.is_bound else 'instead of'} {predicted}{share}"
 
 
 def summary(audited: Audit) -> list[str]:
@@ -293,6 +292,16 @@ def value_text(value: float | None, unit: str) -> str:
     if unit in _FORMATS:
         return _FORMATS[unit](value)
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= WHOLE else f"{value:,.2f}"
+
+
+def difference_text(share: float | None, base: float | None, unit: str) -> str:
+    """A difference as a share of what was predicted, or of what else it is one of.
+
+    >>> difference_text(-0.1, None, "bytes"), difference_text(-0.1, 80 * 2**30, "bytes")
+    ('-10.0%', '-10.0% of 80 GiB')
+    """
+    text = share_text(share, "+")
+    return f"{text} of {value_text(base, unit)}" if text and base is not None else text
 
 
 def share_text(value: float | None, sign: str = "") -> str:

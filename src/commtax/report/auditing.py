@@ -117,7 +117,7 @@ def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[TableCells
 def _cells(f: Finding) -> tuple[Cell, ...]:
     allowed = words.share_text(f.tolerance) if f.predicted is not None else ""
     figures = (words.value_text(value, f.unit) for value in (f.predicted, f.measured))
-    difference = words.share_text(f.difference, "+") if f.tolerance != math.inf else ""  # a bound may be far off
+    difference = words.difference_text(f.difference, f.base, f.unit) if f.tolerance != math.inf else ""  # a bound may be far off
     return (f.item, *figures, difference, allowed, Text(f.verdict, style=STYLES[f.verdict]), f.reason)
 
 

@@ -35,6 +35,7 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
+from commtax.verbs.why import labels
 
 if TYPE_CHECKING:
     from commtax.results.judged_collectives import JudgedTests, JudgedTime
@@ -129,7 +130,12 @@ def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     console.print()
     for line in _drawn_layer(b, console.width):
         console.print(line)
-    show_table(console, LINES, [_line_cells(x, float(b.step_s)) for x in by_cost(b)], ("how", "latency", "bytes", "each", "times"))
+    show_table(
+        console,
+        LINES,
+        [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
+        ("how", "latency", "bytes", "each", "times"),
+    )
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
     said = tuple(note for note in b.notes if note.code != OWN_LIMITS)
@@ -163,9 +169,9 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
     return [compute, comm, Sketch(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
 
 
-def _line_cells(x: Line, step_s: float) -> tuple[str | Text, ...]:
+def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else item.what, style=SENT if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else label, style=SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
@@ -233,7 +239,8 @@ def _fate(x: Line) -> Text:
 
 def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) -> None:
     b = step.bill
-    days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}" if num_tokens else ""
+    hours = f"{format_tokens(b.gpu_hours(num_tokens))} GPU-hours"
+    days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}, {hours}" if num_tokens else ""
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
@@ -268,8 +275,10 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
         return
     if not likely:
-        near = "above" if measured_mfu > predicted else "within 2% of"
-        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}", "green")
+        low, high = (predicted * float(b.step_s / end) for end in (b.high_s, b.low_s))
+        near = "agrees with" if measured_mfu <= high else "is above"
+        text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
+        say(console, text, "green" if measured_mfu <= high else "")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
@@ -297,6 +306,7 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
         global_batch=q.batch * q.plan.dp,
         memory=facts(b.memory, *HELD),
         days=b.days(num_tokens) if num_tokens else None,
+        gpu_hours=b.gpu_hours(num_tokens) if num_tokens else None,
         causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),
     )
 

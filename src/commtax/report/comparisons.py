@@ -1,6 +1,6 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from commtax.files import table
@@ -13,7 +13,7 @@ from commtax.report.drawing import Console, Text, telling
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, notes, say, show_table
 from commtax.spec import PARALLEL, SIZES, TAXES
-from commtax.units import format_rate, format_seconds, plural
+from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
 from commtax.verbs.drafts import is_accepted_known
@@ -122,7 +122,21 @@ def comparison_words(compared: Comparison) -> list[str]:
     row, best = max(fitting, key=lambda pair: float(pair[1].prompt_tokens_per_s if prefill else pair[1].tokens_per_s))
     rate = float(best.prompt_tokens_per_s if prefill else best.tokens_per_s)
     where = ", ".join(f"{axis} {value}" for axis, value in zip(compared.axes, row.at, strict=True))
-    return [f"{span}, of which {exposed} is exposed communication; most {'prompt ' * prefill}tokens/s: {rate:,.0f} at {where}"]
+    most = f"most {'prompt ' * prefill}tokens/s: {rate:,.0f} at {where}"
+    return [f"{span}, of which {exposed} is exposed communication; {most}", *_faster_words(compared)]
+
+
+def _faster_words(compared: Comparison) -> Iterator[str]:
+    """How many times as many tokens/s each kind brings as the first of its axis, at each value of the other axis."""
+    priced = {row.at: row.bill for row in compared.rows if row.bill is not None}
+    rates = {at: float(b.tokens_per_s) for at, b in priced.items() if is_accepted_known(b.question)}
+    for place, axis in enumerate(compared.axes):
+        base, ratios = compared.values(axis)[0], dict[object, list[float]]()
+        for at, rate in rates.items() if isinstance(base, str) else ():
+            if at[place] != base and (of := rates.get((*at[:place], base, *at[place + 1 :]))):
+                ratios.setdefault(at[place], []).append(rate / of)
+        told = (f"{kind} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (min(r), max(r))))} x" for kind, r in ratios.items())
+        yield from [f"Tokens/s against {axis} {base}: {', '.join(told)}"] if ratios else []
 
 
 def comparison_document(compared: Comparison) -> Record:
@@ -208,9 +222,11 @@ def _served_record(row: ServedPlan) -> Record:
 
 def _remarks(compared: PlanTable) -> list[str]:
     """What matters to all: sequences are shared out, assumed constants."""
-    said = [note for row in compared.rows if row.bill is not None for note in row.bill.notes]
-    told = dict.fromkeys(note for note in said if note.code in ("assumed-links", "imbalance"))
-    return [*compared.notes, SHARED, *told, *draft_remarks(row.bill for row in compared.rows)]
+    said = [(note, row.plan) for row in compared.rows if row.bill is not None for note in row.bill.notes]
+    told = dict.fromkeys(note for note, _ in said if note.code == "assumed-links")
+    uneven = dict.fromkeys(plan for note, plan in said if note.code == "imbalance")
+    waits = [f"each step waits for the busiest expert rank: {' and '.join(uneven)} (bill says its load)"] * bool(uneven)
+    return [*compared.notes, SHARED, *told, *waits, *draft_remarks(row.bill for row in compared.rows)]
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
@@ -278,7 +294,7 @@ def _winners(compared: PlanTable, rows: Sequence[PlanRow] | Sequence[ServedPlan]
     for row in rows:
         leaders = _leaders(compared, row)
         if leaders and row is leaders[0]:
-            names = " and ".join(r.plan for r in leaders)
+            names = listed([r.plan for r in leaders])
             said = f"{names}, too close to call," if len(leaders) > 1 else names
             best.setdefault(said, []).append(f"{row.load:,}" + f" on {row.link}" * several_links)
     if not best:

@@ -26,6 +26,8 @@ from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 
+SHARED = {"static": ", for weights and caches", "free": " that weights and activations leave"}
+"""What engines count in the share of memory that they are given, if not all."""
 PLAIN_LINES = (
     "weights {weights_gib:.2f} GiB, KV cache {kv_gib:.2f} GiB: {kv_tokens:,} tokens{spread}",
     "room for {concurrency:.2f} requests of {max_model_len:,} tokens{ranks}",
@@ -204,7 +206,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
 def _limits(judged: Fit) -> str:
     s, engine = judged.question.limits, judged.question.engine
     limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
-    used = f"{s.gpu_memory_utilization:.3g} of {engine.memory.utilization_of} memory"
+    used = f"{s.gpu_memory_utilization:.3g} of the memory of each GPU{SHARED.get(engine.memory.utilization_of, '')}"
     return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
 
 

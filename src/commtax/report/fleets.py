@@ -11,10 +11,10 @@ from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_lengths import COUNTED, EACH
 from commtax.planner.fleet_search import burden, simplest_place, sustained_tokens_per_s
-from commtax.planner.fleet_trials import Trial, longest_step
+from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
-from commtax.planner.reasons import doubt_words, role_words
+from commtax.planner.reasons import AGAINST, doubt_words, role_words
 from commtax.report.documents import Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
@@ -22,7 +22,7 @@ from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
-from commtax.units import format_figure, format_seconds, plural
+from commtax.units import format_figure, format_money, format_seconds, listed, plural
 from commtax.verbs.longest_request import own_limits_notes
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
@@ -76,6 +76,7 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
         f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
     )
     yield ", ".join(times) + sure
+    yield from (AGAINST[code] for code in _unchecked(best))
     used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
     known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
@@ -101,7 +102,8 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
     for one in [simplest] * (simplest is not best) + [best]:
         if own.clear and one.ranges and not one.clear:
             used = "" if one.money.used is None else f", at {one.money.used:.0%} of capacity"
-            yield f"{_placed_words(a, one)} would do{used}; but {_edge_words(one)}"
+            usd = f" for {format_money(one.money.usd_per_year)} per year" if one.money.usd_per_year else ""
+            yield f"{_placed_words(a, one)} would do{usd}{used}; but {_edge_words(one)}"
         elif one is best and best is not own:
             yield _ahead_words(a, best, own)
 
@@ -209,13 +211,14 @@ def _notes(a: FleetPlans) -> Remarks:
     counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} were simulated with {each}"
     said, details = price_notes(a.questions), [f"{counted}; all got the same requests (--seed){part}"]
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
-    chips = " and ".join(a.unpriced)
+    chips = listed(a.unpriced)
     without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
     behind = f"fleets of {chips} rank behind those with a price, fewest GPUs first"
     said += [behind if a.objective == "cost" else without] * bool(chips)
     full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
     details += [f"{counted_note(q)}; {full}"] * known
     grows = "headroom: how much the rate can grow within the limits; tokens/s/GPU: output tokens/s per GPU at that maximum"
+    grows += f"; figures of fleets that do not hold are at {format_figure(rate_of(q))} requests/s" * bool(q.goal.growth and a.near)
     told = [str(note) for note in q.notes if note.code in TOLD]
     if a.plans:
         servers = a.plans[a.recommended].layout.question

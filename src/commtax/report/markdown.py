@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from commtax.files import Json, JsonObject, list_of, object_of, text_of
 from commtax.report.answer_changes import COLUMNS, AnswerDifference, difference_rows, notes_of, summary
-from commtax.report.audit_words import share_text, value_text
+from commtax.report.audit_words import difference_text, value_text
 from commtax.report.documents import Record, to_object
 from commtax.spelling import escape_controls
 
@@ -41,7 +41,7 @@ def audit_markdown(answer: Record) -> str:
 def _audit_row(row: JsonObject) -> list[str]:
     unit, (predicted, measured, low, high) = text_of(row.get("unit")), (_number(row.get(key)) for key in VALUES)
     span = f"{value_text(low, unit)} to {value_text(high, unit)}" if low is not None and high is not None else ""
-    change = share_text(_number(row.get("difference")), "+")
+    change = difference_text(_number(row.get("difference")), _number(row.get("base")), unit)
     return [
         text_of(row.get("item")),
         value_text(predicted, unit),

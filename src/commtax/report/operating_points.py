@@ -6,7 +6,7 @@ from math import isinf
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import ratio_error
 from commtax.planner.choosing import KINDS, kinds
-from commtax.planner.columns import USUAL, OperatingPoint, ServingColumns, ServingPlans
+from commtax.planner.columns import USUAL, OperatingPoint, ServingPlans
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
 from commtax.planner.reasons import delivers, doubt_words, dtype_words
@@ -18,11 +18,6 @@ from commtax.verbs.disaggregation import UNCHECKED
 
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
 OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
-
-
-def answered(a: ServingPlans) -> tuple[ServingColumns, int]:
-    """The plan that the answer names first: the recommended one, or that of the point to start from."""
-    return (a.usual.plans, a.usual.recommended) if a.places else (a.plans, a.recommended)
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -37,7 +32,7 @@ def point_name(a: ServingPlans, point: OperatingPoint) -> str:
 
 
 def start_sentence(a: ServingPlans) -> str:
-    rows, own = answered(a)
+    rows, own = a.answered
     plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
     return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."
 
@@ -72,9 +67,9 @@ def simpler_sentence(a: ServingPlans) -> str:
 
 def point_lines(a: ServingPlans) -> list[str]:
     """What the point to start from gives, what is simpler, and what to beware of."""
-    rows, own = answered(a)
+    rows, own = a.answered
     gives = f"{delivers(replace(a, plans=rows), own)}."
-    beware = (f"{line[0].upper()}{line[1:]}." for line in (*pool_words(a, rows, own), *alone_words(a, USUAL)))
+    beware = (f"{line[0].upper()}{line[1:]}." for line in (*alone_words(a), *pool_words(a, rows, own)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
 

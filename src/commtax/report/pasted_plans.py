@@ -9,7 +9,7 @@ from commtax.planner.reasons import against_words
 from commtax.planner.serving_search import power_margin
 from commtax.question import Question
 from commtax.report.drawing import Console
-from commtax.report.operating_points import MOST, answered
+from commtax.report.operating_points import MOST
 from commtax.report.tables import say
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -118,7 +118,7 @@ def _when_users_wait(a: ServingPlans, pasted: StandingPlan) -> str:
     """Where no limit says how long requests may take: the same plan at the point to start from, beside the one to start from."""
     if not a.places or not pasted.rank:
         return ""
-    rows, own = answered(a)
+    rows, own = a.answered
     if a.gpu_words(rows, own) == pasted.plan:
         return f"; when users wait, start from it too, with {plural(int(rows.concurrency[own]), 'client')} ({USUAL})"
     q, start = a.question, a.workers(rows, own)

@@ -75,10 +75,12 @@ def _use_words(gpus: int, there: int, some_fewer: bool) -> str:
     return f"plans use {whole}{' unless marked otherwise' if some_fewer else ''}"
 
 
-def behind_notes(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float]) -> Iterator[str]:
-    """Which plans of a ranking stand behind others with lower figures, and why; ``worths``: what ranks, larger is better."""
+def behind_notes(
+    listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
+) -> Iterator[str]:
+    """Which plans, ``at`` places of a ranking, stand behind others with lower figures, and why; ``worths``: what ranks them."""
     found, least = dict[str, list[str]](), inf
-    for place, ((a, rows, i), worth) in enumerate(zip(listed, worths, strict=True), 1):
+    for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
         for code in against_codes(a.question, rows, i) if worth > least else ():
             found.setdefault(AGAINST[code].format(format_seconds(latest_first_token_s(a.question))), []).append(str(place))
         least = min(least, worth)

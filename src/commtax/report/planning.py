@@ -11,6 +11,7 @@ from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
 from commtax.planner.compared_types import best_of_types
+from commtax.planner.each_alone import alone_words
 from commtax.planner.money import asks_for_dollars, plan_money
 from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
 from commtax.planner.roomier import recommended_fit
@@ -21,7 +22,7 @@ from commtax.report.drawing import Console
 from commtax.report.exact_bytes import roomier_record
 from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
-from commtax.report.operating_points import answered, show_points
+from commtax.report.operating_points import show_points
 from commtax.report.pasted_plans import show_own_plan
 from commtax.report.plan_tables import (
     EXPENDABLE,
@@ -38,7 +39,7 @@ from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, sho
 from commtax.report.trained_plans import show_training_plans, trained_figures, trained_row, untrained_words
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import link_notes
 
 Plans = ServingPlans | TrainPlans
@@ -74,7 +75,8 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
     head, *why = a.why
     clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
-    for reason in why:
+    told = () if a.trains or not a.places else (*alone_words(a),)  # of the point to start from
+    for reason in (line for line in why if line not in told):
         say(console, f"  {reason}")
 
 
@@ -94,14 +96,15 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     console.print()
     for line in drawn_front(a, console.width):
         console.print(line)
-    rows, own = answered(a)
+    rows, own = a.answered
     usd = plan_notes(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
     served, q = a.simulation(rows, own), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    behind = behind_notes([(a, a.plans, i) for i in range(min(top, len(a.plans)))], objective_value(q, a.plans)[:top].tolist())
-    told = (note for note in served.notes if note.code == "own-limits")
-    lengths, links = lengths_note(q.requests.spread), link_notes(served.question)
+    first = range(min(top, len(a.plans)))
+    behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
+    told = (note for note in served.notes if note.code == "own-limits" and not any(str(note) in line for line in a.why))
+    lengths, links = lengths_note(q), link_notes(served.question)
     said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)
 

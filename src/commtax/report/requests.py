@@ -14,7 +14,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
 from commtax.statement import MEANS, Note
-from commtax.units import format_figure, format_seconds, plural
+from commtax.units import format_figure, format_seconds, format_spread, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
@@ -114,7 +114,7 @@ def _lengths(o: RequestsInTime) -> str:
 
 def _length(own: Lengths | None, mean: int, spread: float) -> str:
     if own is None:
-        return f"{mean:,}{f' ± {spread:.0%}' if spread and mean > 1 else ''}"
+        return f"{mean:,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}"
     return f"{own.mean:,.0f}" if own.kind == "constant" else f"{own.mean:,.0f} ({own.source or own.kind})"
 
 
@@ -206,13 +206,14 @@ def gap_words(tail: Gaps) -> str:
 
 
 def _engine(o: RequestsInTime, used: EngineUsage) -> str:
-    """What the engines were busy with."""
-    busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine is busy'} {used.busy:.0%} of the time"
+    """What the engines were busy with. One that is always at work may have room for many more requests in each of its steps."""
+    busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine runs a step'} {used.busy:.0%} of the time"
     thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
     waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
     return (
-        f"{busy}, {used.mean_batch:,.1f} requests decode per step; {used.prompt_share:.0%} of step time goes to steps with "
+        f"{busy}, with {used.mean_batch:,.1f} requests that decode per step: how full they are decides the capacity, not how often "
+        f"one runs; {used.prompt_share:.0%} of step time goes to steps with "
         f"prompts, {used.comm_share:.0%} to exposed communication; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, "
         f"{thrown}{hits}{waiting}"
     )

@@ -14,8 +14,8 @@ from commtax.report.plan_rows import served_rows
 from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, show_ranked
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
 from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
-from commtax.units import format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.units import format_seconds, listed, plural
+from commtax.verbs.request_streams import lengths_note
 
 EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
@@ -46,9 +46,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     if a.best:
         _show_ranking(console, a, top)
     counted = counted_note(q)
-    first = a.plans[:top]
-    behind = behind_notes([(one.answer, one.answer.plans, one.row) for one in first], [one.worth(a.objective) for one in first])
-    notes(console, [*behind, *(note for note in _notes(a) if note != counted)], [note for note in _notes(a) if note == counted])
+    notes(console, [note for note in _notes(a, top) if note != counted], [note for note in _notes(a, top) if note == counted])
 
 
 def several_role(a: SeveralPlans) -> str:
@@ -96,6 +94,8 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
     best, own = a.best, a.recommended
     if best is None or own is None:
         return
+    if doubt := against_words(own.answer.question, own.answer.plans, own.row):
+        yield doubt
     if not same_plan(best, own):
         figure = f"{_figure_words(best, a.objective)} {UNITS[a.objective]}"
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
@@ -191,17 +191,24 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
             takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
             said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
     for sentence, named in said.items():
-        yield f"{' and '.join(named)}: {sentence}"
+        yield f"{listed(named)}: {sentence}"
 
 
-def _notes(a: SeveralPlans) -> list[str]:
+def _behind(a: SeveralPlans, top: int) -> Iterator[str]:
+    """Why listed plans rank behind others with lower figures."""
+    shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
+    placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
+    return behind_notes(placed, worths, [place[id(one)] for one in shown])
+
+
+def _notes(a: SeveralPlans, top: int) -> list[str]:
     questions = [answer.question for answer in a.answers]
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
-    said = [DEFINITION, lengths_note(q.requests.spread), *price_notes(questions)]
+    said = [DEFINITION, *_behind(a, top), lengths_note(q), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
-        said.append(f"plans on {' and '.join(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
+        said.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
-        said.append(f"without a price for {' and '.join(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
+        said.append(f"without a price for {listed(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
     return [*said, *([counted_note(q)] if known else []), "why plans of one cluster lost: name that cluster alone, or use --json"]
 
 
@@ -217,7 +224,7 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         waited=_waited_record(a.waited) if a.waited else None,
         ranking=[ranked_row(one) for one in a.listed(top)],
         answers=[plans_document(answer, top) for answer in a.answers],
-        notes=_notes(a),
+        notes=_notes(a, top),
     )
 
 

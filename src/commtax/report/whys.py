@@ -90,7 +90,7 @@ def _moved_words(e: Explanation, times: float) -> str:
 
 def _floor_words(floor: Floor, each_s: float) -> str:
     computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
-    least = "the longer" if computed else "that"
+    least = "the longer of these" if computed else "that"
     slower = f"; the line takes {each_s / floor.seconds:.2f} times {least}" if floor.seconds else ""
     return f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
 

@@ -1,6 +1,6 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isnan
 
 from commtax.catalog.programs import program
@@ -25,7 +25,7 @@ from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.paying import PayRange
 from commtax.verbs.requests_weighed import RequestTimes
-from commtax.verbs.settling import link_notes
+from commtax.verbs.settling import context_notes, link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
@@ -56,15 +56,23 @@ def show_worth(console: Console, w: Worth) -> None:
 
 
 def _basis(w: Worth) -> str:
-    """Which requests are weighed where a step was asked about; else they are what was asked."""
+    """Which requests are weighed where a step was asked about; else they are what was asked; and what the gains hang on."""
+    q, r = w.question, w.requests
+    out = int(q.requests.output_len)
+    led = not q.offered.request_rate and gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out)
+    hangs = f"Most of a request's time passes before its first token: longer outputs (--output-len, now {out:,}) change the gains."
+    return " ".join([*_weighed(w), *([hangs] if led else [])])
+
+
+def _weighed(w: Worth) -> Iterator[str]:
     if not w.of_step:
-        return ""
+        return
     q, r = w.question, w.requests
     clients = plural(int(q.requests.concurrency), "client")
     keep = f"who keep{'s' * (q.requests.concurrency == 1)} {batch_words(q)} running"
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
-    return f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
+    yield f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
 
 
 def _lacking(w: Worth) -> str:
@@ -167,7 +175,7 @@ def _verdict(w: Worth) -> str:
     told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
     return " ".join(
         [
-            *dropped_words(w.settings),
+            *_dropped_words(w),
             *_limit_words(w.limits),
             *map(_set_words, w.on),
             *([] if kinds[gains.SET] else [none]),
@@ -177,10 +185,14 @@ def _verdict(w: Worth) -> str:
     )
 
 
-def dropped_words(settings: Sequence[SettingWorth]) -> list[str]:
-    """One sentence on settings that cost: what requests gain with the engine's own in their place; none where none does."""
-    told = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)})" for x in settings]
-    return [f"Set here, and it costs; dropping {', '.join(told)}."] if told else []
+def _dropped_words(w: Worth) -> Iterator[str]:
+    """A sentence on settings that cost, with what requests gain with the engine's own in their place, and one on the others."""
+    costly = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)}{_moved(x, w.requests)})" for x in w.settings]
+    others = [f"{x.flag} ({_percent(x.gain)}{_moved(x, w.requests)})" for x in w.weighed if not x.costs]
+    if costly:
+        yield f"Set here, and it costs; dropping {', '.join(costly)}."
+    if others:
+        yield f"Set here, and it costs no tokens/s; dropping {', '.join(others)}."
 
 
 def _limit_words(limits: SettingWorth | None) -> list[str]:
@@ -253,12 +265,14 @@ def _named(rows: list[TechniqueWorth], now: RequestTimes) -> str:
     return ", ".join([*shown, *more])
 
 
-def _moved(row: TechniqueWorth, now: RequestTimes) -> str:
-    """Times that a gain comes with, where they change much."""
-    if row.advice not in (gains.SET, gains.MEASURE):
+def _moved(row: TechniqueWorth | SettingWorth, now: RequestTimes) -> str:
+    """Times that a gain comes with, and how many requests run at once, where they change much."""
+    if isinstance(row, TechniqueWorth) and row.advice not in (gains.SET, gains.MEASURE):
         return ""
     pairs = {"TTFT": (now.ttft_s, row.ttft_s), "TPOT": (now.tpot_s, row.tpot_s)}
     told = [f", {name} {' -> '.join(map(format_seconds, pair))}" for name, pair in pairs.items() if gains.moves_time(*pair)]
+    if isinstance(row, TechniqueWorth) and gains.moves_running(now.running, row.running):
+        told.append(f", {row.running:,.0f} requests of a replica at once instead of {now.running:,.0f}")
     return "".join(told)
 
 
@@ -304,7 +318,7 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
     if not swept or row.refused:
         return ""
     if not row.pays and len(row.never) > 1:
-        return "nowhere tried"
+        return "at no load or prompt length tried"
     pays = ", or ".join(map(_pay_text, row.pays))
     never = (f"at no {AXES.get(name, name)} tried" for name in row.never)
     return "; ".join(filter(None, [pays, *never])) or "at every load and prompt length tried"
@@ -339,7 +353,7 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
-    yield from link_notes(w.question)
+    yield from map(str, (*link_notes(w.question), *context_notes(w.question, int(w.question.requests.tokens))))
     for row in (*w.on, *w.here):
         if (gpus := int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"

@@ -172,6 +172,10 @@ class StepBill(Bill, Answer):
         """Days that ``tokens`` tokens take."""
         return tokens / self.tokens_per_s / 86400
 
+    def gpu_hours(self, tokens: float) -> Number:
+        """Hours that they take, times the GPUs."""
+        return 24 * self.days(tokens) * self.num_gpus
+
 
 def by_cost(b: StepBill) -> list[Line]:
     """The lines of a bill, the costliest first."""
@@ -254,8 +258,7 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         return
     most, wanted = q.engine.serves.max_batched_tokens, q.work.rows
     if np.ndim(rows) == 0 and rows != wanted:
-        graph = f"{q.engine.key} runs {wanted:,.0f} rows in a CUDA graph of {rows:,.0f}"
-        yield Note("padding", f"{graph}: the padding is computed and sent too")
+        yield padding_note(q, wanted, rows)
     yield from context_notes(q, q.context)
     if q.phase != "decode" and np.ndim(wanted) == 0 and wanted > most and q.engine.sends.graph_sizes:
         cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
@@ -275,6 +278,12 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         from commtax.verbs.drafts import draft_notes  # not for those who draft nothing
 
         yield from draft_notes(q)
+
+
+def padding_note(q: Question, rows: Number, padded: Number, when: str = "") -> Note:
+    """That a step is as long as one of more rows."""
+    graph = f"{q.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}"
+    return Note("padding", f"{when}{graph}: the padding is computed and sent too")
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
@@ -422,7 +431,7 @@ def _sent_notes(q: Question, rows: Number) -> Iterator[Note]:
     yield from context_notes(q, q.context)
     wanted = q.work.rows
     if np.ndim(rows) == 0 and rows != wanted:
-        yield Note("padding", f"{q.engine.key} runs {wanted:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too")
+        yield padding_note(q, wanted, rows)
     alone = q.model.experts is None or not np.any(expert_ranks(q.plan, q.engine).over_replicas)
     if np.ndim(q.plan.dp) == 0 and q.plan.dp != 1 and alone:
         yield Note("alone", f"DP {q.plan.dp}: its ranks send each other nothing here; the lines are one rank's")

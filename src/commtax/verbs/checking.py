@@ -295,6 +295,19 @@ def check_adapters(q: Question) -> None:
         raise Refusal(f"ep={plan.ep} with lora_rank={rank}: adapters of experts are not spread over ranks; ep=1", "ep", (1,))
 
 
+def longest_taken(q: Question) -> int:
+    """Tokens of the longest request that servers take: as they are told, else the model's own."""
+    return int(q.limits.max_model_len or q.model.max_len)
+
+
+def spread_within_limit(q: Question) -> Number:
+    """The spread of lengths as asked, but no more than leaves the longest request, both parts rounded up, one that servers take."""
+    wanted, room = q.requests, longest_taken(q) - q.requests.tokens
+    most = np.maximum(0, room - 2) / wanted.tokens
+    cut = (room >= 0) & (most < wanted.spread)
+    return np.where(cut, most, wanted.spread)[()] if np.any(cut) else wanted.spread
+
+
 def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     """The values just below and above one that is none of them."""
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])

@@ -17,10 +17,11 @@ from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
 from commtax.cost.traffic import padded_rows
+from commtax.cost.uneven import fullest_batch
 from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
-from commtax.question import SPREAD, Question, Requests
+from commtax.question import Question, Requests
 from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
@@ -34,9 +35,10 @@ from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
 from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
+from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
-from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
+from commtax.verbs.steps import chunk_tokens, decode_workload, padding_notes, prompt_work, spread_s, step_bill
 
 if TYPE_CHECKING:
     from commtax.verbs.learnt import LearntRest
@@ -247,7 +249,7 @@ def serve(asked: Settled) -> ClosedLoop:
 
 def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
     """With the rows of a decode step, and what a reader should know."""
-    work = replace(decode_workload(np.ceil(np.maximum(1.0, seqs) / asked.plan.pp), load), rows_per_seq=load.rows)
+    work = replace(decode_workload(np.ceil(fullest_batch(seqs, asked.plan.pp)), load), rows_per_seq=load.rows)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
     if asked.profile and asked.profile.lessons:
@@ -299,28 +301,27 @@ def _shared_workers(
     asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
-    engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
+    engine, pp, budget, first = asked.engine, asked.plan.pp, step_limits(asked)[0], asked.engine.serves.prefill_first
+    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
+    load = loop.with_patience(load, ranks, seqs, engine)
     full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
-    beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
+    beside = pick(first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
-    decode = step_bill(asked, decode_workload(np.ceil(decodes / pp), load))
+    decode = step_bill(asked, decode_workload(np.ceil(fullest_batch(decodes, pp)), load))
     prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
-    queued = loop.gathered_prompts(load, steps, seqs, engine) if engine.serves.prefill_first else seqs - decodes
-    queued = np.where(load.output_len > 1, queued, 0.0)
+    queued = pick(first, loop.gathered_prompts(load, steps, seqs, engine), seqs - decodes) * (load.output_len > 1)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
         most = loop.burst_prompts(load, seqs, budget, engine)
         least = 0.0 if engine.serves.chunked else load.computed
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
         full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
-        steady = loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued)
-        begin = loop.Beginning(most, full_s, steady)
+        begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
     served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
@@ -341,7 +342,7 @@ def _separate_workers(
     prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
     net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
     passed = flow(net)
-    return net, passed, (step_bill(asked, decode_workload(np.ceil(np.maximum(1.0, passed.seqs) / plan.pp), load)), prompt)
+    return net, passed, (step_bill(asked, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt)
 
 
 def _load(asked: Question) -> ClosedLoopLoad:
@@ -359,15 +360,6 @@ def _load(asked: Question) -> ClosedLoopLoad:
     return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
 
 
-def lengths_note(spread: Number) -> Note:
-    """What the requests' lengths are, and what would change with others."""
-    if spread:
-        text = f"lengths vary by ±{spread:.0%} (--spread 0 makes them equal, and clients then move in lockstep)"
-    else:
-        text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
-    return Note("spread", text)
-
-
 def _notes(s: ClosedLoop) -> Iterator[Note]:
     """What a reader of one scalar answer should know."""
     wanted, plan = s.requests, s.question.plan
@@ -377,12 +369,14 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     yield from draft_notes(s.question)
     yield from link_notes(s.question)
     if np.ndim(wanted.spread) == 0:
-        yield lengths_note(float(wanted.spread))
+        yield lengths_note(s.question)
     if why := why_it_does_not_start(s.question):
         yield Note("too-long", why)
     else:
         yield from own_limits_notes(s.question, wanted.tokens)
     yield from pool_notes(s.question)
+    if not s.apart:
+        yield from padding_notes(s.question, s.running, s.rows)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
     yield from context_notes(s.question, wanted.tokens)
@@ -419,7 +413,9 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         ranks=float(s.steps.ranks),
         patient=bool(serves.rank_patience),
         stages=float(q.plan.pp),
+        piled=float(step_bill(q, decode_workload(np.ceil(decoding), _load(q))).step_s / s.steps.decode_s) if q.plan.pp > 1 else 1.0,
         prompts=float(s.mixed_share),
+        way=0.0 if s.apart else float(q.engine.host.request_s / s.steps.decode_s),
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
@@ -444,6 +440,5 @@ def _queue_notes(s: ClosedLoop, apart: Disaggregation) -> Iterator[Note]:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     if net is None or passed is None or not passed.queued:
         return
-    limits = [f"{name} {format_mean(limit)}" for name, limit in zip(STATIONS, net.limits, strict=True) if np.isfinite(limit)]
-    where = QUEUES[int(passed.slowest)]
-    yield Note("queue", f"{where}: more clients only lengthen it; at most, in requests/s: {', '.join(limits)}")
+    most = ", ".join(f"{name} {format_mean(x)}" for name, x in zip(STATIONS, net.limits, strict=True) if np.isfinite(x))
+    yield Note("queue", f"{QUEUES[int(passed.slowest)]}: more clients only lengthen it; at most, in requests/s: {most}")

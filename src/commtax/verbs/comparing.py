@@ -374,9 +374,11 @@ class PlanOnLink:
 
     @property
     def shown(self) -> str:
-        """The link a reader should see: the one asked for, else the host's own, and that of its bridged pairs."""
+        """The links a reader should see: the one asked for, else the host's own, that of its bridged pairs, and that between hosts
+        where a replica has more than one."""
         place = self.question.cluster
-        return self.link or ", ".join(x.key for x in (place.intra, place.bridge) if x)
+        inter = place.inter if self.question.plan.num_gpus > place.domain else None
+        return self.link or ", ".join(x.key for x in (place.intra, place.bridge, inter) if x)
 
     def step(self, batch: Number, **changes: object) -> Settled:
         """The question of a replica that has its share of ``batch`` sequences."""

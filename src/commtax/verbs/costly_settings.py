@@ -39,6 +39,11 @@ class SettingWorth:
     def verdict(self) -> str:
         return verdict_on_gain(self.gain, self.low, self.high, self.fits)
 
+    @property
+    def costs(self) -> bool:
+        """Whether requests gain something without it."""
+        return is_worth_telling(self.gain)
+
 
 @dataclass(frozen=True, slots=True)
 class QuestionedSetting:
@@ -58,8 +63,14 @@ def questioned(q: Question) -> Iterator[QuestionedSetting]:
             yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
 
 
-def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
-    """The questioned settings that cost: requests gain something without each, the most first.
+def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
+    """The settings of a pasted command that are questioned, as the engine's command has them, whatever the question takes of it."""
+    names = [name for name in table("verbs/costly_settings.toml")["options"] if pasted.get(name)]
+    return [_flag(q, name, pasted[name]) for name in names if not is_default(options()[name].key, pasted[name])]
+
+
+def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
+    """The questioned settings that can be left out, those first without which requests gain most.
 
     ``figures``: what requests come to with another question, beside this one.
     """
@@ -71,7 +82,7 @@ def costly_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]
             continue
         told = {name: without[name] for name in FIGURES}
         found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost="", **told))
-    return tuple(sorted((x for x in found if x.fits and is_worth_telling(x.gain)), key=lambda x: -x.gain))
+    return tuple(sorted((x for x in found if x.fits), key=lambda x: -x.gain))
 
 
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:

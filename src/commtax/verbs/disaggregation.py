@@ -12,6 +12,7 @@ from commtax.cost.closed_form import ClosedLoopLoad, prompt_passes
 from commtax.cost.kv_motion import hidden_s, pieces_sent, posted_pieces
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
+from commtax.cost.uneven import fullest_batch
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace
@@ -164,7 +165,9 @@ def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: 
     counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    bill = step_bill(asked, decode_workload(np.ceil(batches / asked.plan.pp), ClosedLoopLoad(1.0, input_len, output_len)))
+    bill = step_bill(
+        asked, decode_workload(np.ceil(fullest_batch(batches, asked.plan.pp)), ClosedLoopLoad(1.0, input_len, output_len))
+    )
     return np.broadcast_to(bill.step_s, (len(batches), *sizes))
 
 

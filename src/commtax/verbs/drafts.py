@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from commtax.catalog.technique_misses import DRAFTS, missed
+from commtax.catalog.techniques import changes_of
 from commtax.cost.caches import KvPool, kv_pool
 from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.memory import with_draft_layers
@@ -147,7 +148,9 @@ def draft_notes(q: Question) -> Iterator[Note]:
     asked, drafts = q.techniques, q.speculative
     if not drafts:
         return
-    told = f"{asked.per_step:.2f} tokens per sequence per step with {plural(drafts, 'draft')}"
+    usual = asked.drafter and changes_of(asked.drafter).get("speculative") == drafts
+    which = f", which {asked.drafter}=N sets" if usual else ""
+    told = f"{asked.per_step:.2f} tokens per sequence per step with {plural(drafts, 'draft')}{which}"
     if asked.acceptance >= 0 or asked.accepted_length:
         yield Note("drafts", f"{told}, as set")
     elif known := measured_here(q):

@@ -22,11 +22,18 @@ def check_exchange(q: Question) -> None:
         raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
 
 
+def check_spread(q: Question, name: str) -> None:
+    """Tokens are sent to experts only where these are spread."""
+    if q.model.experts is None or np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
+        rule = "needs experts spread over the ranks of a server (ep > 1)"
+        raise Refusal(f"technique '{name}': {rule}", "technique", kind="" if q.model.experts else OTHER_MODELS)
+
+
 def check_experts_techniques(q: Question) -> None:
     """A layout by load, and a format for dispatch, belong to experts that are spread over ranks."""
-    on, widest, kind = q.techniques, int(np.max(q.plan.ep, initial=1)), "" if q.model.experts else OTHER_MODELS
-    if on.balanced and (q.model.experts is None or widest == 1 or q.trains):
-        raise Refusal("technique 'eplb': needs experts spread over the ranks of a server (ep > 1)", "technique", kind=kind)
+    on, kind = q.techniques, "" if q.model.experts else OTHER_MODELS
+    if on.balanced:
+        check_spread(q, "eplb")
     if not on.dispatch_dtype:
         return
     if on.dispatch_dtype not in FORMATS:

@@ -12,6 +12,7 @@ from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
+from commtax.verbs.fit_advice import larger_plans
 from commtax.verbs.fitting import fit_of_step, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
@@ -125,12 +126,17 @@ class ExplainedStep:
     def lacking(self) -> str:
         """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
         m, q = self.memory, self.bill.question
+        needed = f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         if q.trains:
-            usable = f"{format_bytes(m.capacity_bytes)}, {USABLE:.0%} of it usable"
-            advised = "".join(f" It would fit with {options}." for options in train_holds(q).advice[:1])
-            return f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {usable}.{advised}"
-        needed = f"each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
-        return f"Does not fit in memory: {needed}; {m.note}."
+            what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", list(train_holds(q).advice)
+        else:
+            work, room = (int(q.batch), int(q.context) + 1), fit_of_step(q)
+            remedies = larger_plans(room, lambda judged: judged.holds(*work))
+            left = f", of which {q.engine.name} leaves {format_bytes(room.kv_bytes)} for the cache" * (
+                m.used_bytes <= m.capacity_bytes
+            )
+            what, lacks = "This batch", f"{needed}{left}; {m.note}"
+        return f"{lacks}.{''.join(f' {what} would fit with {options}.' for options in remedies[:1])}"
 
     @cached_property
     def thresholds(self) -> LessonInequalities | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Unpack
 
 from commtax import catalog
@@ -112,7 +113,7 @@ def _advice(failed: Fit) -> list[str]:
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _larger_plans(failed)
+        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else larger_plans(failed)
     roomier = failed.roomier
     changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
     changes += _smaller_limits(failed)
@@ -121,7 +122,7 @@ def _advice(failed: Fit) -> list[str]:
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
-    return changes + _larger_plans(failed)
+    return changes + larger_plans(failed)
 
 
 def _smaller_limits(failed: Fit) -> Iterator[str]:
@@ -134,8 +135,8 @@ def _smaller_limits(failed: Fit) -> Iterator[str]:
         yield f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)"
 
 
-def _larger_plans(failed: Fit) -> list[str]:
-    """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
+def larger_plans(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
+    """The first larger plan that has room enough: on this cluster, on a full host of this chip, or on more such hosts."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
@@ -147,7 +148,7 @@ def _larger_plans(failed: Fit) -> list[str]:
         if place.num_gpus <= now * dp:
             continue
         for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and may_fit(t, p)):
-            if judge(candidate).fits:
+            if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""

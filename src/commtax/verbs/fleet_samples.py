@@ -2,7 +2,8 @@
 
 Round robin sends each replica every n-th request, so that its requests come the more regularly the more replicas there are: gaps
 of the gamma distribution, of which n make one again. Of least-loaded replicas a few choose among themselves as all do among all.
-A router by prefixes keeps requests with common text together: a sample has its share of the texts, each as often as it comes.
+A router by prefixes keeps requests with common text together: a sample has its share of the texts, each as often as it comes,
+and some replicas beside: requests that come before a cache has their text go to one each.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from math import gcd, inf
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.judgement.fleet_samples import Size, least_share, sample_size
+from commtax.judgement.fleet_samples import Size, least_share, sample_size, unused_size
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec.stream import RequestStream
@@ -47,7 +48,8 @@ def sample_of(q: Question, least: float = 0.0) -> Sample:
     size = sample_size((whole[0], used) if whole[1] else (used, 0), least, q.offered.router != "round-robin")
     share = Fraction(size[1] or size[0], used)
     if used < entered:
-        size = (size[0], min(entered, size[1] + 1)) if whole[1] else (min(entered, size[0] + 1), 0)
+        beside = unused_size()
+        size = (size[0], min(entered, size[1] + beside)) if whole[1] else (min(entered, size[0] + beside), 0)
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)
     workers = workers_of(size, bool(whole[1]))
@@ -88,7 +90,8 @@ def prefix_groups(q: Question) -> float:
     """Return how many groups of requests there are whose prompts begin alike; infinitely many where none do."""
     if q.offered.trace is not None:
         return float(_groups(q.offered.trace).max(initial=0) + 1)
-    return 1 if q.offered.shared_prefix else q.offered.unique_prompts or inf
+    alike = q.offered.shared_prefix >= (q.limits.block_size or q.engine.memory.block_size)
+    return 1 if alike else q.offered.unique_prompts or inf
 
 
 def _groups(stream: RequestStream) -> Array:

@@ -15,6 +15,7 @@ from commtax.spec import SIZES, Condition, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
+from commtax.verbs.checking import longest_taken
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds, judged_by_memory, largest_max_num_seqs, longest_request
@@ -37,12 +38,18 @@ def pools_of(q: Question) -> Mapping[str, Question]:
 
 
 def check_lengths(q: Question) -> Question:
-    """Requests must not be longer than servers take."""
-    most, tokens = q.limits.max_model_len, int(np.max(q.requests.tokens))
-    if most and tokens > most:
+    """Refuse requests that are all longer than servers take: by their mean length, or the shortest of a trace."""
+    told, trace = q.limits.max_model_len, q.offered.trace
+    tokens = int(np.max(q.requests.tokens) if trace is None else np.min(trace.input_len + trace.output_len))
+    if tokens <= longest_taken(q):
+        return q
+    if told:
         rule = f"fewer than input_len + output_len = {tokens:,}; nearest valid: {tokens}"
-        raise Refusal.of(rule, (tokens,), max_model_len=most)
-    return q
+        raise Refusal.of(rule, (tokens,), max_model_len=told)
+    most = q.model.max_len - int(np.max(q.requests.output_len))
+    nearest = f"; nearest valid input_len: {most}" if trace is None and most > 0 else ""
+    rule = f"input_len + output_len = {tokens:,}: more than the {q.model.max_len:,} positions of {q.model.key}{nearest}"
+    raise Refusal(rule, "input_len", (most,) if nearest else ())
 
 
 def _is_judged(q: Question) -> bool:

@@ -1,13 +1,17 @@
 """The requests that a question offers, in the order in which they come."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, isfinite
 
 import numpy as np
 
-from commtax.question import Question
+from commtax.question import SPREAD, Question
 from commtax.sim.streams import draw_stream
 from commtax.spec.stream import Lengths, RequestStream
+from commtax.statement import Note
+from commtax.units import format_spread, plural
+from commtax.verbs.checking import longest_taken
 from commtax.verbs.fitting import block_tokens
 
 PROMPTS = 1000  # requests of a run, where nobody says
@@ -51,3 +55,26 @@ def _lengths(mean: object, spread: object) -> Lengths:
 def longest_of(stream: RequestStream) -> int:
     """Tokens of the longest request."""
     return int(np.max(stream.input_len + stream.output_len))
+
+
+def lengths_note(q: Question) -> Note:
+    """What the requests' lengths are, and what would change with others."""
+    spread, longest = float(q.requests.spread), longest_taken(q)
+    if spread < SPREAD and np.any((1 + spread) * q.requests.tokens + 2 >= longest):
+        text = (
+            f"lengths vary by {format_spread(spread)} only, so that none is longer than the {longest:,} tokens that a server takes"
+        )
+    elif spread:
+        text = f"lengths vary by {format_spread(spread)} (--spread 0 makes them equal, and clients then move in lockstep)"
+    else:
+        text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
+    return Note("spread", text)
+
+
+def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:
+    """How many requests servers would refuse for their length, which are simulated as if they took them."""
+    if refused := int(np.count_nonzero(stream.input_len + stream.output_len > longest_taken(q))):
+        text = (
+            f"{refused:,} of {plural(len(stream), 'request')} are longer than the {longest_taken(q):,} tokens that a server takes"
+        )
+        yield Note("context", f"{text}: it would refuse these, and they are simulated as if it did not")

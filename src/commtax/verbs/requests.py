@@ -36,7 +36,7 @@ from commtax.verbs.kv_motion import carrier_of, check_sides
 from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.request_streams import length_notes, longest_of, stream_of
 from commtax.verbs.settling import Settled, link_notes, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
@@ -328,7 +328,7 @@ def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
     ahead = prompter(asked) if asked.requests.disaggregated else asked
-    told = (*prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
+    told = (*length_notes(asked, stream), *prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
     notes = (*sample.notes, *asked.notes, *draft_notes(asked), *link_notes(asked), *stream.notes, *told)
     answer = RequestsInTime(asked, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:

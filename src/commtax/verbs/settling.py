@@ -167,6 +167,7 @@ def settle(put: Question) -> Settled:
     q = put
     checking.check_step(q)
     _check_techniques(q)
+    q = q.but(spread=checking.spread_within_limit(q))
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
         from commtax.catalog import profile as overlay  # not for those who have none

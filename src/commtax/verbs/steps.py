@@ -1,5 +1,7 @@
 """Steps of one server that closed loops are made of, priced line by line."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from commtax.arrays import cache_answers
@@ -8,12 +10,15 @@ from commtax.cost.pricing import inference_bill
 from commtax.ledger import Bill
 from commtax.question import Question
 from commtax.records import replace
-from commtax.spec import Number, Workload
+from commtax.spec import SIZES, Number, Workload
+from commtax.statement import Note
+from commtax.verbs.billing import padding_note
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import terms_of
 
 BULK = {"deepep_low_latency": "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
 """How prompts reach their experts, by how decodes do."""
+PADDED = 0.2  # share of rows beside those of requests from which on padding is worth a word
 SPREAD = ("experts", "routing")  # parts of a step whose work all ranks that share experts have, whosever tokens it is for
 
 
@@ -56,3 +61,13 @@ def chunk_tokens(asked: Question, input_len: Number) -> Number:
 def context(load: ClosedLoopLoad) -> Number:
     """Mean number of cached tokens over the decode steps of a request."""
     return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
+
+
+def padding_notes(asked: Question, running: Number, rows: Number) -> Iterator[Note]:
+    """Where much of a decode step is padding, so that a few clients more may get fewer tokens/s; of several loads the first."""
+    if any(np.ndim(getattr(asked.plan, axis)) for axis in SIZES):
+        return
+    each = np.ceil(np.maximum(1.0, np.atleast_1d(running)) / asked.plan.pp) * (1 + asked.speculative)
+    clients, padded = np.broadcast_arrays(asked.requests.concurrency, np.atleast_1d(rows))
+    for i in np.flatnonzero(padded > (1 + PADDED) * each)[:1]:
+        yield padding_note(asked, each[i], padded[i], f"with {clients[i]:,.0f} clients " * (len(each) > 1))

@@ -30,8 +30,9 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.costly_settings import SettingWorth, costly_settings, worthwhile_limits
+from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
+from commtax.verbs.expert_checks import check_spread
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
@@ -45,8 +46,6 @@ MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
 NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
 """What a refusal begins with that names its argument: the table says the technique already."""
-OF_REQUESTS = ("output_len", "spread")  # options that no step has which nobody gave a batch
-NO_REQUESTS = "belongs to requests; add --batch, --concurrency or --request-rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class TechniqueWorth:
     beside: str = ""  # what it needs and nobody set: gains, and where it pays, are those on top of that
     ttft_s: float = math.nan
     tpot_s: float = math.nan
+    running: float = math.nan  # requests that a replica works on at once
     fits: bool = True
     kv_tokens: int = 0
     full_gain: float = math.nan  # gain with as many requests running as each has room for, where that differs
@@ -120,8 +120,13 @@ class Worth(Answer):
     of_step: bool  # whether a batch was asked about, and requests are those that keep it running
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
     on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
-    settings: tuple[SettingWorth, ...] = ()  # settings that cost beside the engine's own
+    weighed: tuple[SettingWorth, ...] = ()  # settings beside the engine's own
     limits: SettingWorth | None = None  # engine limits that make room where memory binds
+
+    @property
+    def settings(self) -> tuple[SettingWorth, ...]:
+        """The settings that cost."""
+        return tuple(x for x in self.weighed if x.costs)
 
     @property
     def here(self) -> tuple[TechniqueWorth, ...]:
@@ -159,9 +164,8 @@ def check_loads(options: Mapping[str, object]) -> bool:
     requests = bool(given.intersection(LOADS))
     if requests and BATCH in given:
         raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
-    for name in OF_REQUESTS:
-        if name in given and not requests and BATCH not in given:
-            raise Refusal(f"{name}: {NO_REQUESTS}", name)
+    if options.get("phase") == "prefill" and options.get("output_len") not in (None, 1):
+        raise Refusal.of("requests of a step of prompts have one output token", (1,), output_len=options["output_len"])
     return requests
 
 
@@ -181,9 +185,9 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     assert times
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
-    costly = costly_settings(weigh.question, weigh.figures)
+    settings = weigh_settings(weigh.question, weigh.figures)
     limits = worthwhile_limits(weigh.question, weigh.figures)
-    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, costly, limits)
+    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, settings, limits)
 
 
 def _step_asked(q: Question) -> Mapping[str, object]:
@@ -312,6 +316,8 @@ class Scale:
         flag = ""
         try:
             q = self._with(asked)
+            if q.what_if.ep_backend != self.question.what_if.ep_backend:
+                check_spread(q, one.key)  # an engine's flag may spread them, and so be another plan
             check_weighed(q.vary(context=q.requests.input_len) if self.requests else q)
             need_accepted(q)
             flag = flag_of(asked, q)
@@ -344,7 +350,7 @@ class Scale:
             served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
             steps = list(zip(bills or steps_of(q), self._steps, strict=True))
-            times = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": served.tokens_per_s}
+            times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
         width = math.exp(math.hypot(known, self._missed(group, q, gain)))

@@ -17,7 +17,6 @@ from commtax.planner import plan
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleets import plan_fleet
-from commtax.report.operating_points import answered
 from commtax.verbs.requests import RequestsInTime
 
 Question = dict[str, Any]
@@ -51,7 +50,7 @@ def emitted_plans_keep_their_promise(rng: Random) -> str | None:
         return None
     if not len(found.plans):
         return None
-    rows, i = answered(found) if rng.random() < 0.6 else (found.plans, rng.randrange(len(found.plans)))
+    rows, i = found.answered if rng.random() < 0.6 else (found.plans, rng.randrange(len(found.plans)))
     own, form = goal["engine"], rng.choice(FORMS)
     word = form if rng.random() < 0.4 else own
     try:

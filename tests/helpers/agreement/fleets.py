@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from commtax.question import Question
-from commtax.verbs.fleet_samples import sample_of
+from commtax.verbs.fleet_samples import sample_of, used_of
 from commtax.verbs.loads import split
 from commtax.verbs.request_streams import longest_of, stream_of
 from commtax.verbs.requests import RequestsInTime, fleet_of, run
@@ -20,21 +20,35 @@ NAMES = ("ttft_mean", "ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "e2e_mean
 """Statistics that a sample and the whole fleet are compared by."""
 
 
-def _asked(rng: Random) -> dict[str, object]:
-    return {
+def _asked(rng: Random, replicas: int, again: tuple[int, ...]) -> dict[str, object]:
+    """Draw what a fleet is asked for; prompts may come again, ``again`` times a replica are different, or begin alike."""
+    asked = {
         "max_num_seqs": rng.choice((16, 64, 256)),
         "input_len": rng.choice((64, 256, 1024)),
         "output_len": rng.choice((2, 16, 32)),
         "burstiness": rng.choice((1.0, 1.0, 0.5, 4.0)),
         "engine": rng.choice(("vllm", "vllm", "sglang")),
+        "router": rng.choice(("round-robin", "least-loaded", "prefix")),
     }
+    if rng.random() < 0.3:
+        asked["unique_prompts"] = rng.choice(again) * replicas
+    if rng.random() < 0.3:
+        asked["shared_prefix"] = rng.choice((8, 32, asked["input_len"] // 2))
+    return asked
+
+
+def _question(cluster: str, asked: dict[str, object], plan: dict[str, object]) -> Question:
+    plain, offered = split({**asked, "request_rate": 1.0})
+    return resolve_question("llama-3.2-1b", cluster, {**plain, **plan}).but(offered=offered)
 
 
 def _run(q: Question, whole: bool, each: int) -> RequestsInTime:
     """Return a run of a question's fleet, or of its sample, of so many requests for each replica."""
     sample = sample_of(q)
     size = sample.whole if whole else sample.size
-    count = int(each * max(size) / (1 if whole else sample.decoded))
+    count = each * max(sample.whole)
+    if not whole:
+        count = max(int(count * sample.share), int(each * max(size) / sample.decoded) if sample.decoded < 1 else 0)
     part = settle(q if whole else sample.question).but(num_prompts=count, warmup=count // 5)
     stream = stream_of(part)
     fleet = replace(fleet_of(part, longest_of(stream)), decoded=Fraction(1) if whole else sample.decoded)
@@ -43,7 +57,7 @@ def _run(q: Question, whole: bool, each: int) -> RequestsInTime:
 
 def _compare(rng: Random, q: Question, asked: dict[str, object]) -> str | None:
     """Return the first statistic by which a sample's runs and the whole fleet's differ beyond their scatter."""
-    if sample_of(q).share == 1:
+    if sample_of(q).size == sample_of(q).whole:
         return None
     first = rng.randrange(10**6)  # other arrivals in every run, whatever is drawn
     runs = [[_run(q.but(seed=first + 2 * n + whole), whole, 60) for n in range(SEEDS)] for whole in (False, True)]
@@ -58,27 +72,22 @@ def _compare(rng: Random, q: Question, asked: dict[str, object]) -> str | None:
 
 def samples_are_like_whole_fleets(rng: Random) -> str | None:
     """Up to 16 replicas, each router, prompts that come again or not: a few replicas have the times of all."""
-    replicas, asked = rng.randint(5, 16), _asked(rng)
-    asked["router"] = rng.choice(("round-robin", "least-loaded", "prefix"))
-    if rng.random() < 0.3:
-        asked["unique_prompts"] = rng.choice((4, 16, 24)) * replicas
+    replicas = rng.randint(5, 16)
+    asked = _asked(rng, replicas, (4, 16, 24))
+    q = _question("16xh100-sxm", asked, {"replicas": replicas})
     each_s = asked["input_len"] / 100_000 + asked["output_len"] * 0.012 / asked["max_num_seqs"] + 0.0005
-    plain, offered = split({**asked, "request_rate": rng.uniform(0.2, 0.7) * replicas / each_s})
-    return _compare(
-        rng, resolve_question("llama-3.2-1b", "16xh100-sxm", {**plain, "replicas": replicas}).but(offered=offered), asked
-    )
+    return _compare(rng, q.but(request_rate=rng.uniform(0.2, 0.7) * used_of(q, replicas) / each_s), asked)
 
 
 def samples_of_pools_are_like_whole_fleets(rng: Random) -> str | None:
     """The same of workers of prompts beside those that decode, of any ratio."""
-    size, asked = (rng.randint(3, 16), rng.randint(3, 16)), _asked(rng)
-    asked |= {"output_len": rng.choice((8, 32)), "router": rng.choice(("round-robin", "least-loaded", "prefix"))}
-    if rng.random() < 0.3:
-        asked["unique_prompts"] = rng.choice((1, 4, 16)) * size[1]
-    rate = min(size[0] * asked["max_num_seqs"] / 0.02 / asked["output_len"], size[1] * 60_000 / asked["input_len"], 3000.0)
-    plain, offered = split({**asked, "request_rate": rate * rng.uniform(0.1, 0.5)})
+    size = (rng.randint(3, 16), rng.randint(3, 16))
+    asked = _asked(rng, size[1], (1, 4, 16)) | {"output_len": rng.choice((8, 32))}
     workers = {"disaggregated": True, "prefill_tp": 1, "decode_workers": size[0], "prefill_workers": size[1]}
-    return _compare(rng, resolve_question("llama-3.2-1b", "4x8xh100-sxm", {**plain, **workers}).but(offered=offered), asked)
+    q = _question("4x8xh100-sxm", asked, workers)
+    prompts = used_of(q, size[1]) * 60_000 / asked["input_len"]
+    rate = min(size[0] * asked["max_num_seqs"] / 0.02 / asked["output_len"], prompts, 3000.0)
+    return _compare(rng, q.but(request_rate=rate * rng.uniform(0.1, 0.5)), asked)
 
 
 LAWS = {law.__name__: (law, 1) for law in (samples_are_like_whole_fleets, samples_of_pools_are_like_whole_fleets)}

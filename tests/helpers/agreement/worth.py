@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import takewhile
 from random import Random
 
 import commtax
@@ -96,8 +97,8 @@ def printed_flags_are_read_back(rng: Random) -> str | None:
     if not able:
         return None
     row, command = rng.choice(able), launch_command(weighed.question, asked["engine"])
-    words = row.flag.split(" ", 1) if "=" in row.flag.split(" ", 1)[0] else ["", row.flag]
-    text = f"{words[0]} {command} {words[-1] if words[0] != words[-1] else ''}"
+    ahead = list(takewhile(lambda word: word[0] != "-", row.flag.split()))  # variables stand before the command, all of them
+    text = " ".join([*ahead, command, row.flag.removeprefix(" ".join(ahead)).strip()]).strip()
     try:
         if asked["engine"] == "trtllm" or "\n" in command or not _is_close(_read_back(command, loop), commtax.simulate(**loop)):
             return None  # of several lines, or of a plan that no command says

@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 
 from commtax.judgement.confidence import percent
-from commtax.planner.columns import OperatingPoint, Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
+from commtax.planner.columns import OperatingPoint, Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.fleets import FleetPlans, obstacle
 from commtax.planner.ranking import FAMILY
@@ -43,7 +43,7 @@ from commtax.report.view.plan_table import (
 )
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
-from commtax.verbs.closed_loop import lengths_note
+from commtax.verbs.request_streams import lengths_note
 
 TOP = 20
 MOST = 60
@@ -58,7 +58,7 @@ def serving_front(a: ServingPlans) -> Record:
     if why:
         rows, own = a.plans, a.recommended
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-        why = [*why, usd, page_words(str(lengths_note(a.question.requests.spread)))]
+        why = [*why, usd, page_words(str(lengths_note(a.question)))]
     return {
         **told,
         "front": front_points(a),
@@ -310,9 +310,9 @@ def _splits(a: TrainPlans) -> list[int]:
 
 
 def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:
-    kind, plan = a.kinds[int(rows.kind[i])].plan, a.gpu_words(rows, i)
+    kind, plan = a.kind_words(rows, i), a.gpu_words(rows, i)
     step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
-    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per GPU"
+    text = f"{plan}; {kind}; step {step}, MFU {rows.mfu[i]:.1%}, {held} per GPU"
     x, y = float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
     return {
         "name": plan,

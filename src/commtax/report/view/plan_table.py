@@ -6,7 +6,7 @@ from typing import cast
 
 from commtax.files import table
 from commtax.planner import choosing
-from commtax.planner.columns import ServingPlans, TrainPlans, describe_kind
+from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_name
@@ -127,7 +127,7 @@ def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], pa
     capacity = float(a.question.cluster.chip.visible_bytes)
     for (place, i), figures in zip(enumerate(shown), told, strict=True):
         level = int(levels[i])
-        how = f"microbatch {int(a.plans.micro_batch[i])}, {describe_kind(a.kinds[int(a.plans.kind[i])].plan)}"
+        how = f"microbatch {int(a.plans.micro_batch[i])}, {a.kind_words(a.plans, i)}"
         note = f"{choosing.TRAINED[level]}; {how}"
         free = {"memory_free": capacity - float(a.plans.memory_bytes[i])}
         named = roles(i, a.recommended)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import field, fields
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import nan
 from typing import Self
 
@@ -137,6 +137,8 @@ def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[in
     (((0, 2), (0, 7), (0, 2)), {0: 2, 2: 2, 7: 1})
     """
     distinct = dict.fromkeys(prefixes)
+    if len(set(chain.from_iterable(distinct))) == sum(map(len, distinct)):  # no two share any
+        return tuple([ids[:1] for ids in prefixes]), {ids[0]: len(ids) for ids in distinct if ids}
     after: dict[int, int] = {}
     before: dict[int, int] = {}
     first = {ids[0] for ids in distinct if ids}

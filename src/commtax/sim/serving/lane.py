@@ -47,8 +47,11 @@ class Lane:
         if not self.prompts and not pool.waiting:
             return []
         room = rules.tokens - (0 if rules.prefill_first else self.seqs)
-        chosen = self._begun(room) if self.prompts else []
-        return chosen if thrown else self._let_in(chosen, room - sum([new for _, new, _ in chosen]), begin)
+        chosen: list[Chunk] = []
+        if self.prompts:
+            chosen = self._begun(room)
+            room -= tokens_of(chosen)
+        return chosen if thrown else self._let_in(chosen, room, begin)
 
     def _begun(self, room: int) -> list[Chunk]:
         """The next chunks of prompts that were begun, as far as there is room in the step."""
@@ -173,9 +176,8 @@ class Lane:
     def seconds(self, chunks: list[Chunk]) -> float:
         """Of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
         surface = self.surface
-        tokens = sum([new for _, new, _ in chunks])
         beside = 0 if self.pool.rules.prefill_first else self.seqs
-        return surface.mixing(beside, self.cached, tokens, len(chunks), surface.prompts_s(chunks))
+        return surface.mixing(beside, self.cached, tokens_of(chunks), len(chunks), surface.prompts_s(chunks))
 
     def prompt_pace(self, chunks: list[Chunk]) -> tuple[float, float, int]:
         """What ``pace`` tells, of steps with these chunks: several only where one prompt fills each and has more to come."""
@@ -230,7 +232,7 @@ class Lane:
         last, new, past = chunks[-1]  # the only one that a step's tokens may cut
         if len(chunks) == len(self.prompts) and past + new >= book.goal[last]:  # as most often
             self.prompts = []
-            return [i for i, _, _ in chunks]
+            return [last] if len(chunks) == 1 else [i for i, _, _ in chunks]
         progress = {i: past + new for i, new, past in chunks}
         ready = [i for i, done in progress.items() if done >= book.goal[i]]
         if ready or len(chunks) > 1 or self.prompts:
@@ -253,6 +255,11 @@ class Lane:
             return True
         self.pool.release(i, book.goal[i])
         return False
+
+
+def tokens_of(chunks: Sequence[Chunk]) -> int:
+    """Tokens of prompts that a step computes."""
+    return chunks[0][1] if len(chunks) == 1 else sum([new for _, new, _ in chunks])
 
 
 def steps_in(seconds: float, first: float, more: float) -> int:

@@ -30,8 +30,11 @@ class Prefixes:
 
     def new_blocks(self, ids: tuple[int, ...]) -> int:
         """Blocks that holding these takes from the others: those that nobody holds now."""
-        held, pieces = self._held, self.pieces
-        return sum([pieces[key] for key in ids if key not in held]) * self.per_id
+        held, count = self._held, 0
+        for key in ids:
+            if key not in held:
+                count += self.pieces[key]
+        return count * self.per_id
 
     def hold(self, ids: tuple[int, ...]) -> None:
         held = self._held
@@ -101,13 +104,19 @@ class BlockPool:
 
     def wanted(self, i: int, ahead: int = 0) -> tuple[int, int]:
         """Of a waiting request: tokens that need not be computed, and blocks that it takes."""
-        book, rules = self.book, self.rules
-        if not self.plain or rules.reserved:
+        book, rules, prefixes = self.book, self.rules, self.prefixes
+        if rules.reserved or not (self.plain or prefixes):
             return self.cached_tokens(i), self.needed(i, ahead)
-        tokens = book.goal[i]  # as those say, but many times as fast
+        tokens, cached = book.goal[i], 0  # as those say, but many times as fast
         if book.elsewhere[i] and not rules.prompts_only and not book.thrown[i]:
-            return tokens, -(-(tokens + ahead) // rules.block) + rules.states
-        return 0, -(-tokens // rules.block) + rules.states
+            needed, cached = -(-(tokens + ahead) // rules.block), tokens
+        else:
+            needed = -(-tokens // rules.block)
+            if prefixes and book.prefixes:
+                cached = min((tokens - 1) // rules.block * rules.block, prefixes.match(book.prefixes[i]) * book.prefix_block)
+        if prefixes and book.prefixes:
+            needed = max(0, needed - book.shared[i] * prefixes.per_id) + prefixes.new_blocks(book.prefixes[i])
+        return cached, needed + rules.states
 
     def admit(self, i: int, needed: int) -> bool:
         """Take the blocks of a request, where they are free."""

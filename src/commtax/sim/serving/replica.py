@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules
-from commtax.sim.serving.lane import Chunk, Lane, steps_in
+from commtax.sim.serving.lane import Chunk, Lane, steps_in, tokens_of
 from commtax.sim.serving.pool import BlockPool
 
 Span = tuple[float, float]
@@ -101,13 +101,15 @@ class Replica:
     def knows(self, i: int) -> int:
         """Blocks of a prompt that are in its cache."""
         ids = self.book.prefixes[i] if self.book.prefixes else ()
+        if len(self.pools) == 1 and self.pools[0].prefixes:
+            return self.pools[0].prefixes.match(ids)
         return max([pool.prefixes.match(ids) for pool in self.pools if pool.prefixes]) if ids else 0
 
     def run(self, until: float = inf, enough: float = inf) -> None:
         """All steps that begin before ``until``, or until so many requests are answered."""
         step, ended = self._step, self.ended
-        while self.clock < until and len(ended) < enough:
-            step(self.clock, until)
+        while (now := self.clock) < until and (enough == inf or len(ended) < enough):
+            step(now, until)
 
     def go_on(self, until: float) -> None:
         """Steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
@@ -121,29 +123,17 @@ class Replica:
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
     def _step(self, begin: float, until: float) -> None:
+        rules = self.rules
         if self.undecided and self._decodes(begin, secured=False):
             self._decode(begin, until)
             return
         if self.next < len(self.times) and self.times[self.next] <= self.seen:
             self._arrive()
-        if len(self.lanes) == 1:
-            self._step_alone(begin, until, self.lanes[0])
+        if len(self.lanes) > 1:
+            self._step_ranks(begin, until)
             return
-        if self._patience() and self._decodes(begin, secured=False):
-            self._decode(begin, until)
-            return
-        chunks = [lane.form(begin) for lane in self.lanes]
-        self.undecided = self.rules.stint if self.rules.stint > 1 else 0
-        if any(chunks):
-            self._mixed(begin, chunks)
-        elif self._decodes(begin, secured=not self.rules.prefill_first):
-            self._decode(begin, until)
-        else:
-            self._idle()
-
-    def _step_alone(self, begin: float, until: float, lane: Lane) -> None:
-        """The same of an engine with one lane."""
-        rules, chunks = self.rules, lane.form(begin)
+        lane = self.lanes[0]
+        chunks = lane.form(begin)
         if rules.stint > 1:
             self.undecided = rules.stint
         if chunks:
@@ -153,6 +143,20 @@ class Replica:
             lane.secure(begin)
         if lane.seqs:
             self._decode_alone(begin, until, lane)
+        else:
+            self._idle()
+
+    def _step_ranks(self, begin: float, until: float) -> None:
+        """The same of an engine with several lanes."""
+        if self._patience() and self._decodes(begin, secured=False):
+            self._decode(begin, until)
+            return
+        chunks = [lane.form(begin) for lane in self.lanes]
+        self.undecided = self.rules.stint if self.rules.stint > 1 else 0
+        if any(chunks):
+            self._mixed(begin, chunks)
+        elif self._decodes(begin, secured=not self.rules.prefill_first):
+            self._decode(begin, until)
         else:
             self._idle()
 
@@ -208,7 +212,7 @@ class Replica:
 
     def finish(self, number: int, lane: Lane, chunks: list[Chunk], time: Span, steps: int, first: float, more: float) -> None:
         """One lane's part of steps with prompts, each of which computes as much of them."""
-        tokens, (begin, end) = sum([new for _, new, _ in chunks]), time
+        tokens, (begin, end) = tokens_of(chunks), time
         if self.rules.prefill_first or not lane.seqs:
             self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
             if self.streams:

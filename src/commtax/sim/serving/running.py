@@ -1,5 +1,6 @@
 """A whole run: engines built from what a fleet is, clients and a router that send them all requests, until all are answered."""
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from fractions import Fraction
@@ -125,10 +126,20 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
     def least(_: int, now: float) -> Replica:
         return least_of(engines, now)
 
+    prefixes = engines[0].book.prefixes
+    homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
+
     def known(i: int, now: float) -> Replica:
-        blocks = [engine.knows(i) for engine in engines]
-        most = max(blocks)
-        return least_of([engine for engine, own in zip(engines, blocks, strict=True) if own == most], now)
+        first = prefixes[i][:1] if prefixes else ()
+        able = homes.setdefault(first, [])  # no other engine knows any of it
+        if len(able) == 1 and able[0].knows(i):
+            return able[0]
+        blocks = [engine.knows(i) for engine in able]
+        most = max(blocks, default=0)
+        chosen = least_of([engine for engine, own in zip(able, blocks, strict=True) if own == most] if most else engines, now)
+        if first and chosen not in able:
+            insort(able, chosen, key=lambda engine: engine.number)
+        return chosen
 
     return {"round-robin": in_turn, "least-loaded": least, "prefix": known}[kind]
 
