@@ -364,10 +364,7 @@ def closed_loop(
     slot = np.maximum(0.0, _slot_wait(load, seqs) * (life - way) - way)
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    # Seconds that a request of so long a life waits for the front end, which passes all of them one after the other
-    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
-    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
-    frontend = knee(np.maximum(LEAST_S, life + slot), least_s)
+    frontend = _frontend_wait_s(load, engine, life + slot)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     tpot = (tpot + (after + inside) / np.maximum(1.0, decodes)) * each
     waits = {"request_s": way + seqs * 0, "boundary_s": boundary, "prefill_s": own, "ahead_s": before, "slot_s": slot - inside}
@@ -395,6 +392,13 @@ def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:
     waiting = np.maximum(0.0, load.concurrency - seqs)
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     return waiting / seqs * late
+
+
+def _frontend_wait_s(load: ClosedLoopLoad, engine: Engine, life: Number) -> Number:
+    """Seconds that a request of so long a life waits for the front end, which passes all of them one after the other."""
+    passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
+    least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
+    return knee(np.maximum(LEAST_S, life), least_s)
 
 
 def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
