@@ -26,7 +26,8 @@ _new: Shelf = {}
 def table(path: str) -> dict[str, Any]:
     """A table by its path in the package; one that lies elsewhere is not kept."""
     where = os.path.join(PACKAGE, path)
-    stamp = _stamp(os.stat(where))  # before it is read: what changes meanwhile has another one
+    seen = os.stat(where)  # before it is read: what changes meanwhile has another stamp
+    stamp = [seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size]
     known, text = _new.get(path) or _shelf().get(path, ([], b""))
     if known == stamp:
         with suppress(ValueError):
@@ -43,10 +44,6 @@ def table(path: str) -> dict[str, Any]:
                 atexit.register(_save)
             _new[path] = (stamp, text)
     return made
-
-
-def _stamp(seen: os.stat_result) -> Stamp:
-    return [seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size]
 
 
 @lru_cache(maxsize=1)

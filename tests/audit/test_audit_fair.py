@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from commtax.audit import audit
-from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim
-from commtax.evidence.missing_evidence import missing_sentence
+from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim, missing_sentence
 from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.machines import matrices, smi_query

@@ -11,9 +11,8 @@ from hypothesis import strategies as some
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit import audit
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section, missing_sentence
 from commtax.evidence.identity import other_chip, other_model
-from commtax.evidence.missing_evidence import missing_sentence
 from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup_audit import audit_log
 from commtax.report.audit_words import headline

@@ -122,7 +122,8 @@ def test_a_check_takes_its_plan_from_the_profile_and_says_so(tmp_path):
     asked = ("calibrate", EXAMPLES / "today.json", "--check", "--profile")
     told = said(*asked, EXAMPLES / "my-box.toml")
     assert "no change is seen" in told
-    assert "(qwen3-32b on h100-sxm, TP 4)" in told and "that no file names is that of the profile" in told
+    assert "(qwen3-32b on h100-sxm, TP 4)" in told
+    assert "that no file names is that of the profile" in told
     text = (EXAMPLES / "my-box.toml").read_text()
     two = tmp_path / "two.toml"
     two.write_text(text + text[text.index("[[deployment]]") :].replace("tp = 4", "tp = 2"))

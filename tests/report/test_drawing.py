@@ -6,8 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.report.column_choice import MOST_LINES, WIDE_TEXT, choose
-from commtax.report.drawing import DrawnTable, Text
+from commtax.report.drawing import MOST_LINES, WIDE_TEXT, DrawnTable, Text, choose
 from commtax.report.folding import fold, width_of
 
 WIDTHS = st.integers(60, 160)

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from commtax.audit import formats
 from commtax.results import bench, prometheus
-from commtax.results.damaged_json import read_damaged
+from commtax.results.bench import read_damaged
 from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES

@@ -17,13 +17,12 @@ import pytest
 from commtax import catalog
 from commtax.cli import main
 from commtax.report.view.state import KEYS, State, arguments, config_text, parse
-from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.layer import layer_of
 from commtax.verbs.settling import settle
-from commtax.web.answering import ANSWERS
+from commtax.web.answering import ANSWERS, catalogue
 from commtax.web.pages import state_view as view
 from each import each
 from web_client import ask, get, refused

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from browser import missing, painted, until
 from cli_run import run_here
 from commtax.report.view.plan_table import page_words
-from commtax.report.view.traffic import histogram
 from commtax.web.answering import ANSWERS
+from commtax.web.serving_rates import histogram
 from each import each
 from page_pictures import kept_text, said_on_page
 from paths import FIXTURES, ROOT

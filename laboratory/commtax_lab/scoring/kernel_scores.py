@@ -6,7 +6,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.calibrate.kernel_rows import SweepRow, kernel
+from commtax.calibrate.measurements import SweepRow, kernel
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import kernel_sigma, least_s, seconds

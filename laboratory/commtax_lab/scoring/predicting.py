@@ -7,7 +7,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.calibrate.kernel_rows import SweepRow
+from commtax.calibrate.measurements import SweepRow
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.collectives import price as collective_price
 from commtax.cost.placement import Span

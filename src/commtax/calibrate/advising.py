@@ -89,7 +89,14 @@ def advise(question: Question, wanted: int, asked: Sequence[str] = ()) -> Advice
     base = settle(question)
     points = _priced(base, asked_loads(base, asked))
     points = points if len(points.loads) == 1 else points.take(np.flatnonzero(points.roomy))
-    around = _priced(base, _candidate_loads(base, points.loads))
+    # What is asked, and doublings of clients at its lengths and at lengths around them.
+    ranks = max(1, int(base.plan.dp) * int(base.plan.replicas))
+    most = min(COUNT.most_clients, step_limits(base)[1] * ranks)
+    clients = [2**i for i in range(int(np.log2(COUNT.least_clients)), int(np.log2(most)) + 1)]
+    steps = (1.0, 1 / LEVEL.farthest, LEVEL.farthest)
+    lengths = {(max(1, int(p * a)), max(2, int(o * b))) for _, p, o in points.loads for a in steps for b in steps if 1.0 in (a, b)}
+    candidate_loads = _allowed(base, [*points.loads, *((c, *pair) for pair in sorted(lengths) for c in clients)])
+    around = _priced(base, candidate_loads)
     own = np.array([load in points.loads for load in around.loads], bool)  # may wait for room, if that is asked
     around = around.take(np.flatnonzero((around.roomy | own) & (around.seconds <= LEVEL.longest_s)))
     if not points.loads or not around.loads:
@@ -178,16 +185,6 @@ def asked_loads(base: Settled, asked: Sequence[str]) -> list[tuple[int, int, int
 def _allowed(base: Settled, loads: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Loads whose requests the model takes."""
     return [load for load in dict.fromkeys(loads) if sum(load[1:]) <= base.model.max_len]
-
-
-def _candidate_loads(base: Settled, asked: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """What is asked, and doublings of clients at its lengths and at lengths around them."""
-    ranks = max(1, int(base.plan.dp) * int(base.plan.replicas))
-    most = min(COUNT.most_clients, step_limits(base)[1] * ranks)
-    clients = [2**i for i in range(int(np.log2(COUNT.least_clients)), int(np.log2(most)) + 1)]
-    steps = (1.0, 1 / LEVEL.farthest, LEVEL.farthest)
-    lengths = {(max(1, int(p * a)), max(2, int(o * b))) for _, p, o in asked for a in steps for b in steps if 1.0 in (a, b)}
-    return _allowed(base, [*asked, *((c, *pair) for pair in sorted(lengths) for c in clients)])
 
 
 def _priced(base: Settled, loads: Sequence[tuple[int, int, int]]) -> Candidates:

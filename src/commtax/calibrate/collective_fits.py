@@ -12,26 +12,11 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.calibrate import robust_fit
-from commtax.calibrate.measurements import (
-    LEAST_SIZES,
-    ConstantChange,
-    MeasuredMachine,
-    MeasurementFiles,
-    ProfilePart,
-    Step,
-    TimedCollective,
-    TooFewError,
-    Wish,
-    check_row,
-    check_sizes,
-    distinct,
-    expected_seconds,
-)
+from commtax.calibrate import measurements, robust_fit
 from commtax.calibrate.robust_fit import RobustFit
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
-from commtax.spec import Algorithm, Cluster, Link, Path, Profile
+from commtax.spec import Algorithm, Cluster, Path, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.expecting import expect
@@ -91,29 +76,35 @@ class CollectiveFit:
         return float(rows * np.log(np.mean(capped**2) + NOISE**2) + self.constants * np.log(rows))
 
 
-def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
+def fit_inside(rows: measurements.MeasurementFiles, place: measurements.MeasuredMachine, own: Profile) -> measurements.Step:
     """Collectives of groups that stay in one fast domain, library by library and operation by operation."""
-    groups: dict[tuple[str, str], list[TimedCollective]] = {}
+    groups: dict[tuple[str, str], list[measurements.TimedCollective]] = {}
     for row in rows.collectives:
         if row.ranks > place.cluster.num_gpus:
             raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
-        check_row(row, place.cluster)
+        measurements.check_row(row, place.cluster)
         if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}
-    parts: dict[tuple[str, str], ProfilePart] = {}
+    parts: dict[tuple[str, str], measurements.ProfilePart] = {}
     refused = _pairs(rows, place.cluster)
     for (library, op), members in groups.items():
         try:
-            paths, parts[library, op] = _fit_op(distinct(members), place)
-        except TooFewError as why:
+            paths, parts[library, op] = _fit_op(measurements.distinct(members), place)
+        except measurements.TooFewError as why:
             refused.append(str(why))
         else:
             libraries[library] = (*libraries.get(library, ()), *paths)
     for library, paths in libraries.items():
         if (library, "all-reduce") not in parts:
             last = library, paths[-1].op
-            parts[last] = parts[last].with_remarks(wishes=[_all_reduce_wish(library, place)])
+            # Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays.
+            cluster = place.cluster.without_pairs
+            spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
+            all_reduce_wish = measurements.Wish(
+                f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread
+            )
+            parts[last] = parts[last].with_remarks(wishes=[all_reduce_wish])
     links = {"intra": place.cluster.intra.key} if libraries else {}
     named = sorted(libraries, key=lambda name: (name != place.library, name))  # whatever file came first
     by_op = {name: tuple(sorted(libraries[name], key=lambda p: p.op)) for name in named}
@@ -121,7 +112,7 @@ def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, own: Profile) -> 
     return replace(own, libraries={**by_op, **kept}, links={**own.links, **links}), list(parts.values()), refused
 
 
-def _pairs(rows: MeasurementFiles, cluster: Cluster) -> list[str]:
+def _pairs(rows: measurements.MeasurementFiles, cluster: Cluster) -> list[str]:
     """Why rows of two ranks are left out where bridges join pairs: a profile tells of one inside link, and theirs is another."""
     count = sum(row.ranks == 2 for row in rows.collectives)
     if not count or not cluster.bridge:
@@ -130,29 +121,30 @@ def _pairs(rows: MeasurementFiles, cluster: Cluster) -> list[str]:
     return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
 
 
-def _all_reduce_wish(library: str, place: MeasuredMachine) -> Wish:
-    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
-    cluster = place.cluster.without_pairs
-    spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
-    return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
-
-
-def _fit_op(rows: Sequence[TimedCollective], place: MeasuredMachine) -> tuple[tuple[Path, ...], ProfilePart]:
+def _fit_op(
+    rows: Sequence[measurements.TimedCollective], place: measurements.MeasuredMachine
+) -> tuple[tuple[Path, ...], measurements.ProfilePart]:
     """The paths of one collective of one library inside a host."""
     op, name = rows[0].op, f"{rows[0].library} {rows[0].op}"
     nbytes, ranks, times = (np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))
     worlds = sorted({int(n) for n in ranks})
     where = ", below and above the size where bytes take as long as latency"
-    check_sizes(f"{name} over {' and '.join(map(str, worlds))} ranks", nbytes.tolist(), where)
+    measurements.check_sizes(f"{name} over {' and '.join(map(str, worlds))} ranks", nbytes.tolist(), where)
     best = _best(op, nbytes, ranks, times)
     spread = robust_fit.half_width(best.residuals, best.constants)
     paths = tuple(replace(p, ranks=(worlds[0], worlds[-1]), spread=spread) for p in _paths(best, op, rows[0].library))
     _both_sides(name, paths, nbytes, worlds)
-    _check_possible(paths, place.cluster.intra)
-    before = np.log(times / expected_seconds(rows, place, None))
-    after = np.log(times / expected_seconds(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
+    link = place.cluster.intra
+    for path in paths:
+        try:
+            check_path(path, link, f"{path.name} {path.op}")
+        except ValueError as error:
+            ratio = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
+            raise Refusal(f"{error}; {ratio}: these times are not of it") from None
+    before = np.log(times / measurements.expected_seconds(rows, place, None))
+    after = np.log(times / measurements.expected_seconds(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
     changes = _changes(paths, op, rows[0].library, place)
-    part = ProfilePart.of(name, [r.label for r in rows], before, after, spread, changes)
+    part = measurements.ProfilePart.of(name, [r.label for r in rows], before, after, spread, changes)
     notes, wishes = _notes(best, paths, worlds, place), _wishes(best, op, rows[0].library, worlds, place)
     return paths, part.with_remarks(notes, wishes)
 
@@ -163,20 +155,12 @@ def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[
     late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
     crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
     if latency < wire:
-        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
+        raise measurements.TooFewError(
+            f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well"
+        )
     if moved < late:
         wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
-        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
-
-
-def _check_possible(paths: tuple[Path, ...], link: Link) -> None:
-    """What no link carries was not measured on it."""
-    for path in paths:
-        try:
-            check_path(path, link, f"{path.name} {path.op}")
-        except ValueError as error:
-            times = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
-            raise Refusal(f"{error}; {times}: these times are not of it") from None
+        raise measurements.TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:
@@ -204,7 +188,7 @@ def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
         yield Form("ring", ("launch_s", *hop, "byte_s", "sqrt_s"))
     if len(worlds) > 1 and op == "all-reduce":
         yield Form("in-switch", ("launch_s", "byte_s"))
-    if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= LEAST_SIZES for n in worlds):
+    if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= measurements.LEAST_SIZES for n in worlds):
         yield Form("ring", ("launch_s", *hop, *(f"byte_s@{n}" for n in worlds)))
 
 
@@ -212,12 +196,12 @@ def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Col
     """One form up to a size and another above: the size the same for all groups, or growing with them."""
     sizes, worlds = np.unique(nbytes), sorted({int(n) for n in ranks})
     grows: tuple[float, ...] = (0.0, 1.0) if len(worlds) > 1 else (0.0,)
-    for limit, grow in product(sizes[(LEAST_SIZES - 1) : -LEAST_SIZES], grows):
+    for limit, grow in product(sizes[(measurements.LEAST_SIZES - 1) : -measurements.LEAST_SIZES], grows):
         if limit < LEAST_SWITCH:
             continue
         most = limit * (ranks / worlds[0]) ** grow
         low = nbytes <= most
-        if min(len(np.unique(nbytes[part])) for part in (low, ~low)) < LEAST_SIZES:
+        if min(len(np.unique(nbytes[part])) for part in (low, ~low)) < measurements.LEAST_SIZES:
             continue
         chosen = [_cheapest(op, nbytes[part], ranks[part], times[part]) for part in (low, ~low)]
         residuals = np.empty(len(times))
@@ -231,7 +215,9 @@ def _paths(fit: CollectiveFit, op: str, library: str) -> tuple[Path, ...]:
     return (replace(paths[0], max_bytes=fit.limits), replace(paths[1], turn=1)) if fit.limits else paths
 
 
-def _changes(paths: tuple[Path, ...], op: str, library: str, place: MeasuredMachine) -> Iterator[ConstantChange]:
+def _changes(
+    paths: tuple[Path, ...], op: str, library: str, place: measurements.MeasuredMachine
+) -> Iterator[measurements.ConstantChange]:
     """Each constant beside the catalogue's: of a path of the same algorithm, where it has one."""
     usual = catalog.fabric(library, place.cluster).paths[op]
     for index, path in enumerate(paths):
@@ -240,12 +226,12 @@ def _changes(paths: tuple[Path, ...], op: str, library: str, place: MeasuredMach
         for key, unit in (("launch_s", "s"), ("hop_s", "s"), ("bandwidth_Bps", "B/s"), ("sqrt_s", "s/√B")):
             value, was = getattr(path, key), getattr(old, key) if old else None
             if value or was:
-                yield ConstantChange(f"{path.algorithm} {key}{where}", was, value, unit)
+                yield measurements.ConstantChange(f"{path.algorithm} {key}{where}", was, value, unit)
         for world, slower in path.contention[1:]:
-            yield ConstantChange(f"{path.algorithm} contention of {world} ranks{where}", None, slower)
+            yield measurements.ConstantChange(f"{path.algorithm} contention of {world} ranks{where}", None, slower)
 
 
-def _notes(fit: CollectiveFit, paths: tuple[Path, ...], worlds: list[int], place: MeasuredMachine) -> Iterator[str]:
+def _notes(fit: CollectiveFit, paths: tuple[Path, ...], worlds: list[int], place: measurements.MeasuredMachine) -> Iterator[str]:
     if len(worlds) == 1 and paths[0].op not in NO_HOPS:
         yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
     if fit.limits:
@@ -254,20 +240,28 @@ def _notes(fit: CollectiveFit, paths: tuple[Path, ...], worlds: list[int], place
         yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
 
 
-def _wishes(fit: CollectiveFit, op: str, library: str, worlds: list[int], place: MeasuredMachine) -> Iterator[Wish]:
+def _wishes(
+    fit: CollectiveFit, op: str, library: str, worlds: list[int], place: measurements.MeasuredMachine
+) -> Iterator[measurements.Wish]:
     """The range that the rows leave at sizes and groups that could be measured: from the constants' covariance."""
     least = 4 if place.cluster.bridge else 2  # a bridged pair has a link of its own
     groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if least <= n <= place.cluster.domain)})
     for index, (form, fitted) in enumerate(fit.pieces):
         columns, values, information = _with_hop(form, fitted, op, worlds)
-        spread = robust_fit.covariance(information, PRIOR * _typical_sizes(form, fitted, columns, worlds))
+        # How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots).
+        by_name = dict(zip(form.constants, fitted.values, strict=True))
+        latency = max(by_name.get("launch_s", 0.0) + by_name.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
+        byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
+        usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
+        typical_sizes = np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in columns.constants])
+        spread = robust_fit.covariance(information, PRIOR * typical_sizes)
         for size, n in product(ASKED, groups):
             if fit.limits and (size <= np.interp(n, *np.array(fit.limits).T)) != (index == 0):
                 continue
             row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
             slope = row / max(float(row @ values), 1e-30)
             where = f"{library} {op} of {format_bytes(size)} over {n} ranks"
-            yield Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
+            yield measurements.Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
 
 
 def _with_hop(form: Form, fitted: RobustFit, op: str, worlds: list[int]) -> tuple[Form, Array, Array]:
@@ -278,12 +272,3 @@ def _with_hop(form: Form, fitted: RobustFit, op: str, worlds: list[int]) -> tupl
     size = len(form.constants)
     mix = np.vstack([np.eye(size), (worlds[0] - 1.0) * np.eye(size)[form.constants.index("launch_s")]])
     return wide, np.append(fitted.values, 0.0), mix @ fitted.information @ mix.T
-
-
-def _typical_sizes(form: Form, fitted: RobustFit, wide: Form, worlds: list[int]) -> Array:
-    """How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots)."""
-    by_name = dict(zip(form.constants, fitted.values, strict=True))
-    latency = max(by_name.get("launch_s", 0.0) + by_name.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
-    byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
-    usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
-    return np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])

@@ -12,8 +12,17 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import Array
 from commtax.calibrate import robust_fit
-from commtax.calibrate.kernel_rows import SweepRow, kernel
-from commtax.calibrate.measurements import ConstantChange, MeasuredMachine, MeasurementFiles, ProfilePart, Step, SweptKernel, Wish
+from commtax.calibrate.measurements import (
+    ConstantChange,
+    MeasuredMachine,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    SweepRow,
+    SweptKernel,
+    Wish,
+    kernel,
+)
 from commtax.cost.forms import FORMS
 from commtax.cost.kernel import Kernel
 from commtax.records import with_fields

@@ -12,21 +12,7 @@ import numpy as np
 
 from commtax import catalog, counting
 from commtax.arrays import Array
-from commtax.calibrate.measurements import (
-    FLOOR_SLACK,
-    STRANGE,
-    ConstantChange,
-    Errors,
-    Measured,
-    MeasuredMachine,
-    MeasuredRun,
-    MeasuredStep,
-    MeasurementFiles,
-    ProfilePart,
-    Repetition,
-    Step,
-    TooFewError,
-)
+from commtax.calibrate import measurements
 from commtax.calibrate.repeats import distinct_runs, join_repeats, question_of
 from commtax.catalog.models import known_model
 from commtax.catalog.posterior import METRICS, Beliefs, Posterior, deployment_of, metric_words, moves_of, posterior_of
@@ -60,7 +46,7 @@ class PricedStep:
         return {**shares, "pace_prompt_steps": 1.0} if prompts else shares
 
 
-def price_step(step: MeasuredStep, own: Profile) -> PricedStep:
+def price_step(step: measurements.MeasuredStep, own: Profile) -> PricedStep:
     q = settle(resolve_question(step.model, step.cluster, {**step.options, "profile": own}))
     bill = inference_bill(terms_of(q), step.work, 1)
     prompts = bool(step.work.prefill_seqs)
@@ -71,7 +57,7 @@ def price_step(step: MeasuredStep, own: Profile) -> PricedStep:
     return PricedStep(q, bill, {**seconds, "host": host}, by)
 
 
-def comparable(step: MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
+def comparable(step: measurements.MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
     """The parts that both have; kernels together where a kind that should be there is not: its name is not known."""
     measured, expected = step.parts, priced.seconds
     missing = [kind for kind in KERNEL_PACES if expected[kind] > LEVEL.least_part * expected["kernels"] and kind not in measured]
@@ -85,7 +71,7 @@ def comparable(step: MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
 class AskedStep:
     """A profiled step, and what is predicted of it before anything was learnt."""
 
-    step: MeasuredStep
+    step: measurements.MeasuredStep
     base: PricedStep
 
     def reason_refused(self) -> str:
@@ -93,7 +79,7 @@ class AskedStep:
         step, q = self.step, self.base.question
         ran = sum(s for name, s in step.parts.items() if name in KERNEL_PACES or name == "kernels")
         least = float(self.base.bill.least_s(q.cluster.chip.memory_Bps))
-        if ran < least * FLOOR_SLACK:
+        if ran < least * measurements.FLOOR_SLACK:
             beats = f"{format_seconds(ran)} of kernels per step beat the hardware, which needs {format_seconds(least)} at the least"
             where = f"{q.cluster.chip.key} at tp {q.plan.tp}"
             return f"{step.label}: {beats} on {where}; other hardware, weights or sizes than was said"
@@ -107,7 +93,7 @@ class AskedStep:
         """Without parts that are so far off that they are of something else, and what those are."""
         found = comparable(self.step, self.base)
         times = {part: s / self.base.seconds[part] for part, s in found.items()}
-        strange = [part for part, x in times.items() if abs(np.log(x)) > STRANGE]
+        strange = [part for part, x in times.items() if abs(np.log(x)) > measurements.STRANGE]
         said = [f"{self.step.label}: {part} take {times[part]:.3g} times what is expected, and are left out" for part in strange]
         parts = {part: s for part, s in found.items() if part not in strange}
         return AskedStep(replace(self.step, parts=parts), self.base), said
@@ -116,7 +102,7 @@ class AskedStep:
         return part_lessons(self.step, self.base, price_step(self.step, own))
 
 
-def part_lessons(step: MeasuredStep, base: PricedStep, now: PricedStep) -> Iterable[RunLesson]:
+def part_lessons(step: measurements.MeasuredStep, base: PricedStep, now: PricedStep) -> Iterable[RunLesson]:
     """One for each part, with slopes where the constants have moved to."""
     q, work = now.question, step.work
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, step.disaggregated)
@@ -154,7 +140,7 @@ class Learnt:
     odd: tuple[tuple[str, float], ...]  # a latency, and how many times what the others say it took
 
 
-def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
+def learn(runs: Sequence[measurements.Measured], own: Profile) -> Learnt:
     """What the runs teach, over what is known of the machine already, and beside what others taught."""
     blank = replace(own, lessons=())
     asked = [(one := ask(run, blank), one.reason_refused()) for run in counting.counted(list(distinct_runs(runs)))]
@@ -172,7 +158,7 @@ def learn(runs: Sequence[Measured], own: Profile) -> Learnt:
     return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
 
 
-def observe(runs: Sequence[Measured], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
+def observe(runs: Sequence[measurements.Measured], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
     """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
     blank = replace(own, lessons=())
     asked = [(one := ask(run, blank), one.reason_refused()) for run in distinct_runs(runs)]
@@ -189,7 +175,7 @@ def _place_of(x: RunLesson) -> tuple[object, ...]:
 class AskedRun:
     """A run, and what is predicted of it before anything was learnt."""
 
-    run: MeasuredRun
+    run: measurements.MeasuredRun
     base: ClosedLoop
 
     def reason_refused(self) -> str:
@@ -198,7 +184,7 @@ class AskedRun:
         each = self.run.measured.get("tpot", self.run.measured.get("e2e", np.inf) / steps)
         q = self.base.question
         least = float(price(q.but(batch=1, context=1)).least_s(q.cluster.chip.memory_Bps))
-        if each >= least * FLOOR_SLACK:
+        if each >= least * measurements.FLOOR_SLACK:
             return ""
         beats = f"{format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
         where = f"{q.cluster.chip.key} at tp {q.plan.tp}"
@@ -212,9 +198,9 @@ class AskedRun:
         return _lessons(self.run, self.base, _ask(self.run, own))
 
 
-def ask(run: Measured, blank: Profile) -> AskedRun | AskedStep:
+def ask(run: measurements.Measured, blank: Profile) -> AskedRun | AskedStep:
     """What is predicted before anything was learnt."""
-    return AskedStep(run, price_step(run, blank)) if isinstance(run, MeasuredStep) else AskedRun(run, _ask(run, blank))
+    return AskedStep(run, price_step(run, blank)) if isinstance(run, measurements.MeasuredStep) else AskedRun(run, _ask(run, blank))
 
 
 def _without_repeats(asked: Sequence["AskedRun | AskedStep"]) -> list["AskedRun | AskedStep"]:
@@ -225,28 +211,28 @@ def _without_repeats(asked: Sequence["AskedRun | AskedStep"]) -> list["AskedRun 
     return [*joined, *(one for one in asked if not isinstance(one, AskedRun))]
 
 
-def _ask(run: MeasuredRun, own: Profile) -> ClosedLoop:
+def _ask(run: measurements.MeasuredRun, own: Profile) -> ClosedLoop:
     options = cast(SimulateOptions, {**run.options, "profile": own})
     return simulate(run.model, run.cluster, **options)
 
 
-def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, list[str]]:
+def without_strange(run: measurements.MeasuredRun, answer: ClosedLoop) -> tuple[measurements.MeasuredRun, list[str]]:
     """The run without latencies that are so far off that something else was measured, and what those are."""
     factors = {metric: seconds / _constants_alone(answer, metric) for metric, seconds in run.measured.items()}
-    strange = [metric for metric, times in factors.items() if abs(np.log(times)) > STRANGE]
+    strange = [metric for metric, times in factors.items() if abs(np.log(times)) > measurements.STRANGE]
     said = [
         f"{run.label}: {metric.upper()} is {factors[metric]:.3g} times what is expected: not this deployment" for metric in strange
     ]
     return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), said
 
 
-def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[RunLesson]:
+def _lessons(run: measurements.MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[RunLesson]:
     """One for each latency of a run, with slopes where the constants have moved to."""
     q, wanted = now.question, now.requests
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, now.apart is not None)
     logs = dict(q.engine.paces.learnt)
     for metric, seconds in sorted(run.measured.items()):
-        repeated = run.repeated.get(metric, Repetition())
+        repeated = run.repeated.get(metric, measurements.Repetition())
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
         yield RunLesson(
@@ -321,20 +307,20 @@ def _contradicted(lessons: Sequence[RunLesson]) -> Iterable[tuple[str, float]]:
     return sorted(odd, key=lambda one: -abs(np.log(one[1])))
 
 
-def fit_engine(rows: MeasurementFiles, _place: MeasuredMachine, own: Profile) -> Step:
+def fit_engine(rows: measurements.MeasurementFiles, _place: measurements.MeasuredMachine, own: Profile) -> measurements.Step:
     """The lessons of all runs, and for each deployment what they moved."""
     if not rows.taught:
         return own, [], []
     found = learn(rows.taught, own)
     if not found.profile.lessons:
-        raise TooFewError(found.refused[0])
+        raise measurements.TooFewError(found.refused[0])
     deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
     parts = [part for one in deployments for part in _parts(one, found)]
     ran = {f"{one.engine}@{one.version}" for one in deployments}
     return replace(found.profile, engine=ran.pop() if len(ran) == 1 else ""), parts, list(found.refused)
 
 
-def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
+def _parts(one: Deployment, found: Learnt) -> Iterator[measurements.ProfilePart]:
     """What was learnt of a deployment's latencies, each judged by the others; constants stand with the first."""
     lessons = found.profile.lessons
     post = posterior_of(found.profile)
@@ -352,16 +338,18 @@ def _parts(one: Deployment, found: Learnt) -> Iterator[ProfilePart]:
         odd = tuple((label, times) for label, times in found.odd if label in labels)
         name = f"{name_of(one)}: {title}"
         after = post.left_over() if title == PROFILED else off  # a part of a step has nothing beside it that tells of it
-        yield ProfilePart(name, len(mine), changes, Errors.of(before), Errors.of(after[mine]), spread, odd)
+        yield measurements.ProfilePart(
+            name, len(mine), changes, measurements.Errors.of(before), measurements.Errors.of(after[mine]), spread, odd
+        )
         changes = ()
 
 
-def _changes(one: Deployment, own: Profile) -> Iterator[ConstantChange]:
+def _changes(one: Deployment, own: Profile) -> Iterator[measurements.ConstantChange]:
     """Constants of a deployment that the runs told something of."""
     for name, change in dict(moves_of(own))[one].items():
         usual, unit = _usual(one, name)
         if usual:
-            yield ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
+            yield measurements.ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
 
 
 def name_of(one: Deployment) -> str:

@@ -18,8 +18,7 @@ from commtax.calibrate.benchmark_runs import (
     reason_unusable,
     refuse_missing,
 )
-from commtax.calibrate.kernel_rows import SHAPES, SweepRow
-from commtax.calibrate.measurements import MeasurementFiles, SweptKernel, TimedCollective
+from commtax.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
 from commtax.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
 from commtax.calibrate.profiled_steps import missing_facts as missing_in_traces
 from commtax.calibrate.said_deployments import (

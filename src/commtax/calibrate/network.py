@@ -15,18 +15,7 @@ from functools import cache
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.calibrate import robust_fit
-from commtax.calibrate.measurements import (
-    ConstantChange,
-    MeasuredMachine,
-    MeasurementFiles,
-    ProfilePart,
-    Step,
-    TimedCollective,
-    Wish,
-    distinct,
-    expected_seconds,
-)
+from commtax.calibrate import measurements, robust_fit
 from commtax.calibrate.robust_fit import HUBER, MOST_LEFT_OUT, NORMAL, TUKEY
 from commtax.catalog import physics
 from commtax.files import table
@@ -50,7 +39,7 @@ TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has none of a constant: what t
 FARTHEST = 3.0  # deviations that a row counts at most in the scatter of all
 UNLIKELIEST = 5.0  # … and against deviations that leave it out
 
-Times = Callable[[Array, Sequence[TimedCollective]], Array]  # seconds of rows, by constants alone
+Times = Callable[[Array, Sequence[measurements.TimedCollective]], Array]  # seconds of rows, by constants alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +47,7 @@ class NetworkPosterior:
     """What the rows say: constants as logarithms, and all that a prediction elsewhere needs."""
 
     times: Times
-    rows: tuple[TimedCollective, ...]
+    rows: tuple[measurements.TimedCollective, ...]
     logs: Array
     residuals: Array  # ln(measured / what the constants say)
     weights: Array
@@ -72,7 +61,7 @@ class NetworkPosterior:
     def values(self) -> Array:
         return np.asarray(np.exp(self.logs))
 
-    def curve(self, asked: Sequence[TimedCollective]) -> tuple[Array, Array]:
+    def curve(self, asked: Sequence[measurements.TimedCollective]) -> tuple[Array, Array]:
         """Logarithms of what other rows take over what the constants say, and their deviations with a timing's own noise."""
         noise = np.diag(self.noise**2 / self.weights)
         near, inside = _alike(asked, self.rows, self.deviation), _alike(self.rows, self.rows, self.deviation)
@@ -84,13 +73,13 @@ class NetworkPosterior:
         free += self._beyond(asked) * 2 / CURVE["octaves"] * (CURVE["deviation"] ** 2 - self.deviation**2)
         return mean, self.scale * np.sqrt(np.maximum(free, 0.0) + self.noise**2)
 
-    def _beyond(self, asked: Sequence[TimedCollective]) -> Array:
+    def _beyond(self, asked: Sequence[measurements.TimedCollective]) -> Array:
         """Octaves beyond the sizes that were measured: there, how well the form tells those does not say how well it goes on."""
         seen, sizes = (np.log2([row.nbytes for row in rows]) for rows in (self.rows, asked))
         return np.asarray(np.maximum(0.0, np.maximum(seen.min() - sizes, sizes - seen.max())))
 
 
-def fit(rows: Sequence[TimedCollective], times: Times, usual: Array) -> NetworkPosterior:
+def fit(rows: Sequence[measurements.TimedCollective], times: Times, usual: Array) -> NetworkPosterior:
     """The posterior with the deviations that make each row likeliest by all others: how far the form is off, then the noise."""
     found = _fit_told(rows, times, usual, CURVE["deviation"], CURVE["noise"])
     if len(rows) < FEW:
@@ -107,7 +96,7 @@ def _evidence(found: NetworkPosterior) -> float:
 
 
 def _fit_told(
-    rows: Sequence[TimedCollective],
+    rows: Sequence[measurements.TimedCollective],
     times: Times,
     usual: Array,
     deviation: float,
@@ -124,7 +113,7 @@ def _fit_told(
 
 
 def _fit_some(
-    rows: Sequence[TimedCollective],
+    rows: Sequence[measurements.TimedCollective],
     times: Times,
     usual: Array,
     free: Array,
@@ -162,7 +151,7 @@ def _fit_some(
     return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), deviation, noise, told, evidence)
 
 
-def _alike(some: Sequence[TimedCollective], others: Sequence[TimedCollective], deviation: float) -> Array:
+def _alike(some: Sequence[measurements.TimedCollective], others: Sequence[measurements.TimedCollective], deviation: float) -> Array:
     """Covariance of the curve between rows: of one collective, less by every doubling of size or ranks between them."""
     one, two = (np.log2([(row.nbytes, row.ranks) for row in rows]) for rows in (some, others))
     apart = np.abs(one[:, None] - two).sum(axis=2)
@@ -170,7 +159,7 @@ def _alike(some: Sequence[TimedCollective], others: Sequence[TimedCollective], d
     return np.asarray(deviation**2 * np.exp(-apart / CURVE["octaves"]) * same)
 
 
-def _slopes(times: Times, logs: Array, rows: Sequence[TimedCollective]) -> Array:
+def _slopes(times: Times, logs: Array, rows: Sequence[measurements.TimedCollective]) -> Array:
     """d ln(seconds) / d ln(constant), by differences."""
     moves = STEP * np.eye(len(logs))
     sides = ((np.log(times(np.exp(logs + way), rows)) for way in (move, -move)) for move in moves)
@@ -210,35 +199,35 @@ LEAST_SIZES = 4  # … that tell the form of a curve
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 
-def fit_network(files: MeasurementFiles, place: MeasuredMachine, own: Profile) -> Step:
+def fit_network(files: measurements.MeasurementFiles, place: measurements.MeasuredMachine, own: Profile) -> measurements.Step:
     """Constants across hosts and the curve over them; ``own`` holds what was fitted inside them."""
     every = [r for r in files.collectives if r.ranks > place.cluster.domain]
     if not every:
         return own, [], []
     libraries = [r.library for r in every]
     library = max(sorted(set(libraries)), key=libraries.count)
-    rows = distinct(r for r in every if r.library == library)
+    rows = measurements.distinct(r for r in every if r.library == library)
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=library).fabric.network
     before = np.array([getattr(usual, name) for name in CONSTANTS])
     found = fit(rows, _remembered_times(place, own), before)
     profile = _profile(found, before, place, own)
     times = np.array([r.seconds for r in rows])
-    then, now = (np.log(times / expected_seconds(rows, place, one)) for one in (None, profile))
+    then, now = (np.log(times / measurements.expected_seconds(rows, place, one)) for one in (None, profile))
     spread = robust_fit.width(float(np.median(found.curve(rows)[1])))
     named = zip(CONSTANTS, before.tolist(), found.told.tolist(), strict=True)
-    changes = (ConstantChange(f"network {name}", was, profile.network[name]) for name, was, told in named if told)
-    part = ProfilePart.of(f"{library} across hosts", [r.label for r in rows], then, now, spread, changes)
+    changes = (measurements.ConstantChange(f"network {name}", was, profile.network[name]) for name, was, told in named if told)
+    part = measurements.ProfilePart.of(f"{library} across hosts", [r.label for r in rows], then, now, spread, changes)
     others = sorted(set(libraries) - {library})
     refused = [f"across hosts: rows of {one} are left out; a profile has one library there, {library}" for one in others]
     return profile, [part.with_remarks(_notes(rows, place, found), _wishes(place, found, profile))], refused
 
 
-def _remembered_times(place: MeasuredMachine, own: Profile) -> Times:
+def _remembered_times(place: measurements.MeasuredMachine, own: Profile) -> Times:
     """Seconds of rows by constants; fits begin where others ended, and a curve asks again what its fit has asked."""
 
     @cache
-    def seconds(values: tuple[float, ...], rows: tuple[TimedCollective, ...]) -> Array:
-        return expected_seconds(rows, place, _with_network(own, np.array(values)))
+    def seconds(values: tuple[float, ...], rows: tuple[measurements.TimedCollective, ...]) -> Array:
+        return measurements.expected_seconds(rows, place, _with_network(own, np.array(values)))
 
     return lambda values, rows: seconds(tuple(values.tolist()), tuple(rows))
 
@@ -247,7 +236,7 @@ def _with_network(own: Profile, values: Array) -> Profile:
     return replace(own, network=dict(zip(CONSTANTS, (float(v) for v in values), strict=True)))
 
 
-def _profile(found: NetworkPosterior, before: Array, place: MeasuredMachine, own: Profile) -> Profile:
+def _profile(found: NetworkPosterior, before: Array, place: measurements.MeasuredMachine, own: Profile) -> Profile:
     """The profile with what was found: constants, what they leave, and where it was measured."""
     ranks = [r.ranks for r in found.rows]
     values = np.where(found.told, found.values, before).tolist()
@@ -261,7 +250,14 @@ def _profile(found: NetworkPosterior, before: Array, place: MeasuredMachine, own
 def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     """What one collective takes over what the constants say, at the sizes that were measured and some around them."""
     mine = [r for r in found.rows if r.op == op]
-    groups, sizes = sorted({r.ranks for r in mine}), _knots([r.nbytes for r in mine])
+    # Sizes that were measured, of those that nearly coincide one; and powers of four where none is near.
+    measured = [r.nbytes for r in mine]
+    kept: list[float] = []
+    for size in sorted(set(measured)):
+        if not kept or np.log2(size / kept[-1]) >= APART:
+            kept.append(size)
+    sizes = sorted([*kept, *(size for size in KNOTS if min(abs(np.log2(size / one)) for one in kept) > 1)])
+    groups = sorted({r.ranks for r in mine})
     asked = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
     mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in found.curve(asked))
     drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (found.deviation, CURVE["deviation"]))
@@ -278,16 +274,9 @@ def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     )
 
 
-def _knots(measured: Sequence[float]) -> list[float]:
-    """Sizes that were measured, of those that nearly coincide one; and powers of four where none is near."""
-    kept: list[float] = []
-    for size in sorted(set(measured)):
-        if not kept or np.log2(size / kept[-1]) >= APART:
-            kept.append(size)
-    return sorted([*kept, *(size for size in KNOTS if min(abs(np.log2(size / one)) for one in kept) > 1)])
-
-
-def _notes(rows: Sequence[TimedCollective], place: MeasuredMachine, found: NetworkPosterior) -> Iterator[str]:
+def _notes(
+    rows: Sequence[measurements.TimedCollective], place: measurements.MeasuredMachine, found: NetworkPosterior
+) -> Iterator[str]:
     hosts = sorted({-(-r.ranks // place.cluster.domain) for r in rows})
     yield f"measured over {', '.join(map(str, hosts))} hosts: other numbers of hosts have a wider range"
     untold = [name for name, yes in zip(CONSTANTS, found.told, strict=True) if not yes]
@@ -298,7 +287,7 @@ def _notes(rows: Sequence[TimedCollective], place: MeasuredMachine, found: Netwo
         yield f"{plural(sizes, 'size')}: others rest on the catalogue's constants; measure from 1 KiB to 1 GiB"
 
 
-def _wishes(place: MeasuredMachine, found: NetworkPosterior, profile: Profile) -> Iterator[Wish]:
+def _wishes(place: measurements.MeasuredMachine, found: NetworkPosterior, profile: Profile) -> Iterator[measurements.Wish]:
     """The range left at other sizes and numbers of hosts."""
     row, domain = found.rows[0], place.cluster.domain
     doubled = {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus}
@@ -307,4 +296,4 @@ def _wishes(place: MeasuredMachine, found: NetworkPosterior, profile: Profile) -
         priced = expect(row.op, place.cluster, nbytes=sizes, ranks=ranks, library=row.library, profile=profile)
         for size, spread in zip(ASKED, np.broadcast_to(priced.spread, sizes.shape).tolist(), strict=True):
             where = f"{row.library} {row.op} of {format_bytes(size)} over {ranks} ranks"
-            yield Wish.at(where, robust_fit.sigma_of(spread) ** 2)
+            yield measurements.Wish.at(where, robust_fit.sigma_of(spread) ** 2)

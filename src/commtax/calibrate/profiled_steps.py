@@ -68,7 +68,13 @@ def measured_steps(found: Sequence[LabelledTraces], cluster: Cluster) -> Measure
         if why := reason_untold(one):
             refused.append(f"{one.label}: {why}")
             continue
-        told = _Told(one, TracedJob.of(one.traces), _options(one, cluster))
+        device = one.traces[0].device
+        known = recognise(device.name, device.memory_bytes, device.num_sms) if device else ()
+        if known and cluster.chip.key not in known:
+            raise Refusal(f"'{one.label}': the trace is of {' or '.join(known)}, not of {cluster.chip.key}", "cluster")
+        options = deployment_options(one.label, one.said, PHASES["decode"].engine)
+        asked = {name: value for name, value in options.items() if name in BILLED}
+        told = _Told(one, TracedJob.of(one.traces), asked)
         made = list(told.steps(cluster)) if told.job.named else []
         steps += made
         why = "no step in it decodes or runs prompts" if told.job.named else UNNAMED
@@ -112,16 +118,6 @@ def reason_untold(one: LabelledTraces) -> str:
     if int(str(one.said.options.get("pp", 1))) > 1:
         return "a rank of a pipeline holds its own stage's kernels only"
     return ""
-
-
-def _options(one: LabelledTraces, cluster: Cluster) -> dict[str, object]:
-    """Options of the deployment, as a bill takes them; another chip than was said is refused."""
-    device = one.traces[0].device
-    known = recognise(device.name, device.memory_bytes, device.num_sms) if device else ()
-    if known and cluster.chip.key not in known:
-        raise Refusal(f"'{one.label}': the trace is of {' or '.join(known)}, not of {cluster.chip.key}", "cluster")
-    options = deployment_options(one.label, one.said, PHASES["decode"].engine)
-    return {name: value for name, value in options.items() if name in BILLED}
 
 
 @dataclass(frozen=True, slots=True)

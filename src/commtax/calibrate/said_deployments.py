@@ -266,17 +266,13 @@ def _same_engine(one: SaidDeployment, other: SaidDeployment) -> str:
 
 def _same_model(one: SaidDeployment, other: SaidDeployment) -> str:
     """The model of both: the first name that the catalogue or this machine knows."""
-    if _differing_models(one.model, other.model):
+    known = known_model(one.model) if one.model else None
+    why = other_model(other.model, known) if known and other.model else ""
+    if why:
         raise _disagreement("model", one, one.model, other, other.model)
     names = [name for name in (one.model, other.model) if name]
     found = (name for name in names if origin(name) or os.path.exists(expand_home(name)))
     return next(found, names[0] if names else "")
-
-
-def _differing_models(ours: str, theirs: str) -> str:
-    """Why two names cannot be of one model; "" where they can be."""
-    known = known_model(ours) if ours else None
-    return other_model(theirs, known) if known and theirs else ""
 
 
 def suits(said: SaidDeployment, result: SaidDeployment) -> bool:

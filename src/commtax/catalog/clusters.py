@@ -64,9 +64,9 @@ def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
     Of racks so many as have these hosts, where those are whole racks.
     """
     if is_file(place.key):
-        from commtax.catalog.described_clusters import path_of
+        from commtax.catalog.described_clusters import split_count
 
-        path = path_of(place.key)
+        _, path = split_count(place.key)
         return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)
     entry = _entry(place)
     if entry and hosts % unit_hosts(entry) == 0:

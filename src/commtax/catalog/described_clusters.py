@@ -199,15 +199,10 @@ HOMES = {"[chip]": CHIP_FIELDS, "[chip.flops_per_s]": PEAKS, "[intra] or [inter]
 UNUSED = "100gbe"  # stands between hosts where there is one
 
 
-def path_of(text: str) -> str:
-    """The file of ``FILE.toml`` or ``2xFILE.toml``."""
-    return _split_count(text)[1]
-
-
 def read_cluster(text: str) -> Cluster:
     """The cluster of a file; ``2xFILE.toml`` are two such hosts, however many the file says."""
     text = text.strip()
-    count, path = _split_count(text)
+    count, path = split_count(text)
     hosts = {} if count is None else {"num_hosts": count}
     whole = TableView(_document(path) | hosts)
     try:
@@ -232,7 +227,7 @@ def read_cluster(text: str) -> Cluster:
         raise Refusal(f"cluster '{text}': {error}", "cluster", getattr(error, "nearest", ())) from None
 
 
-def _split_count(text: str) -> tuple[int | None, str]:
+def split_count(text: str) -> tuple[int | None, str]:
     """Hosts and file; a file that has such a name is itself."""
     match = re.fullmatch(r"(\d{1,15})x(.+)", text, re.DOTALL)
     return (int(match[1]), match[2]) if match and not os.path.exists(expand_home(text)) else (None, text)

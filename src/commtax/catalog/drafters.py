@@ -110,16 +110,12 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
         starts = [i for i, block in enumerate(model.mtp) if any(extra.part == "mtp" for extra in block.extras)]
         blocks = model.mtp[: starts[1]] if len(starts) > 1 else model.mtp
         modules = 1 if kind.times > 1 else min(drafts, len(model.mtp) // len(blocks))
-        return replace(plain, model=_as_model(model, kind, blocks * kind.times, _quantised(model)), modules=modules)
+        quantised = replace(model, quant=None) if model.quant and model.quant.dtype in UNQUANTISED else model
+        return replace(plain, model=_as_model(model, kind, blocks * kind.times, quantised), modules=modules)
     count = kind.otherwise if kind.layers == "mtp" else kind.layers
     if kind.layers == "mtp" and not count:
         raise Refusal(f"technique '{name}': {model.key} has no MTP layers", "technique", kind=OTHER_MODELS)
     return replace(plain, model=_as_model(model, kind, _dense_blocks(model, kind, int(count)), None)) if count else plain
-
-
-def _quantised(model: Model) -> Model:
-    """The model as its layers for further tokens are stored."""
-    return replace(model, quant=None) if model.quant and model.quant.dtype in UNQUANTISED else model
 
 
 def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: Model | None) -> Model:

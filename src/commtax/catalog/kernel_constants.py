@@ -107,10 +107,6 @@ def _ratio(there: Pace, here: Pace) -> Ratio:
     return cycle, cycle * (there[1] / here[1] if there[1] and here[1] else 1.0)
 
 
-def measured_chips(family: str) -> tuple[str, ...]:
-    return tuple(table("kernels", family).get("measured_on", ()))
-
-
 def reference() -> Chip:
     """The chip at whose pace the generic constants are."""
     return chip_of(table("kernels", "generic")["paced_as"])

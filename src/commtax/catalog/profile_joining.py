@@ -31,8 +31,15 @@ def lay_over(first: Profile, second: Profile) -> Profile:
     across = second if second.network or not first.network else first
     both = {**first.links, **second.links}
     told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
+    # Host times with the engine that they are of, and the lessons of both.
+    kept, other = (second, first) if second.host else (first, second)
+    engine = kept.engine if kept.host else second.engine or first.engine
+    host = kept.host or other.host
+    joined_runs = replace(
+        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
+    )
     return replace(
-        _joined_runs(first, second),
+        joined_runs,
         name=f"{first.name} + {second.name}",
         chip=_chip(first, second),
         tables={**first.tables, **second.tables},
@@ -42,16 +49,6 @@ def lay_over(first: Profile, second: Profile) -> Profile:
         links={which: told[which] or link for which, link in both.items()},
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
-    )
-
-
-def _joined_runs(first: Profile, second: Profile) -> Profile:
-    """Host times with the engine that they are of, and the lessons of both."""
-    kept, other = (second, first) if second.host else (first, second)
-    engine = kept.engine if kept.host else second.engine or first.engine
-    host = kept.host or other.host
-    return replace(
-        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
     )
 
 

@@ -106,20 +106,17 @@ def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
     """Deployments as they are written, each with its runs; sizes of 1 go without saying."""
     by: dict[Deployment, list[dict[str, object]]] = {}
     for run in runs_of(lessons):
-        by.setdefault(run.deployment, []).append(_run_row(run))
+        first = run.first
+        label = {"label": first.label} if first.label else {}
+        load = {key: getattr(first, key) for key in physics.RUN}
+        run_row = {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
+        by.setdefault(run.deployment, []).append(run_row)
     return [{**_deployment_row(deployment), "run": runs} for deployment, runs in by.items()]
 
 
 def _deployment_row(deployment: Deployment) -> dict[str, object]:
     said = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
     return {key: value for key, value in said.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
-
-
-def _run_row(run: TaughtRun) -> dict[str, object]:
-    first = run.first
-    label = {"label": first.label} if first.label else {}
-    load = {key: getattr(first, key) for key in physics.RUN}
-    return {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
 
 
 def _latency_row(lesson: RunLesson) -> dict[str, object]:

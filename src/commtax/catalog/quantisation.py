@@ -65,23 +65,19 @@ def quant_from(config: object, key: str, architecture: str = "") -> Quant:
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
-        return _check_patterns(_complete_format(_read(config, key), config, _spellings().get(architecture, {})), key)
+        quant = _complete_format(_read(config, key), config, _spellings().get(architecture, {}))
+        for names in (names for q in quant.formats for names in (q.ignored, q.only)):
+            try:
+                modules(names)
+            except ValueError as error:
+                raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
+        return quant
     except Refusal:
         raise
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
-
-
-def _check_patterns(quant: Quant, key: str) -> Quant:
-    """The format, once all its patterns were read."""
-    for names in (names for q in quant.formats for names in (q.ignored, q.only)):
-        try:
-            modules(names)
-        except ValueError as error:
-            raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
-    return quant
 
 
 def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:

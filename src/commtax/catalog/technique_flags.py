@@ -186,7 +186,8 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question, w
                     continue  # it goes without saying
                 else:
                     value = _theirs(one, engine, word.key, known, place[1])
-            _put(trees[word.kind], word.path, _typed(value))
+            typed = {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
+            _put(trees[word.kind], word.path, typed)
     variables = {name: _flow(value) for name, value in trees["variable"].items()}
     return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
 
@@ -207,10 +208,6 @@ def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
             below = tree[key] = {}
         tree = below
     tree[path[-1]] = value
-
-
-def _typed(value: str) -> Json:
-    return {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
 
 
 def place_value(question: Question, name: str) -> object:

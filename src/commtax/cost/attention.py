@@ -292,18 +292,14 @@ def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
     yield read(s, "sparse-decode" if a.indexer else "latent-decode", count, shape, _latent_bytes(s, a), s.plan.kv_dtype)
     if not a.indexer and holds_anywhere(np.asarray(s.copied_tokens) > 0):
-        yield _idle_copy(s, a, count, s.work.decode_seqs * entries)
+        # A rank's room for fp8 latents beyond what is read, copied into 16 bits too; measured reading holds the copy of the rest.
+        tokens = np.maximum(0.0, s.copied_tokens / s.plan.dcp - s.work.decode_seqs * entries)
+        runs = pick(np.asarray(s.work.decode_seqs) > 0, count, 0)
+        moved, copied = tokens * _latent_bytes(s, a) * (1 + WIDE_BYTES), ModuleSizes(tokens, 1)
+        name = "16-bit copy of the rest of the cache"
+        yield Kernel(name, "latent-copy", runs, 0.0, moved, dtype="fp8", shape=copied, part="attention", place="decode")
     if s.plan.splits_sequences:
         yield from joining_kernels(s, a, count)
-
-
-def _idle_copy(s: KernelStep, a: Attention, count: int, read_tokens: Number) -> Kernel:
-    """A rank's room for fp8 latents beyond what is read, copied into 16 bits too; measured reading holds the copy of the rest."""
-    tokens = np.maximum(0.0, s.copied_tokens / s.plan.dcp - read_tokens)
-    runs = pick(np.asarray(s.work.decode_seqs) > 0, count, 0)
-    moved, shape = tokens * _latent_bytes(s, a) * (1 + WIDE_BYTES), ModuleSizes(tokens, 1)
-    name = "16-bit copy of the rest of the cache"
-    return Kernel(name, "latent-copy", runs, 0.0, moved, dtype="fp8", shape=shape, part="attention", place="decode")
 
 
 def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:

@@ -199,12 +199,6 @@ def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Eng
     return replace(load, held_back=steps * waits)
 
 
-def _held_back(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
-    """Steps that a request waits to be computed with others: the first all of them, who comes meanwhile half as long on average."""
-    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, stages)
-    return engine.serves.batch_wait * (1 + came / 2) / (1 + came) + load.held_back
-
-
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
@@ -373,7 +367,9 @@ def closed_loop(
 
 def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, engine: Engine) -> Number:
     """Return the wait for the step in progress. The next began as the last request ended, whose way is beside it."""
-    waited = steps.decode_s * boundary_turns(engine, steps.stages, _held_back(load, seqs, steps.stages, engine))
+    came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, steps.stages)
+    held_back = engine.serves.batch_wait * (1 + came / 2) / (1 + came) + load.held_back
+    waited = steps.decode_s * boundary_turns(engine, steps.stages, held_back)
     return (waited - np.minimum(way, steps.decode_s / 2 / steps.stages)) * (load.decodes > 0)
 
 

@@ -5,6 +5,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from commtax import spec
 from commtax.arrays import Array, cache_answers, holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks
@@ -12,25 +13,9 @@ from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import Condition, dataclass, replace
 from commtax.shipped_tables import table
-from commtax.spec import (
-    AXES,
-    CACHE_SPLIT,
-    SIZES,
-    Attention,
-    Cluster,
-    DeltaNet,
-    Engine,
-    Experts,
-    Mamba2,
-    Mlp,
-    Model,
-    Number,
-    Plan,
-    Quant,
-)
 from commtax.statement import Note, Refusal
 
-WHOLE = (*SIZES, CACHE_SPLIT, "microbatches")
+WHOLE = (*spec.SIZES, spec.CACHE_SPLIT, "microbatches")
 _sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
 
@@ -39,10 +24,10 @@ _BEYOND = 1e15  # far more ranks than any cluster has
 class PlanToCheck:
     """A plan to be judged, with what the rules ask of it."""
 
-    model: Model
-    cluster: Cluster
-    plan: Plan
-    engine: Engine
+    model: spec.Model
+    cluster: spec.Cluster
+    plan: spec.Plan
+    engine: spec.Engine
     named: str = ""  # how rules call the tensor-parallel size, where several are meant
 
     @property
@@ -71,21 +56,21 @@ class PlanToCheck:
     @property
     def groups(self) -> int:
         """The first number of groups of state-space layers that tp does not share out; else the first."""
-        counts = [m.num_groups for m in self.model.recurrent if isinstance(m, Mamba2)] or [1]
+        counts = [m.num_groups for m in self.model.recurrent if isinstance(m, spec.Mamba2)] or [1]
         return next((n for n in counts if n % self.plan.tp), counts[0])
 
     @property
     def width(self) -> int:
         """The feed-forward width of dense layers; 0 where every layer has experts."""
-        return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, Mlp)), 0)
+        return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, spec.Mlp)), 0)
 
     @property
-    def moe(self) -> Experts:
+    def moe(self) -> spec.Experts:
         """The experts, or one that divides by everything where there are none."""
-        return self.model.experts or Experts(0, 1, 0)
+        return self.model.experts or spec.Experts(0, 1, 0)
 
     @property
-    def slots(self) -> Number:
+    def slots(self) -> spec.Number:
         """Experts that ranks share out: the model's, and copies of popular ones."""
         return self.moe.num_experts + self.plan.redundant
 
@@ -109,7 +94,7 @@ class PlanToCheck:
         return [n for n in tried if not codes(self.model, self.cluster, replace(self.plan, redundant_experts=n), self.engine)]
 
     @property
-    def ep_ranks(self) -> Number:
+    def ep_ranks(self) -> spec.Number:
         """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
         p = self.plan
         if self.engine.sends.experts_whole:
@@ -127,7 +112,7 @@ class PlanToCheck:
         """Its sizes and the GPUs that they multiply to."""
         p = self.plan
         servers = f"{p.replicas} replicas x " if p.replicas > 1 else ""
-        return f"{servers}{' x '.join(f'{axis} {getattr(p, axis)}' for axis in AXES)} = {p.all_gpus}"
+        return f"{servers}{' x '.join(f'{axis} {getattr(p, axis)}' for axis in spec.AXES)} = {p.all_gpus}"
 
     @property
     def shards(self) -> str:
@@ -176,24 +161,24 @@ class PlanRule:
         return self.text.format(c=c, p=c.plan, m=c.model, e=c.engine)
 
 
-def _head_counts(model: Model) -> tuple[tuple[int, str], ...]:
+def _head_counts(model: spec.Model) -> tuple[tuple[int, str], ...]:
     """What tp must share out equally, and what it is: heads of queries and of recurrent states, groups of a grouped output."""
     heads = [(a.num_heads, "attention heads") for a in model.attentions]
     heads += [(a.compressed.out_groups, "groups of the output projection") for a in model.attentions if a.compressed]
     for mixer in model.recurrent:
-        if isinstance(mixer, DeltaNet):
+        if isinstance(mixer, spec.DeltaNet):
             heads += [(mixer.num_k_heads, "key heads of linear attention"), (mixer.num_v_heads, "value heads of linear attention")]
         else:
             heads.append((mixer.num_heads, "state-space heads"))
     return tuple(dict.fromkeys(heads))
 
 
-def _whole_cache(a: Attention) -> bool:
+def _whole_cache(a: spec.Attention) -> bool:
     """Whether one latent serves all heads, so that every rank keeps the whole cache."""
     return a.latent is not None or a.compressed is not None
 
 
-def _shared_counts(model: Model) -> tuple[int, ...]:
+def _shared_counts(model: spec.Model) -> tuple[int, ...]:
     """Heads that ranks share out or copy: of keys and values."""
     return tuple(dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)))
 
@@ -220,7 +205,7 @@ def _splits_quant_block(c: PlanToCheck) -> Condition:
     return (inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
 
 
-def _tile(quant: Quant | None) -> int:
+def _tile(quant: spec.Quant | None) -> int:
     """Inputs that share a scale; 1: any number will do."""
     return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
@@ -261,7 +246,7 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "hsdp-groups": _breaks_groups,
     # One group of a state-space layer is copied to every rank; of several each rank has as many.
     "state-groups-divisible": lambda c: (
-        sum(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1) > 0
+        sum(m.num_groups % c.plan.tp != 0 for m in c.model.recurrent if isinstance(m, spec.Mamba2) and m.num_groups > 1) > 0
     ),
     "redundant-experts": lambda c: c.slots > c.moe.num_experts * c.plan.ep,
     "cp-experts": lambda c: (c.plan.cp > 1) & (c.plan.ep > 1) & (c.engine.contexts.prompt_experts == "cut"),
@@ -274,13 +259,13 @@ RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("cost/r
 """Words and order of the rules are data (``rules.toml``)."""
 
 
-def _all_whole(plan: Plan) -> Array:
+def _all_whole(plan: spec.Plan) -> Array:
     sizes = np.asarray(np.broadcast_arrays(*_sizes(plan)), dtype=float)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.all(np.isfinite(sizes) & (sizes >= 1) & (sizes == np.floor(sizes)), axis=0))
 
 
-def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
+def codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
@@ -294,12 +279,12 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
 
 
 @cache_answers
-def _code_of_one(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> int:
+def _code_of_one(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> int:
     case = PlanToCheck(model, cluster, _with_sizes(plan, map(float, _sizes(plan))), engine)
     return next((code for code, rule in enumerate(RULES[1:], start=2) if holds_anywhere(rule.broken(case))), 0)
 
 
-def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
+def _codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
     sizes = np.broadcast_arrays(*_sizes(plan))
     good = _all_whole(plan)
     safe = [np.minimum(np.where(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
@@ -311,11 +296,11 @@ def _codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Array:
     return np.asarray(result)
 
 
-def _with_sizes(plan: Plan, sizes: Iterable[Number]) -> Plan:
+def _with_sizes(plan: spec.Plan, sizes: Iterable[spec.Number]) -> spec.Plan:
     return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
 
 
-def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
+def check(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> None:
     """Raise ``ValueError`` with the rule, the numbers and the nearest legal values, or return in silence."""
     code = int(codes(model, cluster, plan, engine))
     if not code:
@@ -334,7 +319,7 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
 
 
-def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
+def legal_values(axis: str, model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[int]:
     """All values of one axis that are legal with the rest of the plan as it is."""
     upper = min(cluster.num_gpus, 65_536)
     if axis == "ep":
@@ -349,13 +334,13 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
     """The size to change, and its nearest legal values with the rest of the plan as it is."""
     if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
         return "", []
-    axis = rule.axis or max(AXES, key=lambda name: int(getattr(q.plan, name)))
+    axis = rule.axis or max(spec.AXES, key=lambda name: int(getattr(q.plan, name)))
     wanted = int(getattr(q.plan, axis))
     values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
     return axis, [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
-def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
+def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     said = []
     tp, pp, dcp = int(plan.tp), int(plan.pp), int(plan.dcp)
@@ -368,7 +353,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
         said.append(Note("kv-whole", split if dcp > 1 else whole))
-    if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, Mamba2)):
+    if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, spec.Mamba2)):
         said.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
@@ -384,5 +369,5 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
     return said
 
 
-def _uneven(model: Model, sizes: list[int], where: str = "") -> Note:
+def _uneven(model: spec.Model, sizes: list[int], where: str = "") -> Note:
     return Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{where}")

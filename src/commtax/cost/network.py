@@ -227,7 +227,19 @@ def flow(net: QueueNetwork) -> Flow:
     most = np.minimum(np.minimum.reduce(limits), net.clients / (net.request_s + net.prompting.one_s))  # where nobody waits
     times = Times(net)
     share, limited = _share(times, most)
-    return _queue_clients(net, times.at(most * share), np.argmin(limits, axis=0)[()], limited)
+    # Clients that are left over at the most that passes wait where that is least.
+    passed = times.at(most * share)
+    slowest = np.argmin(limits, axis=0)[()]
+    left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
+    waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
+    return replace(
+        passed,
+        ahead_s=passed.ahead_s + waits[0],
+        moved_s=passed.moved_s + waits[1],
+        slot_s=waits[2],
+        slowest=slowest,
+        queued=limited & (left_s > 1e-6 * passed.life_s(net)),
+    )
 
 
 def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
@@ -253,20 +265,6 @@ def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
         below, above = np.where(under, value, below / (1 + (side > 0))), np.where(under, above / (1 + (side < 0)), value)
         low, high, side = np.where(under, share, low), np.where(under, high, share), np.where(under, -1.0, 1.0)
     return np.where(limited, 1.0, np.where(np.abs(value) < EXACT, share, low))[()], limited[()]
-
-
-def _queue_clients(net: QueueNetwork, passed: Flow, slowest: Number, limited: Condition) -> Flow:
-    """Clients that are left over at the most that passes wait where that is least."""
-    left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
-    waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
-    return replace(
-        passed,
-        ahead_s=passed.ahead_s + waits[0],
-        moved_s=passed.moved_s + waits[1],
-        slot_s=waits[2],
-        slowest=slowest,
-        queued=limited & (left_s > 1e-6 * passed.life_s(net)),
-    )
 
 
 class Times:

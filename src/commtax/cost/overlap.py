@@ -278,16 +278,13 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
             sides["down"] = sides["down"] + x.total_s * (down if x.item.form != "gemm" else x.item.place == "down")
         if (name := PRODUCT_AT.get(x.item.place)) and x.item.form == "gemm":
             sides[name] = sides[name] + x.total_s * _after_first(t)
-            sides[f"tiles of {name}"] = sides[f"tiles of {name}"] + x.total_s * _after_first_wave(x, t)
+            # Sums of a product's tiles run beside the tiles behind them: of one wave of tiles, none do.
+            kernel = x.priced_from
+            assert isinstance(kernel, Kernel)
+            tiles = np.ceil(kernel.m / TILE) * np.ceil(kernel.n / TILE)
+            after_first_wave = 1 - 1 / np.maximum(1.0, tiles / max(1, t.cluster.chip.num_sms))
+            sides[f"tiles of {name}"] = sides[f"tiles of {name}"] + x.total_s * after_first_wave
     return sides
-
-
-def _after_first_wave(line: Line, t: PricingTerms) -> Number:
-    """Sums of a product's tiles run beside the tiles behind them: of one wave of tiles, none do."""
-    kernel = line.priced_from
-    assert isinstance(kernel, Kernel)
-    tiles = np.ceil(kernel.m / TILE) * np.ceil(kernel.n / TILE)
-    return 1 - 1 / np.maximum(1.0, tiles / max(1, t.cluster.chip.num_sms))
 
 
 SIDES = ("projections", "core", "experts", "shared")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from commtax.cost.forms.form import DAMPED, RATES, SECONDS, Parts, Table
+from commtax.cost.forms.form import DAMPED, RATES, SECONDS, Parts
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import constants_of, form_parts
 from commtax.records import dataclass
@@ -40,7 +40,15 @@ def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -
     table = constants_of(kernel, constants)
 
     def priced(factors: Mapping[str, float]) -> Parts:
-        return form_parts(kernel, _scale_table(table, factors), _slow_chip(chip, factors), constants, rate)
+        scaled: dict[str, float] = dict(table)
+        for name, factor in factors.items():
+            for key in DAMPED if name == ARITHMETIC else (name,):
+                if key in table:
+                    scaled[key] = table[key] / factor if key in RATES else table[key] * factor
+
+        peaks: dict[str, float] = {kind: value / factors.get(ARITHMETIC, 1.0) for kind, value in chip.flops_per_s.items()}
+        slow_chip = replace(chip, memory_Bps=chip.memory_Bps / factors.get(MEMORY, 1.0), flops_per_s=peaks)
+        return form_parts(kernel, scaled, slow_chip, constants, rate)
 
     carriers = [name for name in CARRIERS if name in (MEMORY, ARITHMETIC) or table.get(name)]
     total = float(sum(priced({})))
@@ -51,17 +59,3 @@ def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -
             others = {other: ALONE for other in carriers if other != name}
             found.append(Term(name, fixed, moving, float(sum(priced(others)))))
     return tuple(found)
-
-
-def _scale_table(table: Table, factors: Mapping[str, float]) -> dict[str, float]:
-    scaled: dict[str, float] = dict(table)
-    for name, factor in factors.items():
-        for key in DAMPED if name == ARITHMETIC else (name,):
-            if key in table:
-                scaled[key] = table[key] / factor if key in RATES else table[key] * factor
-    return scaled
-
-
-def _slow_chip(chip: Chip, factors: Mapping[str, float]) -> Chip:
-    peaks: dict[str, float] = {kind: value / factors.get(ARITHMETIC, 1.0) for kind, value in chip.flops_per_s.items()}
-    return replace(chip, memory_Bps=chip.memory_Bps / factors.get(MEMORY, 1.0), flops_per_s=peaks)

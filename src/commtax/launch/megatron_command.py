@@ -51,7 +51,11 @@ def _chunks(reading: FlagReading, pp: int) -> int:
         asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
         chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
     elif layers and pp > 1 and any(reading.values.get(name) for name in UNEVEN):
-        asked = _uneven(reading, layers, pp)
+        usual = -(-layers // pp) - 1
+        first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
+        last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
+        inner = pp - bool(first) - bool(last)
+        asked = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
     priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
     if sorted(asked) != sorted(priced):
         theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
@@ -111,15 +115,6 @@ def layout_text(layout: Layout) -> str:
     return "".join([f"E{first}|", *(f"({stage}|)*{n}" if n > 1 else f"{stage}|" for stage, n in runs), f"{last}L"])
 
 
-def _uneven(reading: FlagReading, layers: int, pp: int) -> list[int]:
-    """Layers of each rank where the first or the last stage has a number of its own."""
-    usual = -(-layers // pp) - 1
-    first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
-    last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
-    inner = pp - bool(first) - bool(last)
-    return [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
-
-
 def write(job: LaunchJob) -> Command:
     """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
     plan, q = job.plan, job.question
@@ -139,7 +134,12 @@ def write(job: LaunchJob) -> Command:
     flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
     named = plan.pp == 1 or plan.schedule in SCHEDULES
-    return Command([start(job), "pretrain_gpt.py", *flags, *_shape(q.model)], warning="" if named else unnamed)
+    model = q.model
+    told = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    told += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    told += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    shape = [*told, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
+    return Command([start(job), "pretrain_gpt.py", *flags, *shape], warning="" if named else unnamed)
 
 
 def _format_flags(dtype: str) -> list[str]:
@@ -155,14 +155,6 @@ def _stages(model: Model, plan: Plan) -> list[str]:
     if pp == 1 or model.num_layers % (pp * chunks) == 0:
         return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []
     return FLAGS.spell(layout=f"'{layout_text(virtual_layers(model.num_layers, pp, chunks))}'")
-
-
-def _shape(model: Model) -> list[str]:
-    """The model as Megatron is told it: its sizes, and what its layers are made of. The base of rotary positions is yours."""
-    flags = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
-    flags += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
-    flags += ["--untie-embeddings-and-output-weights"] * (not model.tied)
-    return [*flags, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
 
 
 def _attention(model: Model) -> list[str]:

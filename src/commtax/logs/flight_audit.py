@@ -43,7 +43,12 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
             free += 1
         taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
     ranks = dict(zip(taken, dumps, strict=True))
-    groups = _groups(ranks)
+    groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
+    for rank, held in ranks.items():
+        for entry in held.entries:
+            if not entry.paired:
+                group = entry.group, held.groups.get(entry.group, ())
+                groups.setdefault(group, {}).setdefault(rank, {}).setdefault(entry.seq, entry)
     troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected_ranks(group, ranks, calls)))]
     root = _root(troubles, groups)
     blamed = Culprit("late rank", root.ranks[0], None, root.said) if root and root.ranks else None
@@ -86,16 +91,6 @@ Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
 
 
 Group = tuple[str, tuple[int, ...]]  # its name, and its ranks where dumps list them: groups side by side may share a name
-
-
-def _groups(ranks: Mapping[int, Dump]) -> dict[Group, Calls]:
-    groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
-    for rank, dump in ranks.items():
-        for entry in dump.entries:
-            if not entry.paired:
-                group = entry.group, dump.groups.get(entry.group, ())
-                groups.setdefault(group, {}).setdefault(rank, {}).setdefault(entry.seq, entry)
-    return dict(groups)
 
 
 def _expected_ranks(group: Group, ranks: Mapping[int, Dump], calls: Calls) -> tuple[int, ...]:

@@ -122,8 +122,9 @@ def parse(text: str) -> NcclLog:
     """
     log = NcclLog()
     for line in lines(text):
-        if " version" in line:
-            _version(log, line)
+        if " version" in line and len(log.versions) < COUNT.most and (match := SAYS.version.search(line)):
+            printed = SAYS.spoken.search(line[:500].split(" NCCL ")[0])
+            log.versions[f"{printed[1]}:{printed[2]}" if printed else ""] = f"{match[1]} {match[2]}"
         for sign in ("NCCL INFO ", "NCCL WARN "):
             at = line.find(sign)
             if at > 0 or line.startswith(sign):
@@ -134,12 +135,6 @@ def parse(text: str) -> NcclLog:
         else:
             _read_watchdog(log, line)
     return log
-
-
-def _version(log: NcclLog, line: str) -> None:
-    if len(log.versions) < COUNT.most and (match := SAYS.version.search(line)):
-        spoken = SAYS.spoken.search(line[:500].split(" NCCL ")[0])
-        log.versions[f"{spoken[1]}:{spoken[2]}" if spoken else ""] = f"{match[1]} {match[2]}"
 
 
 def _read_nccl_line(log: NcclLog, host: str, process: str, message: str, warning: bool) -> None:

@@ -64,7 +64,21 @@ def queue_causes(log: StartupLog) -> Iterator[Cause]:
     queued = [m for m in moments if (m.waiting or 0) >= max(1, m.running)]
     full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= LEVEL.full_cache]
     if len(queued) >= COUNT.few_moments and 2 * len(queued) > len(moments) and not waits_for_cache(full, moments):
-        yield from _queue(queued)
+        # As many requests wait as run, or more, and the cache has room: prompts bind, or nobody is let in. A full house is none.
+        waiting, running = [m.waiting or 0 for m in queued], [m.running for m in queued]
+        shares = [m.cache_share for m in queued if m.cache_share is not None]
+        cache = f", with the KV cache {max(shares):.0%} full at most" if shares else ""
+        words = f"requests queue: {_range_text(waiting)} wait while {_range_text(running)} run{'s' * (max(running) == 1)}{cache}"
+        prompts = median(m.prompt_tokens_per_s for m in queued)
+        if prompts > median(m.tokens_per_s for m in queued):
+            yield served_cause("queue", f"{words}: their prompts are computed at {prompts:,.0f} tokens/s, and bind")
+        elif waiting[-1] >= (1 - LEVEL.many) * waiting[0] and any(m.let_in for m in queued):
+            fewer = "no fewer" if waiting[-1] >= waiting[0] else "hardly fewer"
+            words = f"overloaded: {_range_text(waiting)} wait while {_range_text(running)} run, and {fewer} at the end"
+            yield served_cause("overload", words)
+        elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
+            change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
+            yield Cause("queue", f"{words}: none is let in", change=change)
     if (lost := log.figures.get("preempted", 0.0)) >= COUNT.chance:
         said = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
         yield served_cause("preempted", said)
@@ -97,24 +111,6 @@ def _growing_queue(moments: list[Moment]) -> Iterator[Cause]:
     if late >= LEVEL.grows * max(1.0, early) and late >= median(m.running for m in told[-third:]):
         said = f"overloaded: {early:.0f} requests wait in the first third of the lines, and {late:.0f} in the last"
         yield served_cause("overload", said)
-
-
-def _queue(queued: Sequence[Moment]) -> Iterator[Cause]:
-    """As many requests wait as run, or more, and the cache has room: prompts bind, or nobody is let in. A full house is none."""
-    waiting, running = [m.waiting or 0 for m in queued], [m.running for m in queued]
-    shares = [m.cache_share for m in queued if m.cache_share is not None]
-    cache = f", with the KV cache {max(shares):.0%} full at most" if shares else ""
-    said = f"requests queue: {_range_text(waiting)} wait while {_range_text(running)} run{'s' * (max(running) == 1)}{cache}"
-    prompts = median(m.prompt_tokens_per_s for m in queued)
-    if prompts > median(m.tokens_per_s for m in queued):
-        yield served_cause("queue", f"{said}: their prompts are computed at {prompts:,.0f} tokens/s, and bind")
-    elif waiting[-1] >= (1 - LEVEL.many) * waiting[0] and any(m.let_in for m in queued):
-        fewer = "no fewer" if waiting[-1] >= waiting[0] else "hardly fewer"
-        said = f"overloaded: {_range_text(waiting)} wait while {_range_text(running)} run, and {fewer} at the end"
-        yield served_cause("overload", said)
-    elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
-        change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
-        yield Cause("queue", f"{said}: none is let in", change=change)
 
 
 def _range_text(counts: Sequence[int]) -> str:

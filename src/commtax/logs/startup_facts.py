@@ -154,7 +154,9 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     """What costs time, or all of it, by the log's own words; priced where somebody says what ran."""
     if why := log.settings.get(FAILURE):
         yield Cause(FAILURE, f"{ENGINES[log.engine]} {progress_words(log)}: {why}", change=to_change(why))
-    yield from _stall_causes(log)
+    if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
+        said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
+        yield served_cause("hang", said)
     yield from _overclaim_causes(log)
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
@@ -168,13 +170,6 @@ def causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
             said = f"kernels are launched one by one ({name}={value})"
             yield _priced_cause("eager", said, cost, claim, f"start without {name}: decode steps are replayed as CUDA graphs")
     yield from queue_causes(log)
-
-
-def _stall_causes(log: StartupLog) -> Iterator[Cause]:
-    """A process that waits for others to the end of the log."""
-    if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
-        said = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
-        yield served_cause("hang", said)
 
 
 def to_change(why: str) -> str:

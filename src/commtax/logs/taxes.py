@@ -75,7 +75,9 @@ def tax_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_m
             continue
         said = f"{tax.said}: {format_seconds(tax.seconds)} of a step, {share:.1%}"
         if tax.code == "unexplained":
-            yield Cause("unexplained", said, tax.seconds, share, _likely(priced, measured_mfu))
+            reasons = causes(priced, measured_mfu)[: COUNT.told] if 0 < measured_mfu <= 1 else []
+            likely = "; ".join(f"{c.what} ({c.detail})" if c.detail else c.what for c in reasons)
+            yield Cause("unexplained", said, tax.seconds, share, likely)
         else:
             change, gain = _change(tax, offered, priced)
             yield Cause(f"tax-{tax.code}", said, tax.seconds, share, change, gain)
@@ -91,9 +93,3 @@ def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -
         return "", ""
     note = f" ({best.note})" if best.note else ""
     return f"{best.what}{note}", f"{format_seconds(-best.delta_s)} per step, {-best.delta_s / float(priced.step_s):.0%}, as priced"
-
-
-def _likely(priced: StepBill, measured_mfu: float) -> str:
-    """What would explain a slower run, nearest first."""
-    reasons = causes(priced, measured_mfu)[: COUNT.told] if 0 < measured_mfu <= 1 else []
-    return "; ".join(f"{c.what} ({c.detail})" if c.detail else c.what for c in reasons)

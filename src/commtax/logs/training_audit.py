@@ -60,7 +60,9 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     timed = [s for s in steps if s.step_s]
     if not timed:
         return None
-    seconds = _seconds_at_usual_batch(timed)
+    batches = [s.batch for s in timed if s.batch]
+    usual_batch = median(batches) if batches else 0.0
+    seconds = [float(s.step_s or 0.0) * (usual_batch / s.batch if s.batch and usual_batch else 1.0) for s in timed]
     first = _warm(seconds)
     indices, kept = [s.index for s in timed[first:]], seconds[first:]
     usual = median(kept)
@@ -82,13 +84,6 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
         slow_share=sum(s - u for _, s, u in slow) / sum(kept),
         period=common if common > 1 and common == min(gaps) else 0,
     )
-
-
-def _seconds_at_usual_batch(steps: Sequence[TrainedStep]) -> list[float]:
-    """Seconds as they would be at the usual batch: some runs raise theirs as they go."""
-    batches = [s.batch for s in steps if s.batch]
-    usual = median(batches) if batches else 0.0
-    return [float(s.step_s or 0.0) * (usual / s.batch if s.batch and usual else 1.0) for s in steps]
 
 
 def _warm(seconds: Sequence[float]) -> int:

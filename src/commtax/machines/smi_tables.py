@@ -107,17 +107,14 @@ def _query(text: str) -> Iterator[Sample]:
         elif fields and len(cells) == len(fields):
             row = dict(zip(fields, cells, strict=True))
             turn = "0" if "timestamp" in row else str(count)
-            yield next((row[key] for key in ("index", "uuid", "gpu_uuid", "pci.bus_id") if key in row), turn), _query_fields(row)
+            said = {path: row[name] for name, path in _FIELDS["query"].items() if name in row}
+            for name, words in row.items():
+                kind, _, reason = name.rpartition(".")
+                if kind in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _FIELDS["reasons"]:
+                    said[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
+            query_fields = _available_fields(said)
+            yield next((row[key] for key in ("index", "uuid", "gpu_uuid", "pci.bus_id") if key in row), turn), query_fields
             count += 1
-
-
-def _query_fields(row: Mapping[str, str]) -> dict[str, str]:
-    said = {path: row[name] for name, path in _FIELDS["query"].items() if name in row}
-    for name, words in row.items():
-        kind, _, reason = name.rpartition(".")
-        if kind in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _FIELDS["reasons"]:
-            said[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
-    return _available_fields(said)
 
 
 def _xml(text: str) -> Iterator[Sample]:

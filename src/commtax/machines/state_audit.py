@@ -36,7 +36,12 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
     limits = [(code, gpu, said) for gpu in states.samples for code, said in _limits(states.last(gpu))]
     causes += [Cause(code, f"GPU {gpu}: {said}", change=CHANGES[code]) for code, gpu, said in limits]
     causes += [*_slow(states), *_mixed_gpus(states)]
-    return Section("state", (name,), tuple(findings), tuple(_notes(states)), causes=tuple(causes), facts=_facts(states))
+    names = dict.fromkeys(states.name(gpu) for gpu in states.samples)
+    mig = {states.last(gpu).get("MIG Mode/Current", "") for gpu in states.samples} - {"", "N/A"}
+    said = {"devices": ", ".join(filter(None, names)), "gpus": str(len(states.samples)), "MIG": ", ".join(sorted(mig))}
+    said["performance states"] = ", ".join(sorted({states.last(gpu).get("Performance State", "") for gpu in states.samples} - {""}))
+    facts = {name: value for name, value in said.items() if value}
+    return Section("state", (name,), tuple(findings), tuple(_notes(states)), causes=tuple(causes), facts=facts)
 
 
 def _faults(states: States, gpu: int) -> Iterator[tuple[str, str]]:
@@ -144,11 +149,3 @@ def _notes(states: States) -> Iterator[Note]:
         device, host = (figure(states.last(gpu), f"{GEN}/{side} Max") for side in ("Device", "Host"))
         if device and host and host < device:
             yield Note("slot", f"GPU {gpu}: the host has PCIe of generation {host:.0f}, the card {device:.0f}")
-
-
-def _facts(states: States) -> dict[str, str]:
-    names = dict.fromkeys(states.name(gpu) for gpu in states.samples)
-    mig = {states.last(gpu).get("MIG Mode/Current", "") for gpu in states.samples} - {"", "N/A"}
-    said = {"devices": ", ".join(filter(None, names)), "gpus": str(len(states.samples)), "MIG": ", ".join(sorted(mig))}
-    said["performance states"] = ", ".join(sorted({states.last(gpu).get("Performance State", "") for gpu in states.samples} - {""}))
-    return {name: value for name, value in said.items() if value}

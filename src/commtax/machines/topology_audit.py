@@ -33,7 +33,11 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
     if apart := _apart(matrices):
         findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
         causes += _no_peers(matrices)
-    return Section("topology", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(matrices))
+    matrix = matrices.links
+    kinds = _kinds(matrix) if matrix else Counter[str]()
+    said = {"gpus": str(matrices.num_gpus)} | {f"pairs over {kind}": str(n) for kind, n in sorted(kinds.items())}
+    facts = said | ({"network cards": str(most)} if matrix and (most := max(map(len, matrix.nics), default=0)) else {})
+    return Section("topology", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=facts)
 
 
 def _fast(kind: str) -> bool:
@@ -200,10 +204,3 @@ def _no_peers(matrices: Matrices) -> Iterator[Cause]:
     shown = _shown([f"{i}+{j}" for i, j in apart])
     change = "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
     yield Cause("no-p2p", f"{said} ({shown}; {_why(matrices)})", change=change)
-
-
-def _facts(matrices: Matrices) -> dict[str, str]:
-    links = matrices.links
-    kinds = _kinds(links) if links else Counter[str]()
-    said = {"gpus": str(matrices.num_gpus)} | {f"pairs over {kind}": str(n) for kind, n in sorted(kinds.items())}
-    return said | ({"network cards": str(most)} if links and (most := max(map(len, links.nics), default=0)) else {})

@@ -57,13 +57,16 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
 
 
 def least_gains(q: Question) -> Array:
-    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on: of drafts, more than it varies
-    by with the acceptance that nobody measured here."""
-    each_way = list[float]()
-    for one in exchanges(q):
-        each = np.log1p(LEAST) * (len(one.techniques.split(",")) if one.techniques else 0)
-        each_way.append(each + accepted_width(with_accepted_tokens(q.but(**changes_of(one.techniques)))) if each else 0.0)
-    return np.asarray(each_way)
+    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on."""
+    return np.asarray([least_gain(q, one.techniques) for one in exchanges(q)])
+
+
+def least_gain(q: Question, techniques: str) -> float:
+    """What some must add to it: drafts more than it varies by with the acceptance that nobody measured here."""
+    if not techniques:
+        return 0.0
+    accepted = with_accepted_tokens(q.but(**changes_of(techniques)))
+    return float(np.log1p(LEAST) * len(techniques.split(","))) + accepted_width(accepted)
 
 
 def best_rows(keys: list[Array], families: Array, least: Array) -> Array:

@@ -1,12 +1,14 @@
 """What techniques and settings are worth in a plan, of whole requests, as its users are told."""
 
 from collections.abc import Iterator
+from math import log
 from operator import itemgetter
 
 from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, technique
 from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
+from commtax.planner.ranking import least_gain
 from commtax.planner.reasons import grown_times
 from commtax.planner.same_layout import best_load
 from commtax.planner.technique_sets import sure_set
@@ -44,13 +46,13 @@ class UntriedTechniques:
 
 
 def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
-    """What techniques would gain on the recommended layout, where none were asked about and some surely gain."""
+    """What techniques would gain on the recommended layout, where none were asked about and a search turns some on."""
     q, i = answer.question, answer.recommended
     if q.goal.technique_sets or q.techniques != NO_TECHNIQUES or not (text := sure_set(answer.step_of(answer.plans, i).question)):
         return None
     rows = best_load(answer, i, changes_of(text))
     gain = _worth(answer, rows) / _worth(answer, answer.plans, i) if len(rows) else 0.0
-    return UntriedTechniques(text, rows, gain) if is_worth_telling(gain) else None
+    return UntriedTechniques(text, rows, gain) if is_worth_telling(gain) and log(gain) > least_gain(q, text) else None
 
 
 def untried_gain(answer: ServingPlans) -> Iterator[str]:

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage, missing_sentence
 from commtax.evidence.identity import known_as
-from commtax.evidence.missing_evidence import missing_sentence
 from commtax.files import table
 from commtax.logs.startup_facts import AXES
 from commtax.report.documents import Record, record, to_object

@@ -78,7 +78,10 @@ def reasons_below(columns: Sequence[str], rows: list[list[Cell]], most: int) -> 
 
 def tables(section: Section, claimed: bool) -> list[TableCells]:
     """What was told or compared, typical steps, collectives, kernels: those that there are."""
-    rest = _steps(section), _collectives(section.collectives), _kernels(section.kernels)
+    columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
+    dearest = sorted(section.collectives, key=lambda r: -(r.wire_s + r.wait_s))
+    collectives = drop_empty_columns(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
+    rest = _steps(section), collectives, _kernels(section.kernels)
     return [table for table in (*_findings(section.findings, claimed), *rest) if table[1]]
 
 
@@ -156,12 +159,6 @@ def bar(used: Usage, longest: float, signs: int = BAR) -> str:
         so_far += seconds
         drawn += sign * max(0, round(signs * so_far / longest) - len(drawn)) if longest > 0 else ""
     return drawn[:signs]
-
-
-def _collectives(rows: Sequence[CollectiveRow]) -> TableCells:
-    columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
-    dearest = sorted(rows, key=lambda r: -(r.wire_s + r.wait_s))
-    return drop_empty_columns(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
 
 
 def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:

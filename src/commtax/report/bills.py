@@ -10,23 +10,9 @@ from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
+from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text, telling
-from commtax.report.tables import (
-    ANSWER,
-    NOTHING_SENT,
-    OWN_LIMITS,
-    SENT,
-    Remarks,
-    notes,
-    range_80,
-    say,
-    say_asked,
-    say_own_limits,
-    served_step,
-    show_shares,
-    show_table,
-)
 from commtax.report.worths import worth_row
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_tokens, plural
 from commtax.verbs.billing import StepBill, by_cost
@@ -54,25 +40,25 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     """What binds and the totals first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
-        say(console, step.lacking, "bold red")
-    say_own_limits(console, b.notes)
-    say(console, step.verdict, ANSWER)
+        tables.say(console, step.lacking, "bold red")
+    tables.say_own_limits(console, b.notes)
+    tables.say(console, step.verdict, tables.ANSWER)
     modes = [text for text, on in _modes(q) if on]
     if q.trains:
         _trained_totals(console, step, num_tokens)
     else:
         kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
         sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-        whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
-    say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
+        whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
+        tables.say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
+    tables.say_asked(console, q, _trained_step(q) if q.trains else tables.served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
     changes += [(f"--technique {w.asked}", format_seconds(w.step_s), *_gained(w, b)) for w in step.techniques]
-    show_table(console, ("what if", ">step", ">change", ""), changes)
+    tables.show_table(console, ("what if", ">step", ">change", ""), changes)
     source = [f"least certain: {weakest(b)}"]
     unsure = any(x.source.kind in UNSURE for x in b.items)
-    notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
+    tables.notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
 
 
 def _gained(w: TechniqueWorth, b: StepBill) -> tuple[str, str]:
@@ -124,13 +110,13 @@ def weakest(b: StepBill) -> str:
 LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
 
 
-def _show_served(console: Console, step: ExplainedStep) -> Remarks:
+def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
     """A served step's picture and lines; what is left to remark."""
     b = step.bill
     console.print()
     for line in _drawn_layer(b, console.width):
         console.print(line)
-    show_table(
+    tables.show_table(
         console,
         LINES,
         [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
@@ -138,7 +124,7 @@ def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     )
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
-    said = tuple(note for note in b.notes if note.code != OWN_LIMITS)
+    said = tuple(note for note in b.notes if note.code != tables.OWN_LIMITS)
     return said, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
 
 
@@ -171,7 +157,7 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
 
 def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else label, style=SENT if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else label, style=tables.SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
@@ -196,7 +182,7 @@ def _rates(b: StepBill) -> str:
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
-def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> Remarks:
+def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> tables.Remarks:
     """What would explain a measured MFU, taxes and where the time goes; what is left to remark."""
     b = step.bill
     if measured_mfu is not None:
@@ -205,7 +191,7 @@ def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | N
     rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PASSES]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     rows.append(("pipeline bubble", float(b.bubble_s)))
-    show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
+    tables.show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
     return b.notes, (*_inequalities(step), f"MFU counts {b.mfu_definition}")
 
 
@@ -215,16 +201,16 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     if b.bubble_s:
         sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
         bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
-        rows.append((Text("pp", style=SENT), *bubble))
+        rows.append((Text("pp", style=tables.SENT), *bubble))
     if not rows:
-        say(console, NOTHING_SENT)
+        tables.say(console, tables.NOTHING_SENT)
         return
     columns = ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
-    show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
+    tables.show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
 
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, Text(x.item.whole_axis, style=SENT)
+    item, axis = x.item, Text(x.item.whole_axis, style=tables.SENT)
     window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
     return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
@@ -244,12 +230,12 @@ def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) ->
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
-    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}")
+    whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
+    tables.say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
-    say(console, held, "" if step.memory.fits else "red")
+    tables.say(console, held, "" if step.memory.fits else "red")
 
 
 def _inequalities(step: ExplainedStep) -> Iterator[str]:
@@ -272,19 +258,19 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         over = f"is above the predicted {predicted:.1%}" if measured_mfu > predicted else "was reached, yet this does not fit"
         why = f"measured MFU {measured_mfu:.1%} {over}: the run was not this plan. The same sizes with options that it lacks:"
         rows = [(c.options, f"{c.mfu:.1%}", format_bytes(c.memory_bytes), "yes" if c.fits else "no") for c in completed]
-        show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
+        tables.show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
         return
     if not likely:
         low, high = (predicted * float(b.step_s / end) for end in (b.high_s, b.low_s))
         near = "agrees with" if measured_mfu <= high else "is above"
         text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
-        say(console, text, "green" if measured_mfu <= high else "")
+        tables.say(console, text, "green" if measured_mfu <= high else "")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
-    show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
+    tables.show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
@@ -320,16 +306,16 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None,
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
     rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
-    say(
+    tables.say(
         console,
         f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}",
-        "" if measured_s is not None else ANSWER,
+        "" if measured_s is not None else tables.ANSWER,
     )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
-    say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
+    tables.say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
-        say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
+        tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
 
 
 def show_expectations(console: Console, judged: "JudgedTests") -> None:
@@ -338,14 +324,14 @@ def show_expectations(console: Console, judged: "JudgedTests") -> None:
     found = [judge_test([time.verdict]) for time in times]
     e, counts = times[0].expected, ", ".join(f"{found.count(word)} {word}" for word in STYLES if word in found)
     place = f"{e.ranks} ranks of {e.cluster.key}"
-    say(console, f"{verdict.upper()}: {e.op} over {place}, {plural(len(times), 'measured row')}: {counts}", STYLES[verdict])
+    tables.say(console, f"{verdict.upper()}: {e.op} over {place}, {plural(len(times), 'measured row')}: {counts}", STYLES[verdict])
     for fault in judged.faults:
-        say(console, f"{fault.item}: {fault.reason}")
+        tables.say(console, f"{fault.item}: {fault.reason}")
     if verdict != PASS:
         _say_next(console, judged.telling)
     columns = (">size", ">measured", ">expected", ">80% range", ">x expected", ">measured busbw", ">expected busbw", "verdict")
     rows = [_measured_cells(time.expected, time.row.seconds, word) for time, word in zip(times, found, strict=True)]
-    show_table(console, columns, rows, ("80% range", "expected", "measured"))
+    tables.show_table(console, columns, rows, ("80% range", "expected", "measured"))
     if telling(console).details:
         for time in times:
             show_expectation(console, time.expected, time.row.seconds)
@@ -355,12 +341,12 @@ def _say_next(console: Console, time: "JudgedTime") -> None:
     """The ratio at the size that tells most, and what tells why it is not what it should be."""
     e, measured_s = time.expected, time.row.seconds
     rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
-    say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")
+    tables.say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")
     if time.verdict == IMPOSSIBLE:
-        say(console, f"{e.link} takes {format_seconds(float(e.floor_s))} at least: another size, group or cluster")
+        tables.say(console, f"{e.link} takes {format_seconds(float(e.floor_s))} at least: another size, group or cluster")
     if measured_s > float(e.seconds):
         way = f"{e.algorithm} over {e.link} is expected, not sockets or the host's memory"
-        say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")
+        tables.say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")
 
 
 def _measured_busbw(e: Expectation, measured_s: float) -> float:
@@ -380,10 +366,12 @@ STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdic
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
     verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
     if measured_s < float(e.low_s):
-        notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
     assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
     why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    say(console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict])
+    tables.say(
+        console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict]
+    )
 
 
 PASSED = {"pass": True, "fail": False, "undecided": None}

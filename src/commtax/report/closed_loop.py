@@ -9,20 +9,9 @@ import numpy as np
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
 from commtax.judgement.limits import JudgedLimit
+from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import (
-    ANSWER,
-    OWN_LIMITS,
-    Remarks,
-    longest_words,
-    notes,
-    say,
-    say_asked,
-    say_own_limits,
-    show_shares,
-    show_table,
-)
 from commtax.spec import SERVING_AXES
 from commtax.units import format_figure, format_mean, format_seconds, format_spread, plural
 from commtax.verbs.closed_loop import ClosedLoop
@@ -55,7 +44,7 @@ def show_unfit(console: Console, s: ClosedLoop, advice: Iterable[str] = ()) -> N
     """That nobody can run this plan, and what would fit: its times would be those of another one."""
     _say_unfit(console, s)
     for change in () if _too_long(s) else advice:  # which names what would help itself
-        say(console, f"  It would fit with {change}.")
+        tables.say(console, f"  It would fit with {change}.")
     _say_asked(console, s)
 
 
@@ -64,28 +53,29 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     if not holds_one(s):
         show_unfit(console, s)
         return
-    say_own_limits(console, s.notes)
+    tables.say_own_limits(console, s.notes)
     tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
-    say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", ANSWER)
+    tables.say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", tables.ANSWER)
     _say_first(console, s)
     found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
-    found["handed_s"] = min(found["moved_s"], _handover_s(s))
+    handover_s = s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
+    found["handed_s"] = min(found["moved_s"], handover_s)
     found["moved_s"] -= found["handed_s"]
     parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
-        parts["TPOT"] = _token_parts(s), float(s.tpot_s)
-    say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
+        decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
+        frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
+        thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
+        token_parts = [("the decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
+        parts["TPOT"] = token_parts, float(s.tpot_s)
+    tables.say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
     _say_asked(console, s)
     for name, (times_s, whole_s) in parts.items():
-        show_shares(console, f"part of {name}", times_s, whole_s)
+        tables.show_shares(console, f"part of {name}", times_s, whole_s)
     said, details = _remarks(s, _mixture(s), *_handover_source(s))
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
-    notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
-
-
-def _handover_s(s: ClosedLoop) -> float:
-    return s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
+    tables.notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
 
 
 def fixed_time_notes(s: ClosedLoop) -> list[str]:
@@ -130,22 +120,15 @@ def _largest(parts: list[tuple[str, float]], whole_s: float) -> str:
     return f"{name} ({seconds / whole_s:.0%})"
 
 
-def _remarks(s: ClosedLoop, *details: str) -> Remarks:
+def _remarks(s: ClosedLoop, *details: str) -> tables.Remarks:
     """What host times rest on changes how an answer is read only where they were not measured so."""
     sure = s.basis == "calibrated" and not s.question.engine.host.host_label
-    said = [note for note in s.notes if note.code not in ("too-long", OWN_LIMITS, *TOLD_FIRST)]
+    said = [note for note in s.notes if note.code not in ("too-long", tables.OWN_LIMITS, *TOLD_FIRST)]
     return (*said, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
 
 
 def _ends(s: ClosedLoop, name: str) -> str:
     return " to ".join(format_seconds(end) for end in s.range_of(name))
-
-
-def _token_parts(s: ClosedLoop) -> list[tuple[str, float]]:
-    decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
-    frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
-    thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
-    return [("the decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
 def show_simulations(console: Console, s: ClosedLoop) -> None:
@@ -154,28 +137,25 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
         show_unfit(console, s)
         return
     runs = simulation_runs(s)
-    say_own_limits(console, s.notes)
-    say(console, _span_words(runs[0], runs[-1]), ANSWER)
+    tables.say_own_limits(console, s.notes)
+    first, last = runs[0], runs[-1]
+    clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
+    names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
+    longer = [f"{name.upper()} {format_seconds(first[f'{name}_s'])} to {format_seconds(last[f'{name}_s'])}" for name in names]
+    span_words = f"{clients}: {', '.join(longer)}; {first['tokens_per_s']:,.0f} to {last['tokens_per_s']:,.0f} output tokens/s"
+    tables.say(console, span_words, tables.ANSWER)
     _say_first(console, s)
     _say_asked(console, s)
     times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
     columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
-    show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
-    notes(console, *_remarks(s))
+    tables.show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
+    tables.notes(console, *_remarks(s))
 
 
 def _say_first(console: Console, s: ClosedLoop) -> None:
     """The notes that belong to the answer itself."""
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
-        say(console, note)
-
-
-def _span_words(first: Run, last: Run) -> str:
-    """What more clients do to the latencies and to the rate."""
-    clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
-    names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
-    times = [f"{name.upper()} {format_seconds(first[f'{name}_s'])} to {format_seconds(last[f'{name}_s'])}" for name in names]
-    return f"{clients}: {', '.join(times)}; {first['tokens_per_s']:,.0f} to {last['tokens_per_s']:,.0f} output tokens/s"
+        tables.say(console, note)
 
 
 def _run_cells(run: Run) -> tuple[str, ...]:
@@ -191,7 +171,7 @@ def _run_cells(run: Run) -> tuple[str, ...]:
 def _say_unfit(console: Console, s: ClosedLoop) -> None:
     r = s.requests
     if long := _too_long(s):
-        say(console, f"It does not fit: {long[0]}.", "bold red")
+        tables.say(console, f"It does not fit: {long[0]}.", "bold red")
         return
     states = int(np.max(s.state_tokens))
     beside = f" and room for {states:,} more for its states" if states else ""
@@ -200,7 +180,7 @@ def _say_unfit(console: Console, s: ClosedLoop) -> None:
     if s.apart and s.kv_tokens >= r.tokens:
         need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
     holds = f"the KV cache of {whose} holds {int(room):,} tokens" if room > 0 else f"weights leave the KV cache of {whose} no room"
-    say(console, f"It does not fit: {holds}, and {need}.", "bold red")
+    tables.say(console, f"It does not fit: {holds}, and {need}.", "bold red")
 
 
 def _say_asked(console: Console, s: ClosedLoop) -> None:
@@ -208,11 +188,9 @@ def _say_asked(console: Console, s: ClosedLoop) -> None:
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
     spread = f" (lengths {format_spread(r.spread)})" if r.spread else " (all of equal length)"
+    lengths = f"{int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{tables.longest_words(s.question)}"
     hits = f", {hit:.0%} of each prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
-    asked = (
-        f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{longest_words(s.question)}{hits}{finite}"
-    )
-    say_asked(console, s.question, asked, gpus=_gpus(s))
+    tables.say_asked(console, s.question, f"{clients}, {lengths}{hits}{finite}", gpus=_gpus(s))
 
 
 def _gpus(s: ClosedLoop) -> str:

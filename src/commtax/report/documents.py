@@ -14,7 +14,7 @@ from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.question import Question
 from commtax.redaction import redact
-from commtax.spec import SIZES, Plan
+from commtax.spec import SIZES
 
 Value = int | float | str | None
 Record = dict[str, object]
@@ -106,13 +106,14 @@ def engine_name(q: Question) -> str:
 
 def document(name: str, q: Question, /, **things: object) -> Record:
     """A document that answers one question."""
-    usual: Record = {"engine": engine_name(q), "plan": _plan(q.plan), "idle_gpus": q.cluster.num_gpus - q.plan.all_gpus}
-    usual["techniques"] = [text for _, text in techniques_on(q)]
-    return record(name, question=q, **(usual | things))
-
-
-def _plan(plan: Plan) -> Record:
+    plan = q.plan
     loras = plan.max_loras if plan.lora_rank else None
     shared = plan.dcp if np.any(np.asarray(plan.dcp) > 1) else None
     kinds = record("plan", plan=plan, sharing=shared, max_loras=loras, weights_dtype=plan.weights_dtype or "checkpoint")
-    return facts(plan, *SIZES) | kinds
+    usual: Record = {
+        "engine": engine_name(q),
+        "plan": facts(plan, *SIZES) | kinds,
+        "idle_gpus": q.cluster.num_gpus - q.plan.all_gpus,
+    }
+    usual["techniques"] = [text for _, text in techniques_on(q)]
+    return record(name, question=q, **(usual | things))

@@ -4,19 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from commtax.catalog.programs import program_of
 from commtax.judgement.starting import LENGTH, SEQS
+from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import (
-    ANSWER,
-    NOTHING_SENT,
-    cluster_words,
-    drop_empty_columns,
-    notes,
-    say,
-    say_asked,
-    served_step,
-    show_table,
-)
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
@@ -43,12 +33,12 @@ def show_traffic(console: Console, sent: Traffic) -> None:
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
-    say(console, _sum_line(sent) if rows else NOTHING_SENT, ANSWER)
-    say_asked(console, sent.question, _trained_step(sent) if sent.question.trains else served_step(sent.question))
+    tables.say(console, _sum_line(sent) if rows else tables.NOTHING_SENT, tables.ANSWER)
+    tables.say_asked(console, sent.question, _trained_step(sent) if sent.question.trains else tables.served_step(sent.question))
     if rows:
         columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent per rank", "link", "note")
-        show_table(console, *drop_empty_columns(columns, rows), ("note", "ranks", "link", "tensor"))
-    notes(console, sent.notes)
+        tables.show_table(console, *tables.drop_empty_columns(columns, rows), ("note", "ranks", "link", "tensor"))
+    tables.notes(console, sent.notes)
 
 
 def _sum_line(sent: Traffic) -> str:
@@ -75,18 +65,18 @@ def traffic_document(sent: Traffic) -> Record:
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
     """The verdict, what is missing or left, then what a rank holds."""
     asked = judged.question
-    say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
+    tables.say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
     if not judged.trains and (adapters := adapter_words(judged)):
-        say(console, adapters)
+        tables.say(console, adapters)
     if not judged.fits:
-        say(console, f"{lack_sentence(judged)}.", style="red")
+        tables.say(console, f"{lack_sentence(judged)}.", style="red")
         would = "fit" if judged.trains or not judged.holds_one else "start"
         for i, advice in enumerate(judged.advice):
-            say(console, f"  It would {'also ' * (i > 0)}{would} with {advice}.")
+            tables.say(console, f"  It would {'also ' * (i > 0)}{would} with {advice}.")
         if not judged.trains and not judged.advice:
-            say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
+            tables.say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
     remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
-    notes(console, (*asked.notes, *remarks))
+    tables.notes(console, (*asked.notes, *remarks))
 
 
 def fit_words(judged: Fit | TrainFit) -> str:
@@ -95,7 +85,7 @@ def fit_words(judged: Fit | TrainFit) -> str:
     model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else fails}"
     chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
     said = chosen if not judged.trains and judged.chosen else ""
-    return f"{model} on {cluster_words(asked)}{':' if judged.fits else ';'} {said}{describe_gpus(asked.plan)}"
+    return f"{model} on {tables.cluster_words(asked)}{':' if judged.fits else ';'} {said}{describe_gpus(asked.plan)}"
 
 
 def adapter_words(judged: Fit) -> str:
@@ -122,8 +112,8 @@ def held_parts(judged: Fit | TrainFit) -> Iterable[tuple[str, float, str]]:
 def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Iterable[tuple[str, float, str]]) -> None:
     chip = judged.question.cluster.chip
     rows = [(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note) for name, nbytes, note in held]
-    columns = drop_empty_columns(("on each GPU", ">bytes", ">share", "note"), rows)
-    show_table(console, *columns, ("note",), f"{chip.name}: {title}")
+    columns = tables.drop_empty_columns(("on each GPU", ">bytes", ">share", "note"), rows)
+    tables.show_table(console, *columns, ("note",), f"{chip.name}: {title}")
 
 
 def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
@@ -134,11 +124,15 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     if judged.fits:
         _say_logged(console, judged)
         if judged.roomier:
-            say(console, f"Memory binds: {room_words(judged.roomier, judged)} ({limit_costs(judged.roomier, judged)}).")
+            tables.say(console, f"Memory binds: {room_words(judged.roomier, judged)} ({limit_costs(judged.roomier, judged)}).")
     _show_held(console, title, judged, _served_parts(judged))
     if not judged.fits:
         _say_logged(console, judged)
-    return (*_warnings(judged), _limits(judged))
+    s, engine = judged.question.limits, judged.question.engine
+    limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
+    used = f"{s.gpu_memory_utilization:.3g} of the memory of each GPU{SHARED.get(engine.memory.utilization_of, '')}"
+    limit_words = f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
+    return (*_warnings(judged), limit_words)
 
 
 def _say_logged(console: Console, judged: Fit) -> None:
@@ -147,14 +141,16 @@ def _say_logged(console: Console, judged: Fit) -> None:
     low, high = judged.kv_tokens_range
     facts = {name: getattr(limits, name) for name in (LENGTH, SEQS, "max_num_batched_tokens")}
     facts |= {"weights_gib": judged.weights_bytes / GiB, "kv_gib": judged.kv_bytes / GiB, "tokens": judged.kv_tokens}
-    facts |= {"concurrency": judged.max_concurrency, "ranks": _ranks_words(judged)}
+    ranks = int(judged.question.plan.dp)
+    ranks_words = f"; per data-parallel rank, all {ranks} hold {ranks * judged.kv_tokens:,.0f} tokens" if ranks > 1 else ""
+    facts |= {"concurrency": judged.max_concurrency, "ranks": ranks_words}
     facts["spread"] = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
     if engine.memory.start_lines:
-        say(console, f"{program_of(engine).title} would log:")
+        tables.say(console, f"{program_of(engine).title} would log:")
     for line in engine.memory.start_lines or PLAIN_LINES:
-        say(console, line.format_map(facts))
+        tables.say(console, line.format_map(facts))
     blocks = f"{judged.kv_blocks:,} blocks of {plural(judged.block_size, 'token')}; " if judged.block_size > 1 else ""
-    say(console, f"{blocks}{format_bytes(judged.kv_bytes_per_token)} of KV per token per rank")
+    tables.say(console, f"{blocks}{format_bytes(judged.kv_bytes_per_token)} of KV per token per rank")
     if judged.state_bytes_per_sequence:
         pool, states = judged.pool, format_bytes(judged.state_bytes_per_sequence_per_rank)
         if judged.state_pool_bytes:
@@ -164,13 +160,7 @@ def _say_logged(console: Console, judged: Fit) -> None:
         else:
             place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
         longest = f"the longest request has {judged.longest_request:,} tokens"
-        say(console, f"States: {states} per sequence per rank, whatever its length; {place}; {longest}")
-
-
-def _ranks_words(judged: Fit) -> str:
-    """That every data-parallel rank has such a cache of its own, and what all of them hold."""
-    ranks = int(judged.question.plan.dp)
-    return f"; per data-parallel rank, all {ranks} hold {ranks * judged.kv_tokens:,.0f} tokens" if ranks > 1 else ""
+        tables.say(console, f"States: {states} per sequence per rank, whatever its length; {place}; {longest}")
 
 
 def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
@@ -203,19 +193,12 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield "layers with and without a window share the blocks in equal groups: a token costs as if all stored it, a request less"
 
 
-def _limits(judged: Fit) -> str:
-    s, engine = judged.question.limits, judged.question.engine
-    limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
-    used = f"{s.gpu_memory_utilization:.3g} of the memory of each GPU{SHARED.get(engine.memory.utilization_of, '')}"
-    return f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
-
-
 def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     q, plan = judged.question, judged.question.plan
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     length = f"{q.context:,.0f} tokens"
-    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}", "dim")
+    tables.say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}", "dim")
     held = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
     _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, held)
     return ()

@@ -105,17 +105,12 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
             usd = f" for {format_money(one.money.usd_per_year)} per year" if one.money.usd_per_year else ""
             yield f"{_placed_words(a, one)} would do{usd}{used}; but {_edge_words(one)}"
         elif one is best and best is not own:
-            yield _ahead_words(a, best, own)
-
-
-def _ahead_words(a: FleetPlans, best: Trial, own: Trial) -> str:
-    """By how much the best beats the recommended fleet, and what stands against it."""
-    ratio, named = burden(own) / burden(best), _placed_words(a, best)
-    share = ratio - 1 if a.objective == "tokens" else 1 - 1 / ratio
-    gain = f"{share:.0%} {GAIN[a.objective]}" if share > 0.005 else "equally good"
-    lead = f"{named} is predicted {'at ' * (share > 0.005)}" if _unchecked(best) else f"the best is {named}: "
-    grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
-    return f"{lead}{gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
+            ratio, named = burden(own) / burden(best), _placed_words(a, best)
+            share = ratio - 1 if a.objective == "tokens" else 1 - 1 / ratio
+            gain = f"{share:.0%} {GAIN[a.objective]}" if share > 0.005 else "equally good"
+            lead = f"{named} is predicted {'at ' * (share > 0.005)}" if _unchecked(best) else f"the best is {named}: "
+            grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
+            yield f"{lead}{gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
 
 
 def _unchecked(trial: Trial) -> list[str]:

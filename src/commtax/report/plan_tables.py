@@ -53,21 +53,18 @@ def show_ranked(
     plans = [plan + few for plan, few in zip(columns["plan"], fewer, strict=True)]
     shown = {name: columns[name] for name in names[: after - 1]} | {"plan": plans} | counted
     shown |= {name: columns[name] for name in names[after:]}
-    told = [*_order_words(columns.get("", ()), aim), *([_use_words(usual, there, any(fewer))] if usual else [])]
+    marks = columns.get("", ())
+    marked = any(MARK in mark for mark in marks)
+    order = [("best" if marked else "nearest") + " first" + (f" for {aim}" if aim else "")] if len(marks) > 1 else []
+    elsewhere = [f"{OTHER_MARK} on another cluster"] * any(OTHER_MARK in mark for mark in marks)
+    why = " for that" if aim else "" if MARK in next(iter(marks), MARK) else ", for the reason given above"
+    order_words = order + [", ".join([f"{MARK} is recommended{why}", *elsewhere])] * marked
+    told = [*order_words, *([_use_words(usual, there, any(fewer))] if usual else [])]
     if told:
         console.print()
         sentence = "; ".join(told)
         say(console, f"{sentence[0].upper()}{sentence[1:]}:", "dim")
     show_table(console, list(shown), zip(*shown.values(), strict=True), expendable, apart=not told)
-
-
-def _order_words(marks: Sequence[str], aim: str) -> list[str]:
-    """What the first column says."""
-    marked = any(MARK in mark for mark in marks)
-    order = [("best" if marked else "nearest") + " first" + (f" for {aim}" if aim else "")] if len(marks) > 1 else []
-    elsewhere = [f"{OTHER_MARK} on another cluster"] * any(OTHER_MARK in mark for mark in marks)
-    why = " for that" if aim else "" if MARK in next(iter(marks), MARK) else ", for the reason given above"
-    return order + [", ".join([f"{MARK} is recommended{why}", *elsewhere])] * marked
 
 
 def _use_words(gpus: int, there: int, some_fewer: bool) -> str:

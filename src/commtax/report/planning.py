@@ -18,14 +18,14 @@ from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
-from commtax.report.drawing import Console
+from commtax.report.drawing import Console, Sketch
 from commtax.report.exact_bytes import roomier_record
-from commtax.report.front import drawn_front
 from commtax.report.money import counted_note, plan_notes, spent_record
-from commtax.report.operating_points import show_points
+from commtax.report.operating_points import point_name, show_points
 from commtax.report.pasted_plans import show_own_plan
 from commtax.report.plan_tables import (
     EXPENDABLE,
+    MARK,
     NEAREST,
     behind_notes,
     facts_at,
@@ -41,6 +41,10 @@ from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import link_notes
+
+WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
+HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
+
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
@@ -250,3 +254,40 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
         "verdict": a.gpu_words(rows, i),
     }
+
+
+def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
+    """The Pareto front: what a user gets (across) against what a GPU gives (up)."""
+    width = min(WIDTH, room - EDGE)
+    front = a.front
+    if len(front) < 3 or a.question.requests.output_len == 1:
+        return []
+    x, y = front.tokens_per_s_per_user, front.tokens_per_s_per_gpu
+    grid = [[" "] * width for _ in range(HEIGHT)]
+
+    def place(u: float, g: float) -> tuple[int, int]:
+        across, up = (u - x.min()) / max(1e-9, np.ptp(x)), (g - y.min()) / max(1e-9, np.ptp(y))
+        return round(across * (width - 1)), HEIGHT - 1 - round(up * (HEIGHT - 1))
+
+    for column, row in map(place, x, y):
+        grid[row][column] = "•"
+    marked = _marked(a)
+    for sign, (_, rows, i) in marked.items():
+        column, row = place(rows.tokens_per_s_per_user[i], rows.tokens_per_s_per_gpu[i])
+        if 0 <= row < HEIGHT and 0 <= column < width:
+            grid[row][column] = sign
+    lines = [Sketch(f"{HEAD}; {', '.join(f'{sign} is {name}' for sign, (name, _, _) in marked.items())}", style="dim")]
+    for i, cells in enumerate(grid):
+        edge = f"{y.max() - (y.max() - y.min()) * i / (HEIGHT - 1):{EDGE - 2},.0f} │"
+        lines.append(Sketch(edge + "".join(cells).rstrip()))
+    lines.append(Sketch(" " * (EDGE - 1) + "└" + "─" * width))
+    lines.append(Sketch(f"{x.min():{EDGE + 4},.1f}{x.max():{width - 4},.1f}", style="dim"))
+    return lines
+
+
+def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
+    """Points with a sign of their own: the recommended plan, or the operating points by their first letters."""
+    if not a.places:
+        return {MARK: ("the recommended plan", a.plans, a.recommended)}
+    named = [(point_name(a, point), point) for point in a.places]
+    return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}

@@ -62,24 +62,17 @@ def _table(history: Sequence[ServerAudit], width: int) -> Table:
     for code, name in WORDS["rows"].items():
         if f := found.get(code):
             bounds = tails.get(code.partition("_")[0]) if f.measured is None else None
-            cells = {"": name, **_figure_cells(f, bounds), "so far": sparkline(_measured_so_far(history, code))}
+            figure_cells = {
+                "measured": bounds_text(*bounds) if bounds else value_text(f.measured, f.unit),
+                "80% range": range_text(f) if f.predicted is not None else "",
+                "verdict": Styled(f.verdict if f.evidence else "", style=VERDICTS[f.verdict]),
+                "where it lies": _scale(f, bounds),
+            }
+            windows = (seen for seen in history if seen.window.seconds is not None)
+            measured_so_far = [next((f.measured for f in seen.findings if f.code == code), None) for seen in windows]
+            cells = {"": name, **figure_cells, "so far": sparkline(measured_so_far)}
             drawn.add_row(*(cells[column] for column, shown in columns.items() if shown))
     return drawn
-
-
-def _figure_cells(f: Finding, bounds: tuple[float, float] | None) -> dict[str, str | Styled]:
-    return {
-        "measured": bounds_text(*bounds) if bounds else value_text(f.measured, f.unit),
-        "80% range": range_text(f) if f.predicted is not None else "",
-        "verdict": Styled(f.verdict if f.evidence else "", style=VERDICTS[f.verdict]),
-        "where it lies": _scale(f, bounds),
-    }
-
-
-def _measured_so_far(history: Sequence[ServerAudit], code: str) -> list[float | None]:
-    """A figure over the windows so far; what was since the server's start is none."""
-    windows = (seen for seen in history if seen.window.seconds is not None)
-    return [next((f.measured for f in seen.findings if f.code == code), None) for seen in windows]
 
 
 def _scale(f: Finding, bounds: tuple[float, float] | None) -> str:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding
-from commtax.evidence.missing_evidence import missing_sentence
+from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding, missing_sentence
 from commtax.files import table
 from commtax.report import auditing
 from commtax.report.audit_words import cause_sentence, causes, outcome_sentence, remarks, told_facts, value_text
@@ -28,12 +27,9 @@ def state_of(seen: ServerAudit) -> str:
     timed = [f for f in off if f.evidence and f.difference]
     if not timed:
         return OTHER
-    return SLOWER if _is_slower(_furthest(timed)) else FASTER
-
-
-def _is_slower(f: Finding) -> bool:
-    """Of a time that it is longer, of a rate that it is lower."""
-    return ((f.difference or 0.0) > 0) == (f.unit == "s")
+    f = _furthest(timed)
+    is_longer_or_higher = (f.difference or 0.0) > 0
+    return SLOWER if is_longer_or_higher == (f.unit == "s") else FASTER
 
 
 def _furthest(findings: list[Finding]) -> Finding:

@@ -7,7 +7,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, range_80, say, say_asked, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, PricedBy, TimePart
+from commtax.verbs.why_parts import Effect, Explanation, Floor, TimePart
 
 
 def why_document(w: Why) -> Record:
@@ -31,7 +31,13 @@ def show_why(console: Console, w: Why) -> None:
     say_asked(console, w.bill.question)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
     show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
-    _show_effects(console, w.explanation.effects)
+    effects = w.explanation.effects
+    sources = _cited(effects)
+    marks = [f"[{sources.index(e.source) + 1}]" if e.source else "" for e in effects]
+    values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
+    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
+    if rows:
+        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
     cited = [f"[{number}] {source}" for number, source in enumerate(_cited(w.explanation.effects), start=1)]
     notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
 
@@ -74,7 +80,12 @@ def _derived_lines(w: Why) -> Iterator[str]:
         window = f"{format_seconds(e.way.window_s)} ({e.way.window})" if e.way.window_s else "none"
         yield f"on the wire: each rank sends at least {format_bytes(e.way.sent_bytes)} each time; window: {window}"
     if e.priced_by:
-        yield from _constants_lines(e.priced_by)
+        p = e.priced_by
+        home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
+        yield f"priced by: {p.table} ({p.source}{home})"
+        if p.equation:
+            yield p.equation
+        yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
     elif e.source:
         yield f"source: {e.source}"
 
@@ -95,27 +106,9 @@ def _floor_words(floor: Floor, each_s: float) -> str:
     return f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
 
 
-def _constants_lines(p: PricedBy) -> Iterator[str]:
-    home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
-    yield f"priced by: {p.table} ({p.source}{home})"
-    if p.equation:
-        yield p.equation
-    yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
-
-
 def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
     alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
     return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
-
-
-def _show_effects(console: Console, effects: tuple[Effect, ...]) -> None:
-    """Each with its mechanism; the sources stand once, among the details."""
-    cited = _cited(effects)
-    marks = [f"[{cited.index(e.source) + 1}]" if e.source else "" for e in effects]
-    values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
-    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
-    if rows:
-        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
 
 
 def _cited(effects: tuple[Effect, ...]) -> list[str]:

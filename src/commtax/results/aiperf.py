@@ -27,21 +27,17 @@ def from_document(d: JsonObject) -> BenchmarkRun:
     blocks = {key: block for key, block in d.items() if isinstance(block, dict)}
     flat = {**d, **{key: block.get("avg") for key, block in blocks.items() if "avg" in block}}
     config = blocks.get("input_config", {})
-    return _make_result(blocks, {**flat, **_load_options(config)}, str(d.get("aiperf_version") or d.get("version") or ""))
-
-
-def _load_options(config: JsonObject) -> JsonObject:
-    """Load and model: of AIPerf's phases, of its older ``loadgen``, or of GenAI-Perf's options."""
     kept = [p for p in list_of(config.get("phases")) if isinstance(p, dict) and not p.get("exclude_from_results")]
     older = [config.get("loadgen"), config.get("perf_analyzer"), config]
     load = next((part for part in (*kept, *older) if isinstance(part, dict)), JsonObject())
     stimulus, endpoint = map(object_of, (load.get("stimulus"), config.get("endpoint")))
     named = [m.get("name") for m in list_of(object_of(config.get("models")).get("items")) if isinstance(m, dict)]
     models = endpoint.get("model_names") or config.get("model_names") or named or [config.get("model")]
-    return {
+    load_options = {
         **{key: next((v for at in (load, stimulus) for k in keys if (v := at.get(k))), None) for key, keys in LOAD.items()},
         "model": models[0] if isinstance(models, list) and models else models,
     }
+    return _make_result(blocks, {**flat, **load_options}, str(d.get("aiperf_version") or d.get("version") or ""))
 
 
 def _make_result(blocks: Blocks, flat: Mapping[str, object], version: str = "") -> BenchmarkRun:

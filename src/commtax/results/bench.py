@@ -5,26 +5,31 @@ JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps
 server's ``/metrics``.
 
 Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
-them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
+them; ITL is the list of gaps between chunks of a stream, which may hold several tokens. Of JSON that ends too early, or
+is damaged somewhere, all is read that is whole before that place.
 """
 
 import csv
+import json
 import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 from commtax.evidence.wordings import split_lines
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
 from commtax.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
 from commtax.results import trtllm_bench as trtllm
-from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_among, thirds_of
-from commtax.results.damaged_json import read_damaged
+from commtax.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_of, thirds_of
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
+
+_DECODER = json.JSONDecoder()
+_SPACE = " \n\r\t"
+
 
 COUNT = counts(__name__)
 KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *inferencex.KEYS))
@@ -184,7 +189,8 @@ def _serve(d: JsonObject) -> BenchmarkRun:
     facts |= {"version": said[: COUNT.most_version]} if said else {}
     facts |= {key: value[: COUNT.most_version] for key in ("engine", "precision") if isinstance(value := d.get(key), str) and value}
     tool, drawn = ("sglang", _drawn_spread(d)) if sglang else ("vllm", None)
-    return result(tool, "serve", d, stats, spread=spread_among(answers) if answers else drawn, facts=facts)
+    spread = spread_of(fmean(answers), pstdev(answers)) if answers else drawn
+    return result(tool, "serve", d, stats, spread=spread, facts=facts)
 
 
 def _drawn_spread(d: JsonObject) -> float | None:
@@ -196,3 +202,68 @@ def _drawn_spread(d: JsonObject) -> float | None:
 def _is_sweep(text: str) -> bool:
     header = text[:20000].lstrip().partition("\n")[0].strip()
     return "," in header and any(column in header.split(",") for column in COLUMNS)
+
+
+def read_damaged(text: str) -> tuple[Json, str]:
+    """The value of a text as far as it goes, and the last key before the end; None where nothing is readable.
+
+    >>> read_damaged('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
+    ({'a': 1, 'b': [{'c': 2, 'd': {'e': 3}}, {'f': 4}]}, 'f')
+    """
+    last = [""]
+    begin = _skip_space(text, 0)
+    value, _ = _value(text, begin, last, COUNT.depth) if text[begin : begin + 1] in ("{", "[") else (None, -1)
+    return value, last[0]
+
+
+def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
+    """A value and where it ends; -1 where it does not."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        opened = text[at : at + 1]
+        if depth and opened in ("{", "["):
+            return (_object if opened == "{" else _list)(text, at + 1, last, depth - 1), -1
+        return None, -1
+    if end == len(text) and text[at : at + 1] not in ("{", "[", '"'):  # a number may have had more digits
+        return None, -1
+    return value, end
+
+
+def _object(text: str, at: int, last: list[str], depth: int) -> JsonObject:
+    held: JsonObject = {}
+    while at > 0:
+        key, at = _value(text, _skip_space(text, at), last, 0)
+        colon = _skip_space(text, at)
+        if at < 0 or not isinstance(key, str) or text[colon : colon + 1] != ":":
+            break
+        value, at = _value(text, _skip_space(text, colon + 1), last, depth)
+        if at < 0 and not value:
+            break
+        held[key] = value
+        last[0] = key if at > 0 else last[0]
+        at = _after_comma(text, at)
+    return held
+
+
+def _list(text: str, at: int, last: list[str], depth: int) -> list[Json]:
+    held: list[Json] = []
+    while at > 0:
+        value, at = _value(text, _skip_space(text, at), last, depth)
+        if at > 0 or value:
+            held.append(value)
+        at = _after_comma(text, at)
+    return held
+
+
+def _after_comma(text: str, at: int) -> int:
+    """Behind the comma that follows; -1 where none does."""
+    at = _skip_space(text, at) if at > 0 else at
+    return at + 1 if at > 0 and text[at : at + 1] == "," else -1
+
+
+def _skip_space(text: str, at: int) -> int:
+    """Where the next sign is that is no space."""
+    while 0 <= at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at

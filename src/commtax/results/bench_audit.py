@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -51,7 +51,19 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
     distrust = [Note("distrust", claim.distrust)] if claim and claim.distrust else []
     offer = (*distrust, *_offer(results, claim, name)) if claim else ()
     dearest = tuple(sorted(causes, key=lambda c: -(c.cost_s or 0.0)))
-    return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=_facts(results))
+    held: dict[str, dict[str, None]] = {}
+    for r in results:
+        named = {"tool": r.tool, "kind": r.kind, "model": r.model, "version": r.version, "tp": r.tp, "failed": r.failed}
+        load = {"requests": r.requests, "concurrency": r.concurrency, "request rate": r.request_rate, "batch": r.batch}
+        lengths = {"input length": r.input_len, "output length": r.output_len}
+        lengths |= {} if any(lengths.values()) else {"input tokens": r.input_tokens, "output tokens": r.output_tokens}
+        lengths |= {"tokens per step": r.accepted} if r.accepted > 1 else {}
+        for fact, value in {**named, **load, **lengths, **r.facts}.items():
+            if value:
+                held.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None
+    several = {RESULTS: str(len(results))} if len(results) > 1 else {}
+    facts = several | {fact: ", ".join(values) for fact, values in held.items()}
+    return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=facts)
 
 
 def _audit_alone(result: BenchmarkRun) -> Said:
@@ -362,19 +374,3 @@ def _fits(result: BenchmarkRun, claim: Claim) -> bool:
         and result.accepted <= 1
         and isinstance(load_of(result, claim), BenchmarkLoad)
     )
-
-
-def _facts(results: Sequence[BenchmarkRun]) -> Mapping[str, str]:
-    """What two runs may differ in: of all results of a file, each value once."""
-    held: dict[str, dict[str, None]] = {}
-    for r in results:
-        named = {"tool": r.tool, "kind": r.kind, "model": r.model, "version": r.version, "tp": r.tp, "failed": r.failed}
-        load = {"requests": r.requests, "concurrency": r.concurrency, "request rate": r.request_rate, "batch": r.batch}
-        lengths = {"input length": r.input_len, "output length": r.output_len}
-        lengths |= {} if any(lengths.values()) else {"input tokens": r.input_tokens, "output tokens": r.output_tokens}
-        lengths |= {"tokens per step": r.accepted} if r.accepted > 1 else {}
-        for fact, value in {**named, **load, **lengths, **r.facts}.items():
-            if value:
-                held.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None
-    several = {RESULTS: str(len(results))} if len(results) > 1 else {}
-    return several | {fact: ", ".join(values) for fact, values in held.items()}

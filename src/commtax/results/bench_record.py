@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import median
 from typing import TypedDict, cast
 
 from commtax.files import table
@@ -87,16 +87,12 @@ def result(tool: str, kind: str, d: Mapping[str, object], stats: Mapping[str, St
     rate = SentLoad(request_rate=next((n for key in TABLE["rate"] if (n := rate_of(d.get(key))) is not None), None))
     said = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **given}
     clear = {name: value for name, value in known.items() if value is not None}
-    facts = {**_place(d), **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
-    return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
-
-
-def _place(d: Mapping[str, object]) -> dict[str, str]:
-    """What a document calls its chips, and its degrees beside tp."""
     named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= COUNT.most_signs)
     sizes = {axis: next((n for key in keys if (n := number(d.get(key)))), 0.0) for axis, keys in TABLE["degrees"].items()}
-    told = {axis: f"{int(n)}" for axis, n in sizes.items() if n >= 1}
-    return told | ({HARDWARE: name} if (name := next(named, "")) else {})
+    told = {axis: f"{int(size)}" for axis, size in sizes.items() if size >= 1}
+    place = told | ({HARDWARE: name} if (name := next(named, "")) else {})
+    facts = {**place, **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
+    return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
 
 
 def rate_of(value: object) -> float | None:
@@ -126,11 +122,6 @@ def spread_of(mean: float | None, deviation: float | None) -> float | None:
     (0.5, None)
     """
     return None if not mean or deviation is None else min(1.0, math.sqrt(3) * max(0.0, deviation) / max(mean, 1e-9))
-
-
-def spread_among(lengths: Sequence[float]) -> float | None:
-    """… of lengths that are all known."""
-    return spread_of(fmean(lengths), pstdev(lengths)) if lengths else None
 
 
 def thirds_of(seconds: Sequence[float]) -> dict[str, float]:

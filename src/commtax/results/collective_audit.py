@@ -221,11 +221,8 @@ def _slow(run: NcclTestsRun, told: tuple[Finding, ...], ranks: int, place: Clust
         share = (ought[row.seconds] or 0.0) / row.seconds
         reached, usual = format_rate(row.busbw_Bps), format_rate(row.busbw_Bps / share)
         said = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
-        yield Cause("slow link", said, share=1 - share, change=_look(place, ranks))
-
-
-def _look(place: Cluster, ranks: int) -> str:
-    return LOOK.get(place.intra.kind, DEBUG) if ranks <= place.domain else LOOK_BETWEEN
+        look = LOOK.get(place.intra.kind, DEBUG) if ranks <= place.domain else LOOK_BETWEEN
+        yield Cause("slow link", said, share=1 - share, change=look)
 
 
 def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:

@@ -212,7 +212,11 @@ def predict_figures(load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
     unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > LEVEL.apart)
     figures = {key: _around_mean(figures, means, *key) for key in figures}
     steady = {} if load.alone else _steady_first_s(closed)
-    return ExpectedFigures(load, figures, _closed_terms(closed), max(1.0, float(closed.running)), unsure, steady)
+    parts = closed.served
+    queue = float(parts.boundary_s + parts.ahead_s + parts.slot_s + parts.frontend_s)
+    decode = (float(closed.requests.output_len) - 1) * float(closed.tpot_s)
+    closed_terms = {"queue": queue, "prefill": float(closed.ttft_s) - queue, "decode": decode}
+    return ExpectedFigures(load, figures, closed_terms, max(1.0, float(closed.running)), unsure, steady)
 
 
 def _around_mean(simulated: Figures, means: Figures, metric: str, statistic: str) -> Figure:
@@ -295,10 +299,3 @@ def _simulated_figures(timed: RequestsInTime, sigma: float) -> Iterator[tuple[tu
 def _simulated_terms(timed: RequestsInTime, load: BenchmarkLoad) -> dict[str, float]:
     queue, first, step = (timed.statistic(f"{name}_mean") for name in ("queue", "ttft", "tpot"))
     return {"queue": queue, "prefill": first - queue, "decode": (load.answer - 1) * step if load.answer > 1 else 0.0}
-
-
-def _closed_terms(closed: ClosedLoop) -> dict[str, float]:
-    parts = closed.served
-    queue = float(parts.boundary_s + parts.ahead_s + parts.slot_s + parts.frontend_s)
-    decode = (float(closed.requests.output_len) - 1) * float(closed.tpot_s)
-    return {"queue": queue, "prefill": float(closed.ttft_s) - queue, "decode": decode}

@@ -74,7 +74,8 @@ def requests_in_flight(page: Exposition, window_s: float | None) -> float | None
     the window are the requests at once. Since the start of a server idle hours count as much as busy ones: then tokens over steps
     tell how many ran in a step.
     """
-    first, gaps, whole = page.totals.get("time_to_first_token_seconds_sum"), _seconds_decoding(page), _seconds_of_requests(page)
+    whole = next((page.totals.get(f"{name}_sum") for name, metric in METRICS.items() if metric == "e2el"), None)
+    first, gaps = page.totals.get("time_to_first_token_seconds_sum"), _seconds_decoding(page)
     if window_s:
         there = first + gaps if first is not None and gaps else whole
         return there / window_s if there else None
@@ -90,10 +91,6 @@ def _seconds_decoding(page: Exposition) -> float | None:
         if count and count >= LEVEL.each_token * tokens:
             return page.totals.get(f"{name}_sum")
     return None
-
-
-def _seconds_of_requests(page: Exposition) -> float | None:
-    return next((page.totals.get(f"{name}_sum") for name, metric in METRICS.items() if metric == "e2el"), None)
 
 
 def _accepted(page: Exposition) -> float:

@@ -145,10 +145,6 @@ def named_work(job: TracedJob, place: int) -> Mapping[tuple[str, int], tuple[int
     return {key: (int(counts[i]), float(sums[i])) for key, i in keys.items()}
 
 
-_StepIntervals = tuple[Column, Column, Column]
-"""Intervals of one rank in one step: their rows, starts and ends from the step's own beginning."""
-
-
 def typical_step(job: TracedJob) -> Timeline | None:
     """The step of median length on the first ranks, from its own beginning; of very many intervals the longest."""
     totals = job.accounts.total_s

@@ -24,7 +24,13 @@ def layer_notes(job: TracedJob) -> Iterator[Note]:
     if not trace.steps or trace.steps[0].name == WHOLE:
         return
     counts = per_step(job)
-    layers = _attention_layers(job)
+    steps = len(job.traces[0].steps)
+    work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
+    found = [n for name, n in work.items() if SAYS.attention.search(name[:200]) and not SAYS.not_attention.search(name[:200])]
+    layers = max(found, default=0.0)
+    norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
+    sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
+    layers = round(layers) if sound else 0
     reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
     if has_sharded_weights(counts):
         of = f"{layers} layers{' and the embedding' if scatters > layers else ''}"
@@ -85,14 +91,3 @@ def per_step(job: TracedJob) -> Mapping[str, int]:
             held[c.step] = held.get(c.step, 0) + 1
     steps = [s.index for s in trace.steps]
     return {op: int(median(held.get(s, 0) for s in steps)) for op, held in by_op.items()}
-
-
-def _attention_layers(job: TracedJob) -> int:
-    """Layers by the attention kernels of a step (one a layer), where norms do not contradict them; 0: not told."""
-    steps = len(job.traces[0].steps)
-    work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
-    counts = [n for name, n in work.items() if SAYS.attention.search(name[:200]) and not SAYS.not_attention.search(name[:200])]
-    layers = max(counts, default=0.0)
-    norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
-    sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
-    return round(layers) if sound else 0

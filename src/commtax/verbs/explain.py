@@ -394,20 +394,16 @@ def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
     yield PossibleSlowdown("one rank is slow, or waits for data", step, 1.0, slow)
     for axis in TAXES:
         if comm_of(b, axis):
-            share = _slow_enough(b, axis, step)
+            # The share of one axis' bandwidth at which the step takes ``step_s``: bisection, because less hides as it slows.
+            low, high = 1e-6, 1.0
+            for _ in range(30):
+                middle = (low * high) ** 0.5
+                slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step
+                low, high = (middle, high) if slower else (low, middle)
+            share = low
             yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {share:.1%} of the modelled bandwidth")
     bubble = float(b.bubble_s)
     if bubble > 0:
         yield PossibleSlowdown(
             "the pipeline idles longer", step, 1.0, f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
         )
-
-
-def _slow_enough(b: StepBill, axis: str, step_s: float) -> float:
-    """The share of one axis' bandwidth at which the step takes ``step_s``: bisection, because less hides as it slows."""
-    low, high = 1e-6, 1.0
-    for _ in range(30):
-        middle = (low * high) ** 0.5
-        slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step_s
-        low, high = (middle, high) if slower else (low, middle)
-    return low

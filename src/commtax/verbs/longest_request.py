@@ -137,11 +137,10 @@ def _own_length(workers: Question) -> tuple[int, float]:
     return longest_request(judged), judged.shortfall_bytes
 
 
-def check_starts(q: Question) -> Question:
+def check_starts(q: Question) -> None:
     """Refuse what would not start."""
     if why := why_it_does_not_start(q):
         raise Refusal.of(f"does not start: {why}", **{why.code: getattr(q.limits, why.code)})
-    return q
 
 
 def length_to_start_with(q: Question, longest: float) -> int:

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from commtax import catalog
+from commtax import catalog, spec
 from commtax.arrays import cache_answers
 from commtax.catalog import transfer
 from commtax.catalog.loader import suggest
@@ -23,21 +23,6 @@ from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass, recast, replace
-from commtax.spec import (
-    ARITHMETIC,
-    COUNTED,
-    DTYPE_BYTES,
-    NO_TECHNIQUES,
-    SIZES,
-    Cluster,
-    Drafter,
-    Engine,
-    Fabric,
-    Model,
-    Number,
-    Plan,
-    Profile,
-)
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import check_number
@@ -49,7 +34,7 @@ WEIGHED = frozenset(PARTS["what_if"])
 AUTO_EP = -1  # ``ep=AUTO_EP`` asks for the engine's own size, tp x dp
 
 
-def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settled:
+def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object) -> Settled:
     """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
@@ -58,7 +43,9 @@ def ask(model: str | Model, cluster: str | Cluster, **options: object) -> Settle
     return settle(resolve_question(model, cluster, options))
 
 
-def resolve_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object], phase: str = "") -> Question:
+def resolve_question(
+    model: str | spec.Model, cluster: str | spec.Cluster, options: Mapping[str, object], phase: str = ""
+) -> Question:
     """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
     given = dict(_field(name, value) for name, value in options.items() if value is not None)
     phase = phase or str(given.pop("phase", "decode"))
@@ -69,14 +56,14 @@ def resolve_question(model: str | Model, cluster: str | Cluster, options: Mappin
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
         named, weights = named or (own.engine if able else ""), weights or checking.dtype(own.dtype)
-    sizes = {axis: given.pop(axis, 1) for axis in SIZES}
+    sizes = {axis: given.pop(axis, 1) for axis in spec.SIZES}
     replicas = given.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
         raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    engine = _engine(cast(str | Engine, named), phase)
-    plan = Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype="")  # type: ignore[arg-type]
+    engine = _engine(cast(str | spec.Engine, named), phase)
+    plan = spec.Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype="")  # type: ignore[arg-type]
     plan = replace(plan, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
     if (ahead := given.get("prefill_cluster")) is not None:
         if own:
@@ -108,7 +95,7 @@ def _check_techniques(q: Question, put: bool = False) -> None:
 
 def _with_techniques(q: Question) -> Question:
     """The question with the tokens that drafts yield; overlaps and drafters that cannot be had here are refused."""
-    if q.techniques is NO_TECHNIQUES and not q.speculative:
+    if q.techniques is spec.NO_TECHNIQUES and not q.speculative:
         return q
     from commtax.verbs import drafts, overlap_rules  # not for those who ask for none
 
@@ -117,9 +104,9 @@ def _with_techniques(q: Question) -> Question:
     return drafts.with_accepted_tokens(q)
 
 
-def _own_profile(profiles: object) -> Profile | None:
+def _own_profile(profiles: object) -> spec.Profile | None:
     """A machine's own constants, from however many files."""
-    if profiles is None or isinstance(profiles, Profile):
+    if profiles is None or isinstance(profiles, spec.Profile):
         return profiles
     from commtax.catalog.profile import load_profile  # not for those who have none
 
@@ -192,7 +179,7 @@ def settle(put: Question) -> Settled:
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
     q, plan = _with_techniques(q), q.plan
-    if any(np.ndim(getattr(plan, name)) for name in COUNTED):
+    if any(np.ndim(getattr(plan, name)) for name in spec.COUNTED):
         checking.check_run(q)
         q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     else:
@@ -207,7 +194,7 @@ def settle(put: Question) -> Settled:
 def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
-    if q.techniques is not NO_TECHNIQUES:
+    if q.techniques is not spec.NO_TECHNIQUES:
         from commtax.verbs.overlap_rules import without_idle_overlap  # not for those who ask for none
 
         q = without_idle_overlap(q)
@@ -219,12 +206,12 @@ def replan(put: Question, **changes: object) -> Question:
     return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
 
 
-def _spread(plan: Plan) -> Number:
+def _spread(plan: spec.Plan) -> spec.Number:
     """Ranks that experts are spread over, the engine's own choice counted out."""
     return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
 
 
-def _plan(q: Question, engine: Engine) -> Plan:
+def _plan(q: Question, engine: spec.Engine) -> spec.Plan:
     """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
     plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
     activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
@@ -242,19 +229,19 @@ def _plan(q: Question, engine: Engine) -> Plan:
     )
 
 
-def checkpoint_kv(model: Model, engine: Engine) -> str:
+def checkpoint_kv(model: spec.Model, engine: spec.Engine) -> str:
     """The KV cache's type that an engine takes by itself: that of the scales that a checkpoint brings; "" where there are none."""
     return model.quant.kv_dtype if model.quant and engine.memory.kv_of_checkpoint else ""
 
 
-def microbatches(batch: Number, micro_batch: Number) -> Number:
+def microbatches(batch: spec.Number, micro_batch: spec.Number) -> spec.Number:
     """Microbatches of one replica's share of the step."""
     if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
         raise Refusal(f"batch={batch} per replica does not divide by micro_batch={micro_batch}", "batch")
     return batch // micro_batch
 
 
-def _engine(engine: str | Engine, phase: str) -> Engine:
+def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
     """An engine that has the phase; the usual one where none is named."""
     if isinstance(engine, str):
         engine = catalog.engine(engine or PHASES[phase].engine)
@@ -264,14 +251,14 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
     return engine
 
 
-def _own_library(engine: Engine) -> str:
+def _own_library(engine: spec.Engine) -> str:
     """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
     usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
     other = engine.library == engine.key and engine.version != usual.version
     return f"{engine.library}@{engine.version}" if other else engine.library
 
 
-def fabric_of(q: Question) -> Fabric:
+def fabric_of(q: Question) -> spec.Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
         return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster, behind=q.engine.library)
@@ -295,7 +282,7 @@ def terms_of(q: Question) -> PricingTerms:
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
 
 
-def _drafter(q: Question) -> Drafter | None:
+def _drafter(q: Question) -> spec.Drafter | None:
     if not q.speculative:
         return None
     from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
@@ -311,7 +298,7 @@ def copies_cache(q: Question) -> bool:
     )
 
 
-def _copied_tokens(q: Question) -> Number:
+def _copied_tokens(q: Question) -> spec.Number:
     if not copies_cache(q):
         return 0.0
     from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
@@ -346,8 +333,8 @@ def _remarks(q: Question) -> Iterator[Note]:
         yield Note("checkpoint-kv", f"KV cache in fp8: {q.model.key} brings scales for it (--kv-dtype bf16 keeps it in 16 bits)")
     stored = q.model.quant.formats[::-1] if q.model.quant else ()
     for wanted in [plan.weights_dtype] if plan.weights_dtype else dict.fromkeys(quant.dtype for quant in stored):
-        native = ARITHMETIC.get(wanted, wanted)
-        if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
+        native = spec.ARITHMETIC.get(wanted, wanted)
+        if wanted in spec.DTYPE_BYTES and spec.DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
             yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
     loaded = plan.weights_dtype == "fp8" and q.engine.kernels.quantises and q.model.quant is None
     if loaded and "fp8" in cluster.chip.flops_per_s and not q.trains:
@@ -361,25 +348,25 @@ def link_notes(q: Question) -> list[Note]:
     return [Note("assumed-links", note)] if note else []
 
 
-def context_notes(q: Question, context: Number) -> list[Note]:
+def context_notes(q: Question, context: spec.Number) -> list[Note]:
     """A length that the model was not made for."""
     if np.ndim(context) == 0 and context > q.model.max_len:
         return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
     return []
 
 
-def describe_gpus(plan: Plan) -> str:
+def describe_gpus(plan: spec.Plan) -> str:
     """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
     total = int(plan.all_gpus)
     return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
 
 
-def describe_layout(plan: Plan, over: str = "") -> str:
+def describe_layout(plan: spec.Plan, over: str = "") -> str:
     """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
     return describe_sizes(plan) + describe_experts([plan], over)
 
 
-def describe_sizes(plan: Plan) -> str:
+def describe_sizes(plan: spec.Plan) -> str:
     """A layout without a word of its experts."""
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in several if n > 1]
@@ -388,7 +375,7 @@ def describe_sizes(plan: Plan) -> str:
     return f"{' x '.join(parts)}{caches}"
 
 
-def describe_experts(plans: Sequence[Plan], over: str = "") -> str:
+def describe_experts(plans: Sequence[spec.Plan], over: str = "") -> str:
     """The ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
     ranks = " and ".join(dict.fromkeys(str(int(plan.ep)) for plan in plans))
     copies = f" with {int(plans[0].redundant)} redundant ones" if plans[0].redundant else ""

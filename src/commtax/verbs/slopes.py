@@ -35,7 +35,17 @@ class PricedLoop:
 def latency_slopes(loop: PricedLoop) -> dict[str, Slopes]:
     """Of ``tpot`` and ``ttft``, by the names of an engine's constants."""
     decode, prompt = step_shares(loop.bills[0], loop.engine, loop.seqs), step_shares(loop.bills[1], loop.engine, loop.seqs, True)
-    parts = {"tpot": (_token_parts(loop), loop.served.tpot_s), "ttft": (_first_token_parts(loop), loop.served.ttft_s)}
+    served, each, first = loop.served, _token_parts(loop), _added(loop.served.ahead_s, loop)
+    own = {
+        "prompt": first["prompt"] + served.prefill_s,
+        "decode": first["decode"] + served.boundary_s,
+        "request": first["request"] + served.request_s,
+    }
+    life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + loop.decodes * served.tpot_s
+    waited = served.slot_s / np.maximum(LEAST_S, life)
+    first_token_parts = {name: part + waited * (part + loop.decodes * each[name]) for name, part in own.items()}
+    # Who waits for a slot waits for whole lives of requests.
+    parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, loop.served.ttft_s)}
     return {
         metric: {
             name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
@@ -78,16 +88,3 @@ def _token_parts(loop: PricedLoop) -> dict[str, Number]:
     """Seconds of TPOT that go as a step with prompts does, as one that decodes, and as a request's way."""
     parts = _added(loop.served.stretch_s, loop)
     return parts | {"decode": parts["decode"] + loop.served.tpot_s - loop.served.stretch_s}
-
-
-def _first_token_parts(loop: PricedLoop) -> dict[str, Number]:
-    """… and of TTFT. Who waits for a slot waits for whole lives of requests."""
-    served, each, parts = loop.served, _token_parts(loop), _added(loop.served.ahead_s, loop)
-    own = {
-        "prompt": parts["prompt"] + served.prefill_s,
-        "decode": parts["decode"] + served.boundary_s,
-        "request": parts["request"] + served.request_s,
-    }
-    life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + loop.decodes * served.tpot_s
-    waited = served.slot_s / np.maximum(LEAST_S, life)
-    return {name: part + waited * (part + loop.decodes * each[name]) for name, part in own.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from commtax.catalog.techniques import changes_of, default_of, field_value, techniques_on
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Engine, Technique
+from commtax.spec import Technique
 from commtax.statement import ALREADY_ON, Refusal
 from commtax.verbs.collective_rules import is_on_already, on_since
 from commtax.verbs.settling import settle
@@ -55,8 +55,3 @@ def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tupl
             since = f"in {name} since {version}" if version else f"in every version of {name} known here"
             return since, ALREADY.sub("", str(refused)), own_kernel and "library" not in changes
     return None
-
-
-def without_usual(engine: Engine) -> Engine:
-    """An engine that leaves its techniques of collectives to be asked for."""
-    return engine.but(on_by_default=())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
 from commtax.catalog.effects import engine_number, mechanisms
-from commtax.catalog.kernel_constants import measured_chips
+from commtax.catalog.loader import table as catalogue_table
 from commtax.cost import kernels
 from commtax.cost.forms import equation
 from commtax.cost.kernel import Kernel, PricingTerms
@@ -49,7 +49,8 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     sizes = {name: value for name, value in sizes.items() if value}
     source = kernels.kernel_source(k, t.constants)
     constants = {name: float(value) for name, value in kernels.constants_of(charged, t.constants).items() if name != "sigma"}
-    table, home = kernels.table_of(charged, t.constants), measured_chips(t.constants.family)
+    table = kernels.table_of(charged, t.constants)
+    home = tuple(catalogue_table("kernels", t.constants.family).get("measured_on", ()))
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
     if charged is not k:
         instead = "; nobody timed 8 bits here, which take no longer than these 16"

@@ -40,7 +40,7 @@ from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, ra
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import RequestTimes, loop_around, requests_served, steps_of
 from commtax.verbs.settling import Settled, resolve_question, settle
-from commtax.verbs.usual_techniques import UsualTechnique, split_usual, without_usual
+from commtax.verbs.usual_techniques import UsualTechnique, split_usual
 
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
@@ -213,7 +213,7 @@ def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[Techn
         try:
             if found.separable:
                 q = weigh.question
-                bare = weigh.beside(q.but(engine=without_usual(q.engine)))
+                bare = weigh.beside(q.but(engine=q.engine.but(on_by_default=())))
                 row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
         except ValueError:
             pass  # the reason that it is refused for stands

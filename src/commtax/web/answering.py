@@ -1,14 +1,20 @@
-"""One question of the API, from its name and its query to the bytes of its answer or of its refusal. No web package is needed."""
+"""One question of the API, from its name and its query to the bytes of its answer or of its refusal; and the
+catalogue with which a page begins. No web package is needed."""
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from urllib.parse import parse_qsl
 
+from commtax import catalog
+from commtax.catalog.models import bundled_model
+from commtax.cost.inventory import num_params
+from commtax.cost.schedules import TRAINING
+from commtax.files import table
 from commtax.report.bills import bill_document
-from commtax.report.documents import to_json
+from commtax.report.documents import Record, facts, to_json
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
-from commtax.report.view.tour import catalogue
 from commtax.report.whys import why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
@@ -26,6 +32,22 @@ Answer = Callable[[State], object]
 Written = tuple[int, bytes]  # a status and a body of JSON
 LINE = Key("line", "line", 1, "The number of a line of the bill, the costliest being 1.", low=1, high=1000)
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> Record:
+    start = table("report/view/tour.toml")
+    hosts = (*catalog.keys("clusters"), *start["usual_clusters"])
+    return {
+        "models": [_model(key) for key in catalog.keys("models")],
+        "clusters": [{"key": key, "name": catalog.cluster(key).name} for key in hosts],
+        "chips": [{"key": key, "name": catalog.chip(key).name} for key in catalog.keys("chips")],
+        "links": [{**facts(x, "key", "name"), "kind": x.scope} for x in map(catalog.link, catalog.keys("links"))],
+        "engines": [facts(x, "key", "name", "phases") for x in map(catalog.engine, catalog.keys("engines"))],
+        "schedules": list(TRAINING),
+        "presets": start["presets"],
+        "tour": start["tour"],
+    }
 
 
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
@@ -79,3 +101,11 @@ def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State:
             raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
         return State()
     return parse(pairs, extra)
+
+
+def _model(key: str) -> Record:
+    model = bundled_model(key)
+    assert model is not None
+    name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
+    sizes = {"params": num_params(model), "family": model.architecture, "experts": model.experts is not None}
+    return {"key": key, "name": name, **sizes}

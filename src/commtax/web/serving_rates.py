@@ -2,17 +2,32 @@
 
 import math
 import shlex
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
+import numpy as np
+
+from commtax.files import table
 from commtax.options import taken_by
 from commtax.report.documents import Record
+from commtax.report.requests import STATISTICS, fleet_words, rate_words, sweep_document, tail_words
+from commtax.report.view.plan_table import page_words
 from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, config_text
-from commtax.report.view.traffic import rates_of, traffic_view
+from commtax.sim.serving.figures import weighted_quantile
+from commtax.units import format_seconds
 from commtax.verbs import requests
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import LOADS
+from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import Slo, question_at, sweep
+from commtax.verbs.sweeping import NEEDED, RequestSweep, Slo, question_at, sweep
 from commtax.verbs.timed_serving import requests_question
+from commtax.verbs.usage import timeline_of
+
+SHOWN = table("report/view/traffic.toml")
+CURVES: Mapping[str, Mapping[str, str]] = SHOWN["curves"]
+TIMES: Mapping[str, str] = SHOWN["times"]
+
 
 RATE = LOADS[0]
 
@@ -43,3 +58,99 @@ def traffic_answer(state: State) -> Record:
     line = shlex.join(["commtax", "simulate", *words])
     command = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
     return traffic_view(swept, state["rps"], slo) | {"command": command}
+
+
+def rates_of(capacity: float, asked: float) -> tuple[float, ...]:
+    """Rates to simulate: shares of the capacity, and the one that is asked for."""
+    rates = {float(f"{share * capacity:.3g}") for share in SHOWN["loads"]}
+    return tuple(sorted(rates | ({asked} if asked else set())))
+
+
+def traffic_view(s: RequestSweep, asked: float, slo: Slo) -> Record:
+    """What ``commtax simulate --sweep --json`` prints, pictures of it, and one run in detail: at the rate asked for or the knee."""
+    at = s.values.index(asked) if asked in s.values else (0 if s.knee is None else s.knee)
+    told = [f"{fleet_words(s.outcomes[0])} can answer up to {rate_words(s.capacity)}."]
+    if s.knee is not None:
+        told.append(f"Throughput and latency are best balanced at {rate_words(s.values[s.knee])}, the knee.")
+    if slo.limits:
+        most = s.most(slo)
+        kept = f"{NEEDED:.0%} of the requests keep to the limits"
+        held = f"{kept} up to {rate_words(s.values[most])}." if most is not None else f"At no rate do {kept}."
+        told.append(held)
+    return {
+        **sweep_document(s, slo),
+        "fleet": fleet_words(s.outcomes[0]),
+        "sentence": " ".join(told),
+        "rates": list(s.values),
+        "overloaded": [o.overloaded for o in s.outcomes],
+        "curves": [_curve(s, name, told) for name, told in CURVES.items()],
+        "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
+    }
+
+
+def _curve(s: RequestSweep, statistic: str, told: Mapping[str, str]) -> Record:
+    values = [o.statistic(statistic) for o in s.outcomes]
+    return {"key": statistic, **told, "values": [value if isfinite(value) else None for value in values]}
+
+
+def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
+    overloaded = " More requests come than can be answered: queues grow as long as the run lasts." if o.overloaded else ""
+    where = " (the knee)" if knee else ""
+    text = f"At {rate_words(rate)}{where}, {o.tokens_per_s:,.0f} output tokens/s.{overloaded}"
+    shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
+    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
+    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
+    own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
+    until = float(shown.end_s[own].max()) if len(own) else 0.0
+    return {
+        "rate": rate,
+        "sentence": text,
+        "words": [page_words(line) for line in tail_words(o)],
+        "times": [_percentiles(o, metric, name) for metric, name in TIMES.items()],
+        "histogram": histogram(*o.gaps),
+        "timeline": {
+            "engine": first,
+            "lanes": [shown.lanes[i] for i in lanes],
+            "kinds": list(shown.kinds),
+            "until_s": until,
+            "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
+            "counters": [
+                {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
+                for c in shown.counters
+                if c.name.startswith(f"{first}:")
+            ],
+        },
+    }
+
+
+def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:
+    values = {which: o.statistic(f"{metric}_{which}") for which in STATISTICS}
+    return {"metric": metric, "name": name, **{which: value if isfinite(value) else None for which, value in values.items()}}
+
+
+def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
+    """Shares of the gaps between tokens in equal bins; those beyond the last are in a share of their own.
+
+    >>> histogram(np.array([1.0, 2.0]), np.array([3, 1]))["shares"][0]
+    0.75
+    """
+    total = float(counts.sum())
+    if not total:
+        return {"edges_s": [], "shares": [], "beyond": 0.0, "marks": []}
+    end = weighted_quantile(times, counts, SHOWN["within"])
+    start = float(times[counts > 0].min())
+    edges = np.linspace(start, max(end, start + 1e-9) * (1 + 1e-9), SHOWN["bins"] + 1)
+    shares = np.histogram(times, bins=edges, weights=counts / total)[0]
+    marks = [{"name": name, "value": weighted_quantile(times, counts, share)} for name, share in (("p50", 0.5), ("p99", 0.99))]
+    return {"edges_s": edges.tolist(), "shares": shares.tolist(), "beyond": max(0.0, 1 - float(shares.sum())), "marks": marks}
+
+
+def _slice(lane: int, lanes: Sequence[int], start_s: float, end_s: float, kind: int, name: str) -> list[object]:
+    """One row of the timeline, short because there are many; its label says how long it takes."""
+    return [
+        lanes.index(int(lane)),
+        round(float(start_s), 6),
+        round(float(end_s), 6),
+        int(kind),
+        f"{name}, {format_seconds(end_s - start_s)}",
+    ]

@@ -1,53 +1,45 @@
-"""GLM-4.5 to 4.7, MiMo, Step: mixtures with windows between, each with a turn of its own."""
+"""Families of few members, each with a turn of its own: GLM-4.5 to 4.7, MiMo, Step (mixtures with windows between), hybrid Granite,
+OLMo 3, Command R, and models of the first years (learned positions, LayerNorms, biases)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from commtax.catalog.families import parts
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import (
-    MAX_PREDICTIONS,
-    decoder,
-    family,
-    fine_experts,
-    heads,
-    mlp,
-    predictor,
-    text_of,
-    with_prediction_layers,
-)
 from commtax.catalog.families.vision import register_vision, step_tower
 from commtax.catalog.fields import Fields
-from commtax.spec import Attention, Block, Experts, Model
+from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 
-@family("Glm4MoeForCausalLM", sequence_parallel_moe=True)
+@parts.family("Glm4MoeForCausalLM", sequence_parallel_moe=True)
 def _glm4_moe(c: Fields) -> Model:
     """The first layers dense; queries, keys and values have biases, the output none."""
-    attention = replace(heads(c), qkv_bias=c.flag("attention_bias"), qk_norm="head" if c.flag("use_qk_norm") else "")
-    moe, count = fine_experts(c, correction_bias=True, usual_shared=1), c.layers("num_hidden_layers")
-    model = decoder(c, [Block(attention, moe if routed else mlp(c)) for routed in routed_layers(c, count)])
-    return with_prediction_layers(c, model, "num_nextn_predict_layers")
+    attention = replace(parts.heads(c), qkv_bias=c.flag("attention_bias"), qk_norm="head" if c.flag("use_qk_norm") else "")
+    moe, count = parts.fine_experts(c, correction_bias=True, usual_shared=1), c.layers("num_hidden_layers")
+    model = parts.decoder(c, [Block(attention, moe if routed else parts.mlp(c)) for routed in routed_layers(c, count)])
+    return parts.with_prediction_layers(c, model, "num_nextn_predict_layers")
 
 
-@family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)
+@parts.family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)
 def _glm4v_moe(c: Fields) -> Model:
-    return _glm4_moe(text_of(c))
+    return _glm4_moe(parts.text_of(c))
 
 
-@family(
+@parts.family(
     "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", shared=("hybrid_layer_pattern layer_types", "moe_layer_freq mlp_layer_types")
 )
 def _mimo_v2(c: Fields) -> Model:
     """Keys wider than values; layers with a window have heads of their own, and sinks."""
     count = c.layers("num_hidden_layers")
-    moe, dense = fine_experts(c, correction_bias=True), mlp(c)
+    moe, dense = parts.fine_experts(c, correction_bias=True), parts.mlp(c)
     window = c.number("sliding_window", 0) or c.number("sliding_window_size", 0)
     near = replace(_unequal_head_attention(c, "swa_"), window=window, sinks=c.flag("add_swa_attention_sink_bias"))
     far = replace(_unequal_head_attention(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
     kinds = c.sequence("layer_types", count) or c.pattern("hybrid_layer_pattern", count)
     windowed = [kind in (1, "sliding_attention") for kind in kinds]
     pairs = zip(windowed, routed_layers(c, count), strict=True)
-    model = decoder(c, [Block(near if w else far, moe if routed else dense) for w, routed in pairs])
-    return with_prediction_layers(c, model, "num_nextn_predict_layers", block=Block(near, dense))
+    model = parts.decoder(c, [Block(near if w else far, moe if routed else dense) for w, routed in pairs])
+    return parts.with_prediction_layers(c, model, "num_nextn_predict_layers", block=Block(near, dense))
 
 
 def _unequal_head_attention(c: Fields, prefix: str) -> Attention:
@@ -58,21 +50,21 @@ def _unequal_head_attention(c: Fields, prefix: str) -> Attention:
     return Attention(count, kv, width, values, qkv_bias=c.flag("attention_bias"))
 
 
-@family("Step3p5ForCausalLM", "Step3p7FlashForCausalLM", shared=("attention_other_setting num_sliding_attention_heads",))
+@parts.family("Step3p5ForCausalLM", "Step3p7FlashForCausalLM", shared=("attention_other_setting num_sliding_attention_heads",))
 def _step(c: Fields) -> Model:
     """Layers with a window have more heads; each head has a gate; a layer that guesses further has an output head of its own."""
     count = c.layers("num_hidden_layers")
-    near, far, moe, dense = _step_near(c), _step_heads(c), _step_experts(c), mlp(c)
+    near, far, moe, dense = _step_near(c), _step_heads(c), _step_experts(c), parts.mlp(c)
     types = c.sequence("layer_types", count) or ["full_attention"] * count
     kinds = zip(types, _expert_layers(c, count), strict=True)
-    model = decoder(c, [Block(near if t == "sliding_attention" else far, moe if r else dense) for t, r in kinds])
-    further = predictor(Block(near, dense), model.hidden, heads_of=model.vocab)
-    return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS))
+    model = parts.decoder(c, [Block(near if t == "sliding_attention" else far, moe if r else dense) for t, r in kinds])
+    further = parts.predictor(Block(near, dense), model.hidden, heads_of=model.vocab)
+    return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, parts.MAX_PREDICTIONS))
 
 
 def _step_heads(c: Fields) -> Attention:
     kv = c.get("num_attention_groups") or c.get("num_key_value_heads")
-    attention = heads(c.with_(num_key_value_heads=kv), qk_norm="head" if c.flag("use_qk_norm", True) else "")
+    attention = parts.heads(c.with_(num_key_value_heads=kv), qk_norm="head" if c.flag("use_qk_norm", True) else "")
     return replace(attention, gate="head" if c.flag("use_head_wise_attn_gate", True) else "")
 
 
@@ -108,3 +100,117 @@ def _expert_layers(c: Fields, count: int) -> list[bool]:
 
 
 register_vision("Step3p7ForConditionalGeneration", _step, step_tower, "attention_other_setting num_sliding_attention_heads")
+
+
+@parts.family("GraniteMoeHybridForCausalLM", plain_residual=True)
+def _granite_hybrid(c: Fields) -> Model:
+    """State-space layers with a few of attention between; all widen, by experts and an MLP of all tokens, or by that alone."""
+    attention, shared = parts.heads(c, bias=False), c.number("shared_intermediate_size", 0)
+    ffn: Mlp | Experts = Mlp(shared or 1)
+    if c.number("num_local_experts", 0):
+        ffn = replace(parts.experts(c), shared_intermediate=shared)
+    kinds = c.pattern("layer_types", c.layers("num_hidden_layers"))
+    if unknown := next((kind for kind in kinds if kind not in ("attention", "mamba", None)), None):
+        c.bad.append(f"layer_types (attention or mamba, not {unknown!r})")
+    mamba = _granite_mamba(c) if "mamba" in kinds else None
+    return parts.decoder(c, [Block(mamba if kind == "mamba" else attention, ffn) for kind in kinds])
+
+
+def _granite_mamba(c: Fields) -> Mamba2:
+    """``mamba_d_head``: "auto" shares the widened state out."""
+    count, width = c.need("mamba_n_heads"), c.get("mamba_d_head")
+    auto = (c.number("mamba_expand", 2) or 2) * c.need("hidden_size") // count
+    sizes = count, auto if width in (None, "auto") else c.need("mamba_d_head"), c.number("mamba_n_groups", 1) or 1
+    rest = c.need("mamba_d_state"), c.number("mamba_d_conv", 4) or 1
+    return Mamba2(*sizes, *rest, c.flag("mamba_conv_bias", True), c.flag("mamba_proj_bias"))
+
+
+@parts.family("Olmo3ForCausalLM", plain_residual=True)
+def _olmo3(c: Fields) -> Model:
+    """Three of four layers look back a window only, as transformers' class has it where no list says otherwise."""
+    attention = parts.heads(c, bias=False, qk_norm="full")
+    return parts.decoder(
+        c, parts.layers(c, attention, parts.mlp(c)) if c.get("layer_types") else parts.windowed_layers(c, attention, 4, 2)
+    )
+
+
+@parts.family("CohereForCausalLM")
+def _cohere(c: Fields) -> Model:
+    """One norm before both halves of a layer, which add up; the largest norms each head's queries and keys. Some configs have 8,192
+    positions beside a ``model_max_length`` of what the model was trained on, which engines take."""
+    attention = parts.heads(c, bias=False, qk_norm="full" if c.flag("use_qk_norm") else "")
+    longest = c.number("model_max_length", 0) or c.get("max_position_embeddings")
+    return parts.decoder(c.with_(max_position_embeddings=longest), parts.layers(c, attention, parts.mlp(c), norms=1), tied=True)
+
+
+@parts.family("Cohere2ForCausalLM")
+def _cohere2(c: Fields) -> Model:
+    attention, every = parts.heads(c, bias=False), c.number("sliding_window_pattern", 4) or 4
+    blocks = parts.layers(c, attention, parts.mlp(c), 1) if c.get("layer_types") else parts.windowed_layers(c, attention, every, 1)
+    return parts.decoder(c, blocks, tied=True)
+
+
+@parts.family("OPTForCausalLM", plain_residual=True)
+def _opt(c: Fields) -> Model:
+    """Biases and LayerNorms everywhere; the position table has two more rows than positions."""
+    if c.number("word_embed_proj_dim", c.need("hidden_size")) != c.need("hidden_size"):
+        c.bad.append("word_embed_proj_dim (a projected embedding is not supported)")
+    bias = c.flag("enable_bias", True)
+    attention = replace(parts.heads(c), qkv_bias=bias, out_bias=bias)
+    blocks = parts.layers(c, attention, Mlp(c.need("ffn_dim"), gated=False, bias=bias))
+    norm_bias, positions = c.flag("layer_norm_elementwise_affine", True), c.need("max_position_embeddings") + 2
+    return parts.decoder(c, blocks, tied=True, norm_bias=norm_bias, positions=positions)
+
+
+@parts.family("GPT2LMHeadModel", "GPTBigCodeForCausalLM", plain_residual=True)
+def _gpt2(c: Fields) -> Model:
+    """StarCoder's first has one head of keys and values for all queries."""
+    count, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
+    kv, width = 1 if c.flag("multi_query") else count, hidden // count
+    attention = Attention(count, kv, width, width, qkv_bias=True, out_bias=True)
+    block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
+    depth, positions = c.layers("n_layer", "num_hidden_layers"), c.need("n_positions", "max_position_embeddings")
+    return parts.decoder(c, [block] * depth, tied=True, norm_bias=True, positions=positions)
+
+
+@parts.family("MPTForCausalLM", plain_residual=True)
+def _mpt(c: Fields) -> Model:
+    """ALiBi models have no position table, whatever ``learned_pos_emb`` says."""
+    count, hidden, bias = c.need("n_heads"), c.need("d_model"), not c.flag("no_bias")
+    inner = c.get("attn_config")
+    settings = inner if isinstance(inner, Mapping) else {}
+    kv = int(settings.get("kv_n_heads") or count)
+    attention = Attention(count, kv, hidden // count, hidden // count, qkv_bias=bias, out_bias=bias)
+    ffn = Mlp(c.number("expansion_ratio", 4) * hidden, gated=False, bias=bias)
+    positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
+    return parts.decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=True, norm_bias=bias, positions=positions)
+
+
+@parts.family("GPTJForCausalLM", plain_residual=True)
+def _gpt_j(c: Fields) -> Model:
+    """One norm before both halves of a layer; biases in the MLP and the output head."""
+    count, hidden = c.need("n_head"), c.need("n_embd")
+    ffn = Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True)
+    block = Block(Attention(count, count, hidden // count, hidden // count), ffn, 1)
+    return replace(parts.decoder(c, [block] * c.layers("n_layer"), norm_bias=True), head_bias=True)
+
+
+@parts.family("GPTNeoForCausalLM", plain_residual=True)
+def _gpt_neo(c: Fields) -> Model:
+    """Every second layer looks back a window only; of attention's products the last alone has a bias."""
+    count, hidden, window = c.need("num_heads"), c.need("hidden_size"), c.number("window_size", 256)
+    attention = Attention(count, count, hidden // count, hidden // count, out_bias=True)
+    ffn = Mlp(c.number("intermediate_size", 4 * hidden) or 4 * hidden, gated=False, bias=True)
+    blocks = [Block(replace(attention, window=window if i % 2 else 0), ffn) for i in range(c.layers("num_layers"))]
+    return parts.decoder(c, blocks, tied=True, norm_bias=True, positions=c.need("max_position_embeddings"))
+
+
+@parts.family("BloomForCausalLM", plain_residual=True)
+def _bloom(c: Fields) -> Model:
+    """ALiBi instead of positions, a norm after the embedding; transformers' class has 2048 tokens where a config names none."""
+    count, hidden = c.need("n_head", "num_attention_heads"), c.need("hidden_size", "n_embed")
+    attention = Attention(count, count, hidden // count, hidden // count, qkv_bias=True, out_bias=True)
+    block = Block(attention, Mlp(4 * hidden, gated=False, bias=True))
+    sized = c.with_(hidden_size=hidden, max_position_embeddings=c.number("seq_length", 2048) or 2048)
+    model = parts.decoder(sized, [block] * c.layers("n_layer", "num_hidden_layers"), tied=True, norm_bias=True)
+    return replace(model, extras=tuple(Extra(f"model.embed_norm.{part}", (hidden,)) for part in ("weight", "bias")))

@@ -53,20 +53,17 @@ def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
 
 def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
     """By name, or full attention in every ``full_attention_interval``-th layer; 4 is what transformers' classes assume."""
-    linear, types = _delta_net(c), c.sequence("layer_types", count)
+    counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
+    state = STATES.get(str(c.get("mamba_ssm_dtype")), "")
+    dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
+    linear = DeltaNet(*counts, *dims, c.number("linear_conv_kernel_dim", 4) or 1, state_dtype=state)
+    types = c.sequence("layer_types", count)
     if types:
         return [linear if kind == "linear_attention" else full for kind in types]
     every = c.number("full_attention_interval", 0)
     if not every:
         c.default("full_attention_interval", "4")
     return [linear if (i + 1) % (every or 4) else full for i in range(count)]
-
-
-def _delta_net(c: Fields) -> DeltaNet:
-    counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
-    state = STATES.get(str(c.get("mamba_ssm_dtype")), "")
-    dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
-    return DeltaNet(*counts, *dims, c.number("linear_conv_kernel_dim", 4) or 1, state_dtype=state)
 
 
 def _section(c: Fields) -> Fields:

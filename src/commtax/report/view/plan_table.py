@@ -4,15 +4,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
+from commtax.catalog.programs import program_of
 from commtax.files import table
+from commtax.launch.forms import start_commands
 from commtax.planner import choosing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_name
+from commtax.question import Question
 from commtax.report.documents import Record, Value
-from commtax.report.view.launches import plan_launch
 from commtax.spec import SERVING_AXES, Plan
+
+EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
+
 
 Patch = Mapping[str, Value]
 COLUMNS = table("report/view/plan_table.toml")
@@ -135,3 +140,12 @@ def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], pa
         row["ranges"] = {"step_s": [figures["step_low_s"], figures["step_high_s"]]}
         made.append({**row, "place": i + 1, "commands": plan_launch(a.step_of(a.plans, i).question)})
     return made
+
+
+def plan_launch(q: Question, copies: int = 1, prompts: int = 0) -> Record:
+    engine, made, why = program_of(q.engine).emitted_as, dict[str, str](), ""
+    try:
+        made = start_commands(q, engine, copies, prompts)
+    except ValueError as error:
+        why = EMIT.sub("", str(error))
+    return {"launch": made.get("launch", ""), "launch_engine": engine, "launch_why": why, "benchmark": made.get("benchmark", "")}

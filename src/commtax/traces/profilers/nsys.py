@@ -43,11 +43,6 @@ def looks_like(head: bytes) -> bool:
     return head.startswith(HEADER)
 
 
-def is_report(path: Path) -> bool:
-    """Whether a file is called like a report of Nsight Systems, whose contents nobody else reads."""
-    return path.name.endswith(REPORTS)
-
-
 def read_report(path: Path, program: str = "nsys") -> list[Trace]:
     """The traces of a report, exported by Nsight Systems itself."""
     found = shutil.which(program)

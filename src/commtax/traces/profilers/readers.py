@@ -26,7 +26,7 @@ READERS = (
     TraceReader("an Nsight Systems export (.sqlite)", lambda head, _: nsys.looks_like(head), lambda stream, _: nsys.read(stream)),
     TraceReader(
         "an Nsight Systems report (.nsys-rep)",
-        lambda _, path: nsys.is_report(path),
+        lambda _, path: path.name.endswith(nsys.REPORTS),  # what they hold nobody else reads
         lambda stream, program: nsys.read_report(stream.path, program),
     ),
     TraceReader("rocprofv3's JSON", lambda head, _: rocprof.looks_like(head), lambda stream, _: rocprof.read(stream)),
@@ -34,7 +34,9 @@ READERS = (
         "a table of rocprofv3", lambda head, _: rocprof.looks_like_table(head), lambda stream, _: rocprof.read_streams([stream])
     ),
     TraceReader(
-        "a Perfetto trace", lambda _, path: rocprof.is_perfetto(path), lambda stream, _: rocprof.refuse_perfetto(stream.path)
+        "a Perfetto trace",
+        lambda _, path: path.name.endswith(rocprof.PERFETTO),
+        lambda stream, _: rocprof.refuse_perfetto(stream.path),
     ),
     TraceReader("a trace of ours", lambda head, _: chrome.is_own(head), lambda stream, _: chrome.read_own(stream)),
     TraceReader("a PyTorch profiler trace", lambda head, _: chrome.looks_like(head), lambda stream, _: chrome.read(stream)),

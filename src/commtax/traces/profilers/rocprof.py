@@ -62,10 +62,6 @@ def looks_like_table(head: bytes) -> bool:
     return bool(timed) or {"Agent_Type", "Logical_Node_Id"} <= first
 
 
-def is_perfetto(path: Path) -> bool:
-    return path.name.endswith(PERFETTO)
-
-
 def refuse_perfetto(path: Path) -> list[Trace]:
     """Perfetto's own protobuf is not read, though rocprofv3 writes it too."""
     again = "run rocprofv3 with --output-format csv json"
