@@ -22,7 +22,7 @@ from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.measured_curves import curve_of, sigma_over
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import expected_destinations, inference, padded_rows
+from commtax.cost.traffic import backend_of, expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
 from commtax.records import replace
@@ -292,7 +292,14 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
     Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
     """
     known = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    t = in_step(t, work)
     return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
+
+
+def in_step(t: PricingTerms, work: Workload) -> PricingTerms:
+    """What a step is priced from, with the exchange that the engine runs in it."""
+    backend = backend_of(work, t.engine, t.settings.ep_backend)
+    return t if backend == t.settings.ep_backend else replace(t, settings=replace(t.settings, ep_backend=backend))
 
 
 def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from commtax.arrays import Array, unique_values
 from commtax.cost.kernel import PricingTerms
-from commtax.cost.pricing import expose_lines, num_launches, step_lines
+from commtax.cost.pricing import expose_lines, in_step, num_launches, step_lines
 from commtax.ledger import Bill
 from commtax.records import dataclass
 from commtax.spec import Number, Workload
@@ -199,7 +199,6 @@ class _Priced(NamedTuple):
 
 def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: int, drafts: int = 0) -> Surface:
     """The table of a plan's steps: up to so many rows and sequences of up to so many tokens, each with so many drafts."""
-
     host = terms.engine.host
     each_s = host.launch_s if terms.settings.eager or host.launches else 0.0
     # Launches are a floor of the whole step, not of its parts; what each sequence costs the host is linear and needs no table.
@@ -207,13 +206,14 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
     def priced(work: Workload) -> _Priced:
         work = replace(work, rows_per_seq=1 + drafts)
-        lines = step_lines(launched, work)
-        whole, rest = (Bill(expose_lines(some, launched), 1) for some in (lines, [x for x in lines if not x.item.sees]))
+        ran = in_step(launched, work)
+        lines = step_lines(ran, work)
+        whole, rest = (Bill(expose_lines(some, ran), 1) for some in (lines, [x for x in lines if not x.item.sees]))
         return _Priced(rest.step_s, whole.exposed_comm_s, whole.step_s - rest.step_s, whole.fixed_s - rest.fixed_s)
 
     def launches(work: Workload) -> float:
         work = replace(work, rows_per_seq=1 + drafts)
-        return float(num_launches((line for line in step_lines(launched, work) if line.kind != "host"), terms.engine))
+        return float(num_launches((line for line in step_lines(in_step(launched, work), work) if line.kind != "host"), terms.engine))
 
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import holds_anywhere, pick
 from commtax.cost.context_parallel import own_prompts, split_cache_items, split_prompt_items
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
@@ -25,10 +25,18 @@ WIDE = 4  # from this tp on an engine may capture larger graphs
 AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
 PER_EXPERT = (DEEPEP_LL, "nixl_ep")  # exchanges that send a copy to each expert; others send one to each rank that has some
 ONCE = (DEEPEP, "hybridep")  # exchanges of training that send a token once to each rank, and through the NICs once to each host
+BULK = {DEEPEP_LL: "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
+"""How prompts reach their experts, by how decodes do: on workers of their own, and where an engine changes by step."""
 ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
 """Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
+
+
+def backend_of(work: Workload, engine: Engine, backend: str) -> str:
+    """How a step's tokens reach their experts, on a server that is told a backend: by that one, unless its engine changes by step."""
+    by_step = engine.sends.exchange_by_step and holds_anywhere(np.asarray(work.prefill_tokens) > 0)
+    return BULK.get(backend, backend) if by_step else backend
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:

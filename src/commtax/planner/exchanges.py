@@ -4,9 +4,9 @@ caches are split, and techniques."""
 from dataclasses import replace
 
 from commtax.catalog.techniques import changes_of
+from commtax.cost.traffic import BULK
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.verbs.steps import BULK
 
 TITLES = {"deepep": "DeepEP", "mori": "MoRI", "flashinfer": "NVLink one-sided"}
 """What exchanges are called, by the first word of a backend."""

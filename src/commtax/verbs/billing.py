@@ -16,8 +16,8 @@ from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import Placing, busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
-from commtax.cost.pricing import Pricer, comm_lines, expose_lines, inference_bill
-from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.pricing import Pricer, comm_lines, expose_lines, in_step, inference_bill
+from commtax.cost.traffic import backend_of, inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
@@ -325,7 +325,7 @@ def with_collectives(priced: StepBill, **changes: object) -> StepBill:
     q = priced.question.vary(**changes)
     if q.what_if.eager or q.profile or q.trains:
         return price(priced.question.but(**changes))
-    terms, others = terms_of(q), [x for x in priced.lines if x.kind != "comm"]
+    terms, others = in_step(terms_of(q), q.work), [x for x in priced.lines if x.kind != "comm"]
     sent = [x.item for x in priced.lines if x.kind == "comm"]
     lines = [*others, *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
     return replace(priced, lines=expose_lines(lines, terms), question=q)
@@ -417,12 +417,13 @@ def question_traffic(q: Settled) -> Traffic:
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     how, sent_as = q.what_if, q.techniques.dispatch_dtype
-    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=how.ep_backend, eager=how.eager, dispatch_dtype=sent_as)
+    backend = backend_of(q.work, q.engine, how.ep_backend)
+    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=backend, eager=how.eager, dispatch_dtype=sent_as)
     if q.speculative:
         from commtax.cost.drafting import draft_items  # not for those who draft nothing
         from commtax.verbs.drafts import drafter_of
 
-        items += draft_items(drafter_of(q), q.plan, q.work, q.engine, how.ep_backend, how.eager)
+        items += draft_items(drafter_of(q), q.plan, q.work, q.engine, backend, how.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
 
 

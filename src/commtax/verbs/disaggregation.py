@@ -12,6 +12,7 @@ from commtax.cost.closed_form import ClosedLoopLoad, prompt_passes
 from commtax.cost.kv_motion import hidden_s, pieces_sent, posted_pieces
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
+from commtax.cost.traffic import BULK
 from commtax.cost.uneven import fullest_batch
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
@@ -21,7 +22,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.kv_motion import carrier_of, outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
-from commtax.verbs.steps import BULK, chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
+from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
 

@@ -9,13 +9,11 @@ from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
 from commtax.catalog.versions import parts
 from commtax.cost.placement import expert_ranks
-from commtax.cost.traffic import AG_RS, DEEPEP_LL
+from commtax.cost.traffic import AG_RS, BULK, DEEPEP_LL
 from commtax.question import Question
 from commtax.spec import Engine, Techniques
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID, Refusal
 from commtax.verbs.collective_rules import already_on
-
-BULK = "deepep_high_throughput"
 
 HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
 
@@ -100,7 +98,7 @@ def _check_exchange(q: Question, key: str) -> None:
 
 def _able(q: Question) -> str:
     """The exchange that overlap needs: in bulk for prompts, of low latency to decode."""
-    return BULK if q.phase == "prefill" else DEEPEP_LL
+    return BULK[DEEPEP_LL] if q.phase == "prefill" else DEEPEP_LL
 
 
 def _check_halves(q: Question, key: str) -> None:

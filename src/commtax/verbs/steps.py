@@ -16,19 +16,13 @@ from commtax.verbs.billing import padding_note
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import terms_of
 
-BULK = {"deepep_low_latency": "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
-"""How prompts reach their experts, by how decodes do."""
 PADDED = 0.2  # share of rows beside those of requests from which on padding is worth a word
 SPREAD = ("experts", "routing")  # parts of a step whose work all ranks that share experts have, whosever tokens it is for
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:
-    """One step of one replica, line by line; engines send prompts to their experts in bulk, whatever decodes are sent with."""
-    backend = asked.what_if.ep_backend
-    work = replace(work, rows_per_seq=1 + asked.speculative) if asked.speculative else work
-    if np.any(np.asarray(work.prefill_tokens) > 0):
-        backend = BULK.get(backend, backend)
-    return _step(replace(asked.normal(), what_if=replace(asked.what_if, ep_backend=backend)), work)
+    """One step of one replica, line by line."""
+    return _step(asked.normal(), replace(work, rows_per_seq=1 + asked.speculative) if asked.speculative else work)
 
 
 @cache_answers

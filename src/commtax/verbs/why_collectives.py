@@ -11,7 +11,7 @@ from commtax.cost.collectives import ALGORITHMS, PathChoice, cross_domains
 from commtax.cost.forms.form import equation_of
 from commtax.cost.kernels import Factor
 from commtax.cost.measured_curves import factor_over
-from commtax.cost.pricing import Pricer, all_reduce_share, scaled_s
+from commtax.cost.pricing import Pricer, all_reduce_share, in_step, scaled_s
 from commtax.cost.training import scales
 from commtax.ledger import Z80, Line
 from commtax.question import WhatIf
@@ -38,8 +38,7 @@ ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")  # constants of
 
 def explained_collective(b: StepBill, x: Line) -> Explanation:
     q = b.question
-    t = terms_of(q)
-    pricer = Pricer(t)
+    pricer = Pricer(terms_of(q) if q.trains else in_step(terms_of(q), q.work))
     if pricer.pairs and pricer.span(x.item.axis).paired:
         pricer = pricer.pairs
     settings = scales(x.item, q.what_if, q.engine) if q.trains else q.what_if
