@@ -12,6 +12,7 @@ from cli_run import run_here
 from commtax.report.answer_changes import AnswerSide, compare_answers, difference_document, figures, look_up, rules_of, with_money
 from commtax.report.markdown import code, difference_markdown, plain
 from commtax.statement import Refusal
+from commtax.units import format_figure
 from each import each
 from paths import ROOT
 
@@ -73,6 +74,30 @@ def test_what_does_not_fit_fails_unless_never():
     assert done.returncode == 1
     assert "It no longer fits" in done.stdout
     assert run_here("diff", NARROW, alone, *LOAD, "--fail-on", "never").returncode == 0
+
+
+def test_an_overloaded_server_that_fits_is_called_overloaded():
+    served, load = "vllm serve meta-llama/Llama-3.1-8B-Instruct", ("--cluster", "1xh100", "--input-len", 4096, "--output-len", 64)
+    words = (served, f"{served} --max-num-seqs 1", *load, "--num-prompts", 200, "--request-rate", 3)
+    done, found = run_here("diff", *words), answered("diff", *words)
+    assert (done.returncode, found["after"]["fits"], found["after"]["overloaded"], found["before"]["overloaded"]) == (
+        1,
+        True,
+        True,
+        False,
+    )
+    capacity = next(row["after"] for row in found["figures"] if row["key"] == "capacity")
+    assert found["broken"] == [f"overloaded: {format_figure(capacity)} requests/s is the capacity, and 3 arrive"]
+    assert f"Not allowed: {found['broken'][0]}" in done.stdout
+    assert "not fit" not in done.stdout
+    back = run_here("diff", words[1], words[0], *words[2:])
+    assert back.returncode == 0
+    assert "It still fits" in back.stdout
+    assert "No longer overloaded" in back.stdout
+    same = run_here("diff", words[1], words[1], *words[2:])
+    assert same.returncode == 1
+    assert f"Nothing changes: 1 GPU = TP 1, with the same figures. Not allowed: {found['broken'][0]}" in same.stdout
+    assert "Overloaded, as before: " in run_here("diff", words[1], words[1], *words[2:], "--fail-on", "never").stdout
 
 
 def test_command_lines_and_saved_answers_are_compared_alike(tmp_path):

@@ -77,15 +77,40 @@ def test_each_setting_that_was_pasted_has_its_cost_in_one_place():
     for words in (("bill", "--batch", 16), ("simulate", "--concurrency", 16), ("fit",)):
         assert "what --enforce-eager and --max-num-batched-tokens 512 cost whole requests: commtax worth" in said(*words, *asked)
     told = said("worth", *asked, "--concurrency", 16)
-    assert re.search(r"Set here, and it costs; dropping --enforce-eager: \+\d+%", told)
-    assert re.search(r"costs no tokens/s; dropping --max-num-batched-tokens 512 \(-[\d.]+%\)", told)
+    assert re.search(r"For 16 clients: dropping --enforce-eager gains \+\d+%", told)
+    assert re.search(r"; dropping --max-num-batched-tokens 512 gains no tokens/s \(-[\d.]+%\)", told)
     assert "cost whole requests" not in said("bill", "-c", "4xh100", "--from", PASTED.partition(" --enforce")[0])
+
+
+def test_a_setting_that_is_free_for_one_client_is_priced_on_a_full_server_too():
+    asked = ("worth", "--from", PASTED, "--cluster", "4xh100")
+    one = json.loads(run_here(*asked, "--json").stdout)
+    full = one["settings_when_full"]
+    assert [x["option"] for x in one["settings"]] == ["eager"]
+    assert max(full["weighed"], key=lambda x: x["gain"])["option"] == "max_num_batched_tokens"
+    again = json.loads(run_here(*asked, "--concurrency", full["clients"], "--json").stdout)
+    assert again["requests"]["ttft_s"] == pytest.approx(full["requests"]["ttft_s"])
+    assert again["settings"][0]["gain"] == pytest.approx(max(x["gain"] for x in full["weighed"]))
+    assert "settings_when_full" not in again, "the load asked about fills the server"
+    assert "For 1 client: dropping --enforce-eager gains" in said(*asked)
+    assert f"For {full['clients']} clients, as many as there is room for: dropping --max-num-batched-tokens 512 gains" in said(
+        *asked
+    )
+
+
+def test_one_output_token_has_no_time_between_tokens_in_any_view():
+    asked = ("simulate", "llama-3.1-8b", "-c", "1xh100", "--concurrency", 4, "--input-len", 512, "--output-len", 1, "--spread", 0)
+    for words in ((), ("--num-prompts", 40)):
+        told = said(*asked, *words)
+        assert "TTFT" in told
+        assert not re.search(r"TPOT \d", told)
 
 
 def test_worth_says_what_short_outputs_and_full_caches_hide():
     asked = ("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", 8, "--batch", 16, "--context", "128k")
     told = said(*asked)
-    assert "longer outputs (--output-len, now 128) change the gains" in told
+    verdict = next(line for line in told.splitlines() if "Undecided, measure first" in line)
+    assert re.search(r"Decoding is \d\d% of .* longer outputs \(--output-len, now 128\) change the gains; .*dcp=4 \+\d\d%", verdict)
     assert "16 requests of a replica at once instead of 5" in told
     rows = {row["technique"]: row for row in json.loads(run_here(*asked, "--json").stdout)["weighed"]}
     assert rows["dcp"]["running"] == pytest.approx(16)

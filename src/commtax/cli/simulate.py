@@ -142,7 +142,8 @@ def _means(q: Question) -> list[Note]:
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
     loop = serve(settle(q))
-    told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
+    names = ("TTFT", "TPOT") if q.requests.output_len > 1 else ("TTFT",)  # one token has no time between tokens
+    told = [f"{x} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for x in names for f in [f"{x.lower()}_s"]]
     basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
     return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, one order of requests in time, for tails and queues")]
 

@@ -213,7 +213,9 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
     def launches(work: Workload) -> float:
         work = replace(work, rows_per_seq=1 + drafts)
-        return float(num_launches((line for line in step_lines(in_step(launched, work), work) if line.kind != "host"), terms.engine))
+        return float(
+            num_launches((line for line in step_lines(in_step(launched, work), work) if line.kind != "host"), terms.engine)
+        )
 
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]

@@ -34,7 +34,7 @@ NVFP4_SCALE_GROUP = 16
 
 
 def backend_of(work: Workload, engine: Engine, backend: str) -> str:
-    """How a step's tokens reach their experts, on a server that is told a backend: by that one, unless its engine changes by step."""
+    """How a step's tokens reach their experts: by the backend that a server is told, unless its engine changes by step."""
     by_step = engine.sends.exchange_by_step and holds_anywhere(np.asarray(work.prefill_tokens) > 0)
     return BULK.get(backend, backend) if by_step else backend
 

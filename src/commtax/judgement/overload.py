@@ -3,6 +3,7 @@
 from math import isfinite
 
 from commtax.files import table
+from commtax.units import format_figure
 
 
 def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
@@ -12,6 +13,14 @@ def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
     (False, True, True)
     """
     return isfinite(rate) and rate * longer >= _thresholds()["sure"]["value"] * capacity
+
+
+def load_words(rate: float, capacity: float) -> str:
+    """
+    >>> load_words(8.0, 5.641)
+    '5.64 requests/s is the capacity, and 8 arrive'
+    """
+    return f"{format_figure(capacity)} requests/s is the capacity, and {format_figure(rate)} arrive"
 
 
 def longest_steps(rate: float, capacity: float) -> float:

@@ -11,6 +11,7 @@ from math import inf, isfinite
 from commtax import catalog
 from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
 from commtax.judgement.gains import is_worth_telling
+from commtax.judgement.overload import load_words
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
 from commtax.spec import Plan
@@ -34,6 +35,8 @@ MEMORY = {
     (False, False): "It does not fit, as before",
 }
 """By whether it fitted before, if it was there, and whether it fits after."""
+CROWDED = {(False, True): "Overloaded", (True, True): "Overloaded, as before", (True, False): "No longer overloaded"}
+"""By whether it was overloaded before, and whether it is after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,20 @@ class AnswerSide:
 
     @property
     def fits(self) -> bool:
-        """Whether every document says that it runs: it fits, a plan is good, no queue grows without end."""
-        return all(document.get("fits") is not False and not _fails(document) for document in self.documents)
+        """Whether every document says that it runs: it fits, and a plan is good."""
+        failed = ("recommended" in document and document["recommended"] is None for document in self.documents)
+        return not any(failed) and all(document.get("fits") is not False for document in self.documents)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether requests come faster than they are answered, so that a queue grows without end."""
+        return any(document.get("overloaded") is True for document in self.documents)
+
+    @property
+    def load(self) -> str:
+        """Which requests arrive, and how many are answered at most."""
+        rate, capacity = (_number(self.value([path])) for path in ("offered.request_rate", "capacity_requests_per_s"))
+        return f": {load_words(rate, capacity)}" if rate and capacity else ""
 
     @property
     def plan(self) -> str:
@@ -132,8 +147,8 @@ class AnswerDifference:
 
     @property
     def is_same(self) -> bool:
-        same = self.before.plan == self.after.plan and self.before.fits == self.after.fits
-        return same and not self.facts and all(change.is_same for change in self.changes)
+        sides = ((side.plan, side.fits, side.overloaded) for side in (self.before, self.after))
+        return len(set(sides)) == 1 and not self.facts and all(change.is_same for change in self.changes)
 
 
 def compare_answers(before: AnswerSide, after: AnswerSide, rules: Mapping[str, float]) -> AnswerDifference:
@@ -230,13 +245,15 @@ def told_change(change: AnswerChange) -> str:
 
 def summary(d: AnswerDifference) -> list[str]:
     """Three lines: the plan and what kind of change it is, latency, and throughput with cost and memory."""
+    broken = f" Not allowed: {'; '.join(d.broken)}." if d.broken else ""
+    crowded = CROWDED.get((d.before.overloaded, d.after.overloaded))
+    crowd = [f"{crowded}{d.after.load}."] if crowded and "overloaded" not in broken else []
     if d.is_same:
-        return [f"Nothing changes: {d.after.plan}, with the same figures."]
+        return [" ".join([f"Nothing changes: {d.after.plan}, with the same figures.{broken}", *crowd])]
     plan = d.after.plan if d.before.plan == d.after.plan else f"{d.before.plan} -> {d.after.plan}"
     plan = f"New: {d.after.plan}" if d.before.is_nothing else plan
     lines = ["; ".join(_briefs(d, number)) for number in (1, 2)]
     kind = ", ".join(_kinds(d))
-    broken = f" Not allowed: {'; '.join(d.broken)}." if d.broken else ""
     room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
     cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
     cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
@@ -246,7 +263,7 @@ def summary(d: AnswerDifference) -> list[str]:
     return [
         f"{plan}{f': {kind}' if kind else ''}.{broken}",
         *(f"{line[0].upper()}{line[1:]}." for line in lines[:1] if line),
-        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), f"{words}{cache or lacking}."]),
+        " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), f"{words}{cache or lacking}.", *crowd]),
     ]
 
 
@@ -262,8 +279,10 @@ def _kinds(d: AnswerDifference) -> Iterator[str]:
     """What kind of change it is, in words: by figures that change by as much as is worth telling."""
     if not d.after.fits:
         yield "does not fit"
+    if d.after.overloaded and not d.broken:
+        yield "overloaded"
     moved = [c for c in d.changes if c.relative is not None and is_worth_telling(1 + abs(c.loss))]
-    if d.after.fits and not moved and not d.before.is_nothing:
+    if d.after.fits and not d.after.overloaded and not moved and not d.before.is_nothing:
         yield "hardly a difference"
     for rule, (less, more, mixed) in KINDS.items():
         if losses := [c.loss for c in moved if c.figure.rule == rule]:
@@ -279,7 +298,12 @@ def difference_rows(d: AnswerDifference) -> list[list[str]]:
         if change.low is not None and change.high is not None and change.low < change.high:
             span = f"{told(figure, change.low)} to {told(figure, change.high)}"
         rows.append([figure.title, told(figure, change.before), told(figure, change.after), told_change(change), span])
-    return [*rows, ["fits", *("-" if side.is_nothing else "yes" if side.fits else "no" for side in (d.before, d.after)), "", ""]]
+    rows.append(["fits", *_yes_or_no(d, "fits")])
+    return [*rows, ["overloaded", *_yes_or_no(d, "overloaded")]] if d.before.overloaded or d.after.overloaded else rows
+
+
+def _yes_or_no(d: AnswerDifference, name: str) -> list[str]:
+    return [*("-" if side.is_nothing else "yes" if getattr(side, name) else "no" for side in (d.before, d.after)), "", ""]
 
 
 COLUMNS = ("", ">before", ">after", ">change", ">80% range after")
@@ -310,16 +334,13 @@ def _told_fact(value: Json) -> str:
 def _broken(after: AnswerSide, changes: Iterable[AnswerChange], rules: Mapping[str, float]) -> Iterator[str]:
     if UNFIT in rules and not after.fits:
         yield "it does not fit"
+    if UNFIT in rules and after.overloaded:
+        yield f"overloaded{after.load}"
     for rule, share in rules.items():
         over = [change for change in changes if change.figure.rule == rule and change.loss > share]
         if over:
             worst = max(over, key=lambda change: change.loss)
             yield f"{worst.figure.title} changes by {told_change(worst)}, and {share:.0%} is the most that may be lost"
-
-
-def _fails(document: JsonObject) -> bool:
-    """An answer that is no: no plan is good, or requests come faster than they are answered."""
-    return document.get("overloaded") is True or ("recommended" in document and document["recommended"] is None)
 
 
 def _plan(sizes: JsonObject) -> Plan:
@@ -363,4 +384,11 @@ def difference_document(d: AnswerDifference) -> JsonObject:
 
 def _side_document(side: AnswerSide) -> JsonObject:
     gpus = side.value(["recommended.gpus", "gpus"])
-    return {"name": side.name, "plan": side.plan, "fits": side.fits, "gpus": gpus, "unread": list(side.unread)}
+    return {
+        "name": side.name,
+        "plan": side.plan,
+        "fits": side.fits,
+        "overloaded": side.overloaded,
+        "gpus": gpus,
+        "unread": list(side.unread),
+    }

@@ -8,6 +8,7 @@ from math import isfinite, isinf
 import numpy as np
 
 from commtax.files import table
+from commtax.judgement.overload import load_words
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
@@ -38,8 +39,7 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
         grow = "the queue keeps growing, and the times below are means over a run of this length"
-        load = f"{format_figure(o.capacity)} requests/s is the capacity, and {format_figure(o.offered_rate)} arrive"
-        say(console, f"Overloaded: {load}; {grow}.", "bold red")
+        say(console, f"Overloaded: {load_words(o.offered_rate, o.capacity)}; {grow}.", "bold red")
     if not slo.kept(o):
         good = f"{slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}"
         say(console, f"SLO missed: {_slo_words(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")

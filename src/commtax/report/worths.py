@@ -1,6 +1,6 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 
 from commtax.catalog.programs import program
@@ -56,23 +56,15 @@ def show_worth(console: Console, w: Worth) -> None:
 
 
 def _basis(w: Worth) -> str:
-    """Which requests are weighed where a step was asked about; else they are what was asked; and what the gains hang on."""
-    q, r = w.question, w.requests
-    out = int(q.requests.output_len)
-    led = not q.offered.request_rate and gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out)
-    hangs = f"Most of a request's time passes before its first token: longer outputs (--output-len, now {out:,}) change the gains."
-    return " ".join([*_weighed(w), *([hangs] if led else [])])
-
-
-def _weighed(w: Worth) -> Iterator[str]:
+    """Which requests are weighed where a step was asked about; else they are what was asked."""
     if not w.of_step:
-        return
+        return ""
     q, r = w.question, w.requests
     clients = plural(int(q.requests.concurrency), "client")
     keep = f"who keep{'s' * (q.requests.concurrency == 1)} {batch_words(q)} running"
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
-    yield f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
+    return f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
 
 
 def _lacking(w: Worth) -> str:
@@ -145,10 +137,12 @@ def _left_out_name(row: TechniqueWorth) -> str:
 
 
 def _requests_text(w: Worth) -> str:
-    asked = w.question
-    rate = asked.offered.request_rate
-    load = f"{rate:g} requests/s" if rate else plural(int(asked.requests.concurrency), "client")
-    return f"{load}, {_lengths(w)}: {_times_text(w)}"
+    return f"{_load(w)}, {_lengths(w)}: {_times_text(w)}"
+
+
+def _load(w: Worth) -> str:
+    rate = w.question.offered.request_rate
+    return f"{rate:g} requests/s" if rate else plural(int(w.question.requests.concurrency), "client")
 
 
 def _lengths(w: Worth) -> str:
@@ -173,26 +167,38 @@ def _verdict(w: Worth) -> str:
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
     told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
-    return " ".join(
-        [
-            *_dropped_words(w),
-            *_limit_words(w.limits),
-            *map(_set_words, w.on),
-            *([] if kinds[gains.SET] else [none]),
-            *told,
-            *_lost_when_full(w),
-        ]
-    )
+    begun = [*_dropped_words(w), *_limit_words(w.limits), *map(_set_words, w.on), *([] if kinds[gains.SET] else [none])]
+    return " ".join([*begun, *told, *_prompt_words(w), *_lost_when_full(w)])
+
+
+def _prompt_words(w: Worth) -> Iterator[str]:
+    """A sentence on short outputs after long prompts: what decoding would gain counts little."""
+    q, r = w.question, w.requests
+    out = int(q.requests.output_len)
+    if q.offered.request_rate or not gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out):
+        return
+    decoding, longer = (out - 1) * r.tpot_s, f"longer outputs (--output-len, now {out:,}) change the gains"
+    rows = [x for x in w.here if w.of_step and x.advice in (gains.MEASURE, gains.NO_GAIN) and gains.is_worth_telling(x.step_gain)]
+    alone = [f"{row.own} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:TOLD]]
+    steps = f"; on a decode step alone: {', '.join(alone)}" if alone else ""
+    share = decoding / (r.ttft_s + decoding)
+    yield f"Decoding is {share:.0%} of a request's time, the rest is prompts and waiting: {longer}{steps}."
 
 
 def _dropped_words(w: Worth) -> Iterator[str]:
-    """A sentence on settings that cost, with what requests gain with the engine's own in their place, and one on the others."""
-    costly = [f"{x.flag}: {_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)}{_moved(x, w.requests)})" for x in w.settings]
-    others = [f"{x.flag} ({_percent(x.gain)}{_moved(x, w.requests)})" for x in w.weighed if not x.costs]
-    if costly:
-        yield f"Set here, and it costs; dropping {', '.join(costly)}."
-    if others:
-        yield f"Set here, and it costs no tokens/s; dropping {', '.join(others)}."
+    """A sentence on what requests gain with the engine's own settings in the place of those set, and one for a full server."""
+    if w.weighed:
+        yield f"For {_load(w)}: {_setting_words(w.weighed, w.requests)}."
+    if w.when_full:
+        full = f"{w.when_full.clients:,} clients, as many as there is room for"
+        yield f"For {full}: {_setting_words(w.when_full.weighed, w.when_full.requests)}."
+
+
+def _setting_words(weighed: Sequence[SettingWorth], now: RequestTimes) -> str:
+    spread = {x: f" ({_percent(x.low)} to {_percent(x.high)}{_moved(x, now)})" for x in weighed if x.costs}
+    costly = [f"dropping {x.flag} gains {_percent(x.gain)}{text}" for x, text in spread.items()]
+    others = [f"dropping {x.flag} gains no tokens/s ({_percent(x.gain)}{_moved(x, now)})" for x in weighed if not x.costs]
+    return "; ".join([*costly, *others])
 
 
 def _limit_words(limits: SettingWorth | None) -> list[str]:

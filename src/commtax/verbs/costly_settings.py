@@ -15,6 +15,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, with_limits
 from commtax.verbs.fitting import holds, judge, judged_by_memory
+from commtax.verbs.requests_weighed import RequestTimes
 from commtax.verbs.settling import Settled
 
 FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
@@ -43,6 +44,15 @@ class SettingWorth:
     def costs(self) -> bool:
         """Whether requests gain something without it."""
         return is_worth_telling(self.gain)
+
+
+@dataclass(frozen=True, slots=True)
+class FullServer:
+    """The same settings with as many clients as memory and the engine have room for."""
+
+    clients: int
+    requests: RequestTimes
+    weighed: tuple[SettingWorth, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,13 @@ from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhile_limits
+from commtax.verbs.costly_settings import FullServer, SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.expert_checks import check_spread
 from commtax.verbs.fitting import Fit, fit_of_step
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, request_grids
+from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, replicas_of, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import RequestTimes, loop_around, requests_served, steps_of
 from commtax.verbs.settling import Settled, resolve_question, settle
@@ -121,6 +121,7 @@ class Worth(Answer):
     swept: tuple[tuple[str, float, float], ...] = ()  # axes that were looked along, and how far
     on: tuple[TechniqueWorth, ...] = ()  # techniques that are set already, each against the same without it
     weighed: tuple[SettingWorth, ...] = ()  # settings beside the engine's own
+    when_full: FullServer | None = None  # … and with as many clients as there is room for
     limits: SettingWorth | None = None  # engine limits that make room where memory binds
 
     @property
@@ -186,8 +187,18 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
-    limits = worthwhile_limits(weigh.question, weigh.figures)
-    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, settings, limits)
+    when_full, limits = _settings_when_full(weigh) if settings else None, worthwhile_limits(weigh.question, weigh.figures)
+    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, settings, when_full, limits)
+
+
+def _settings_when_full(weigh: Scale) -> FullServer | None:
+    """What settings cost on a full server; None where the load asked about fills it, or is a rate."""
+    q = weigh.question
+    most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * replicas_of(q)
+    if q.offered.request_rate or most <= q.requests.concurrency:
+        return None
+    full = weigh.beside(q.but(concurrency=most), flips=False)
+    return FullServer(most, full.requests, weigh_settings(full.question, full.figures)) if full.requests else None
 
 
 def _step_asked(q: Question) -> Mapping[str, object]:
@@ -360,12 +371,8 @@ class Scale:
 
     def _drafts_alike(self, q: Settled) -> bool:
         """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
-        base = self.question
-        return (q.speculative, q.techniques.drafter, q.techniques.per_step) == (
-            base.speculative,
-            base.techniques.drafter,
-            base.techniques.per_step,
-        )
+        one, other = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (q, self.question))
+        return one == other
 
     def _missed(self, group: str, q: Settled, gain: float) -> float:
         """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
