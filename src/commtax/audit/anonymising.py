@@ -106,9 +106,8 @@ class _Rank:
         events: list[Json] = [*self._steps(), *self._intervals()]
         if trace.training and not any(s.phase == "train" for s in self.window.steps):
             events.append(self._event("cpu_op", TRAINING, self.before_s, self.before_s, 2))
-        job: JsonObject = (
-            {"backend": "nccl", "rank": trace.rank, "world_size": trace.world} if trace.world else {"rank": trace.rank}
-        )
+        world: JsonObject = {"backend": "nccl", "world_size": trace.world} if trace.world else {}
+        job: JsonObject = {"rank": trace.rank, **world}
         head: JsonObject = {"schemaVersion": 1, "distributedInfo": job}
         if device := trace.device:
             one = {"totalGlobalMem": int(device.memory_bytes), "numSms": device.num_sms}

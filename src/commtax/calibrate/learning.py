@@ -254,10 +254,8 @@ def _lessons(run: measurements.MeasuredRun, base: ClosedLoop, now: ClosedLoop) -
 
 def _constants_alone(answer: ClosedLoop, metric: str) -> float:
     """A latency as its constants say it, without what they do not explain."""
-    tpot, ttft = (
-        float(getattr(answer, f"{name}_s")) / float(np.exp(answer.learnt[name].log if answer.learnt else 0.0))
-        for name in ("tpot", "ttft")
-    )
+    learnt = {name: float(np.exp(answer.learnt[name].log if answer.learnt else 0.0)) for name in ("tpot", "ttft")}
+    tpot, ttft = (float(getattr(answer, f"{name}_s")) / factor for name, factor in learnt.items())
     return {"tpot": tpot, "ttft": ttft, "e2e": ttft + (float(answer.requests.output_len) - 1) * tpot}[metric]
 
 

@@ -82,10 +82,8 @@ class KnownModel:
 def _releases() -> dict[str, KnownModel]:
     """Ids whose configs are known, or assumed, to have a bundled model's layers."""
     kinds = {True: "ending", False: "release"}
-    means = (
-        (KnownModel(one["of"], one.get("longest", 0), kinds[bool(one.get("assumed"))]), one["ids"]) for one in _file()["releases"]
-    )
-    return {normal(name): meaning for meaning, ids in means for name in ids}
+    made = ((x["ids"], KnownModel(x["of"], x.get("longest", 0), kinds[bool(x.get("assumed"))])) for x in _file()["releases"])
+    return {normal(name): meaning for ids, meaning in made for name in ids}
 
 
 @lru_cache(maxsize=1)

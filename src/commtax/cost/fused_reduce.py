@@ -89,8 +89,7 @@ def _split(item: Item, t: PricingTerms) -> Iterator[Item]:
     yield replace(item, count=pick(where, 0, item.count))
     fused = replace(item, count=pick(where, item.count, 0), form=FUSED_FORM, note="with residual and norm, in one kernel")
     if np.any(where) and not np.all(where):  # the kernel has no time for groups that it does not run for: none of those are counted
-        ranks, nbytes = (
-            np.broadcast_arrays(size, where)[0][np.broadcast_arrays(where, size)[0]] for size in (item.ranks, item.nbytes)
-        )
+        sizes = (item.ranks, item.nbytes)
+        ranks, nbytes = (np.broadcast_arrays(size, where)[0][np.broadcast_arrays(where, size)[0]] for size in sizes)
         fused = replace(fused, ranks=pick(where, item.ranks, ranks[0]), nbytes=pick(where, item.nbytes, nbytes[0]))
     yield fused

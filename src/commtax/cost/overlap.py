@@ -56,9 +56,8 @@ def is_halved(t: PricingTerms, work: Workload) -> Condition:
     prompts = np.asarray(work.prefill_tokens) > 0
     least = asked.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
     has = pick(prompts, bool(engine.prompt_halves), bool(engine.halves))
-    held: Condition = (
-        np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & (np.asarray(work.rows) >= np.maximum(2, least))
-    )
+    many = np.asarray(work.rows) >= np.maximum(2, least)
+    held: Condition = np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & many
     return held if np.ndim(held) else bool(held)
 
 

@@ -347,17 +347,9 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     sent_as = t.techniques.dispatch_dtype
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
     exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
+    top_p = ran.sampling == "top-p"
     made = step_kernels(
-        t.model,
-        t.plan,
-        own,
-        rows,
-        t.engine,
-        exchange,
-        ran.imbalance,
-        ran.sampling == "top-p",
-        t.techniques.balanced,
-        t.copied_tokens,
+        t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, top_p, t.techniques.balanced, t.copied_tokens
     )
     if t.techniques.fused_reduce:
         items, made = fuse(items, made, t)

@@ -228,16 +228,13 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
     if moe.top_groups >= moe.groups:
         return ep * (1 - _missed(moe, moe.num_experts, moe.num_experts / ep))
     whole = np.asarray(moe.groups) % np.minimum(ep, moe.groups) == 0  # else a group lies on parts of ranks: as if there were none
-    mine = np.where(
-        whole, np.maximum(1, moe.groups / ep), 1.0
-    )  # groups of a rank; it has a share of one where there are more ranks
+    mine = np.where(whole, np.maximum(1, moe.groups / ep), 1.0)  # groups of a rank; a share of one where there are more ranks
     owned = moe.num_experts / np.maximum(ep, moe.groups)  # experts of a rank in each of them
     allowed = moe.num_experts * moe.top_groups / moe.groups
     missed: Number = 0.0
     for chosen in range(moe.top_groups + 1):
-        chance = (
-            _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen) / _choices(moe.groups, moe.top_groups)
-        )
+        ways = _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen)
+        chance = ways / _choices(moe.groups, moe.top_groups)
         missed = missed + chance * _missed(moe, allowed, chosen * owned)
     found = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
     return found if np.ndim(found) else float(found)

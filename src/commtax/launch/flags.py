@@ -49,9 +49,7 @@ class FlagTable:
     libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
     asked: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) that techniques are asked for by
     same: Mapping[str, str] = field(default_factory=dict)  # other spellings of those, and of keys below them
-    words: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  # of their values: other words for the one that tables have
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of their values: other words for those of tables
     usual: Mapping[str, str] = field(default_factory=dict)  # fields that commands have to say, and what leaves them to the engine
 
     def theirs(self, name: str, ours: str) -> str:

@@ -77,9 +77,7 @@ Key = tuple[int, str]  # at which sign a process's lines begin, and what stands 
 class _CrashReader:
     raised: list[_RaisedException] = field(default_factory=list)
     open: dict[Key, _OpenTraceback] = field(default_factory=dict)
-    last: dict[Key, _RaisedException] = field(
-        default_factory=dict
-    )  # the last exception of each process, and what joins the next to it
+    last: dict[Key, _RaisedException] = field(default_factory=dict)  # exception of each process, and what joins the next to it
     joined: dict[Key, tuple[_RaisedException, bool]] = field(default_factory=dict)
     header: str = ""  # who began the last traceback
     first: dict[str, str] = field(default_factory=dict)  # of a launcher's own summary: rank and exit code of whoever failed first

@@ -161,9 +161,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     elif "fixed" not in log.figures:
         item = "KV memory left"
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
-        other = (
-            abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance
-        )  # which is judged in its own line, and not again here
+        other = abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance  # judged in its own line, and not again here
         room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
         yield _excuse_left_memory(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
     if left > 0:  # else it did not fit: there is nothing to count
@@ -231,12 +229,9 @@ def _excuse_left_memory(finding: Finding, log: StartupLog, judged: Fit, said: bo
         return finding.undecided(f"the log does not say its share of memory: as at {ENGINE_MEMORY[log.engine]['flag']} {share:.2f}")
     if finding.verdict != DISAGREE or difference is None or log.version.startswith(made_for):
         return finding
-    older = (
-        ENGINE_MEMORY[log.engine].get("older_share", 1.0) - judged.question.limits.gpu_memory_utilization
-        if log.version and not told
-        else 0.0
-    )
-    counted = judged.question.limits.gpu_memory_utilization * (finding.base or 0.0) - judged.weights_bytes
+    given = judged.question.limits.gpu_memory_utilization
+    older = ENGINE_MEMORY[log.engine].get("older_share", 1.0) - given if log.version and not told else 0.0
+    counted = given * (finding.base or 0.0) - judged.weights_bytes
     uncounted = told and finding.unit == "bytes" and difference > 0 and (finding.measured or 0.0) <= counted
     if not uncounted and abs(difference) > most and (older >= 0 or abs(difference - older) > most):
         return finding
@@ -267,9 +262,8 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
     item = Note("custom all-reduce", f"decode step as priced with custom all-reduce off ({log.custom_allreduce_disabled})")
     finding, cost = Finding(item, custom, fallback, "s", LEVEL.dispatch_tolerance).judged(), fallback - custom
-    reason = (
-        f"NCCL instead costs {format_seconds(cost)} per step ({cost / custom:+.1%}) at batch {batch}; neither figure was measured"
-    )
+    costs = f"NCCL instead costs {format_seconds(cost)} per step ({cost / custom:+.1%}) at batch {batch}"
+    reason = f"{costs}; neither figure was measured"
     yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 

@@ -298,12 +298,10 @@ def difference_rows(d: AnswerDifference) -> list[list[str]]:
         if change.low is not None and change.high is not None and change.low < change.high:
             span = f"{told(figure, change.low)} to {told(figure, change.high)}"
         rows.append([figure.title, told(figure, change.before), told(figure, change.after), told_change(change), span])
-    rows.append(["fits", *_yes_or_no(d, "fits")])
-    return [*rows, ["overloaded", *_yes_or_no(d, "overloaded")]] if d.before.overloaded or d.after.overloaded else rows
-
-
-def _yes_or_no(d: AnswerDifference, name: str) -> list[str]:
-    return [*("-" if side.is_nothing else "yes" if getattr(side, name) else "no" for side in (d.before, d.after)), "", ""]
+    sides = (d.before, d.after)
+    for name in ("fits", "overloaded")[: 1 + any(side.overloaded for side in sides)]:
+        rows.append([name, *("-" if x.is_nothing else "yes" if getattr(x, name) else "no" for x in sides), "", ""])
+    return rows
 
 
 COLUMNS = ("", ">before", ">after", ">change", ">80% range after")

@@ -1,6 +1,6 @@
 """Techniques weighed on one question: for a terminal and as a document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isnan
 
 from commtax.catalog.programs import program
@@ -177,28 +177,23 @@ def _prompt_words(w: Worth) -> Iterator[str]:
     out = int(q.requests.output_len)
     if q.offered.request_rate or not gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out):
         return
-    decoding, longer = (out - 1) * r.tpot_s, f"longer outputs (--output-len, now {out:,}) change the gains"
+    share, longer = 1 / (1 + r.ttft_s / r.tpot_s / (out - 1)), f"longer outputs (--output-len, now {out:,}) change the gains"
     rows = [x for x in w.here if w.of_step and x.advice in (gains.MEASURE, gains.NO_GAIN) and gains.is_worth_telling(x.step_gain)]
     alone = [f"{row.own} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:TOLD]]
     steps = f"; on a decode step alone: {', '.join(alone)}" if alone else ""
-    share = decoding / (r.ttft_s + decoding)
     yield f"Decoding is {share:.0%} of a request's time, the rest is prompts and waiting: {longer}{steps}."
 
 
 def _dropped_words(w: Worth) -> Iterator[str]:
     """A sentence on what requests gain with the engine's own settings in the place of those set, and one for a full server."""
-    if w.weighed:
-        yield f"For {_load(w)}: {_setting_words(w.weighed, w.requests)}."
-    if w.when_full:
-        full = f"{w.when_full.clients:,} clients, as many as there is room for"
-        yield f"For {full}: {_setting_words(w.when_full.weighed, w.when_full.requests)}."
-
-
-def _setting_words(weighed: Sequence[SettingWorth], now: RequestTimes) -> str:
-    spread = {x: f" ({_percent(x.low)} to {_percent(x.high)}{_moved(x, now)})" for x in weighed if x.costs}
-    costly = [f"dropping {x.flag} gains {_percent(x.gain)}{text}" for x, text in spread.items()]
-    others = [f"dropping {x.flag} gains no tokens/s ({_percent(x.gain)}{_moved(x, now)})" for x in weighed if not x.costs]
-    return "; ".join([*costly, *others])
+    loads = [(_load(w), w.weighed, w.requests)]
+    if full := w.when_full:
+        loads.append((f"{full.clients:,} clients, as many as there is room for", full.weighed, full.requests))
+    for load, weighed, now in loads:
+        spans = {x: f"{_percent(x.gain)} ({_percent(x.low)} to {_percent(x.high)}" for x in weighed if x.costs}
+        gained = ((x, spans.get(x, f"no tokens/s ({_percent(x.gain)}")) for x in weighed)
+        if weighed:
+            yield f"For {load}: {'; '.join(f'dropping {x.flag} gains {text}{_moved(x, now)})' for x, text in gained)}."
 
 
 def _limit_words(limits: SettingWorth | None) -> list[str]:
@@ -304,19 +299,8 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
     step, alone = (format_seconds(row.step_s), _percent(row.step_gain)) if w.of_step else ("", "")
     room = f"{row.kv_tokens:,}" if row.kv_tokens != w.kv_tokens else ""
     full = "" if isnan(row.full_gain) else _percent(row.full_gain)
-    return (
-        row.name,
-        Text(row.verdict, style=style),
-        gain,
-        spread,
-        ttft,
-        tpot,
-        _rate(row.tokens_per_s, w).split()[0],
-        step,
-        alone,
-        room,
-        full,
-    )
+    rate = _rate(row.tokens_per_s, w).split()[0]
+    return row.name, Text(row.verdict, style=style), gain, spread, ttft, tpot, rate, step, alone, room, full
 
 
 def pays_text(row: TechniqueWorth, swept: bool = True) -> str:

@@ -181,11 +181,8 @@ def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
     agreed = {f.code.removesuffix("_mean") for f in times if f.code.endswith("_mean") and f.verdict == AGREE}
     for f in times:
         alone = f.verdict == DISAGREE and f.code.rpartition("_")[0] in agreed
-        ranged = (
-            ""
-            if f.low is None or f.high is None
-            else f"80% range {_figure_text(f.low, f.unit)} to {_figure_text(f.high, f.unit)}; "
-        )
+        ends = [_figure_text(end, f.unit) for end in (f.low, f.high) if end is not None]
+        ranged = f"80% range {' to '.join(ends)}; " if len(ends) == 2 else ""
         yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
 
 

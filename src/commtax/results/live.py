@@ -149,9 +149,7 @@ def _binding_words(predicted: ExpectedFigures, claim: Claim) -> str:
 
 def _window_notes(window: MetricsWindow) -> list[Note]:
     """Over which time it was looked, and what is odd about that."""
-    since = (
-        "counters since the server started: warm-up and other loads are in them; a window of time (--window) tells what it does now"
-    )
+    since = "counters since the server started, with warm-up and other loads; a window of time (--window) tells what it does now"
     span = since if window.seconds is None else f"differences of two looks, {format_seconds(window.seconds)} apart"
     found = [Note("window", span)]
     if window.restarted:

@@ -206,9 +206,7 @@ def _first_token(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim)
     times = step / step_figure.value if step and step_figure else 1.0
     if waited is None and times > 1 + claim.tolerance and measured / figure.value <= LEVEL.alike * times:
         return  # it waits for the same slow steps
-    met = (
-        not predicted.load.alone and (mean_requests_in_flight(result) or math.inf) > LEVEL.few
-    )  # on average more than one was there
+    met = not predicted.load.alone and (mean_requests_in_flight(result) or math.inf) > LEVEL.few  # more than one on average
     queued = met if waited is None else waited - terms.get("queue", 0.0) > more / 2
     share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
     if queued:

@@ -26,9 +26,7 @@ class Sending:
     reduce_share: float = 1.0  # an all-reduce's time against its library's tables: fused with neighbours, in registered buffers
     fused_reduce_most: tuple[str, ...] = ()  # "chip ranks bytes": the largest tensors whose sum runs with its norm; (): any
     fused_reduce_rows: float = float("inf")  # … and the most rows of one
-    on_by_default: tuple[
-        str, ...
-    ] = ()  # techniques that its times hold already, each followed by the families or models, if not all
+    on_by_default: tuple[str, ...] = ()  # techniques that its times hold already, each with the families or models, if not all
     pp_tensors: int = 1  # tensors handed to the next stage
     odd_layers: str = "before-last"  # stages that take the odd layers of an uneven split: also "last", "first"
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
@@ -60,14 +58,10 @@ class ContextHabits:
 class KernelHabits:
     small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
     small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
-    sort_launches: float = (
-        0.0  # element-wise launches as long as choosing among the most likely tokens by sorting; 0: it sorts none …
-    )
+    sort_launches: float = 0.0  # element-wise launches as long as sorting the most likely tokens to choose one; 0: it sorts none …
     sort_bytes: float = 0.0  # … and the bytes that it moves, for each logit
     prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
-    widened_latents: tuple[
-        str, ...
-    ] = ()  # families of chips on which each layer copies a cache of fp8 latents, all of it, into 16 bits
+    widened_latents: tuple[str, ...] = ()  # families of chips on which each layer copies all of a cache of fp8 latents into 16 bits
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine
     routing_passes: float = 0.0  # … which move a token's copies so often beyond what is needed
@@ -76,9 +70,7 @@ class KernelHabits:
     experts_rate: float = 1.0  # training: arithmetic of experts' products over that of plain ones
     quantises: bool = False  # plain weights become fp8 as they are loaded, and activations with scales found on the way
     experts_by: tuple[str, ...] = ()  # "Architecture backend", "Architecture/format backend": experts with other kernels than usual
-    quantises_apart: bool = (
-        False  # inputs of fp8 products with known scales have a kernel of their own, where no other wrote them so
-    )
+    quantises_apart: bool = False  # a kernel of their own quantises inputs of fp8 products with known scales
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     experts_apart: str = ""  # the experts' implementation where attention runs in replicas; "": as the exchange asks
@@ -214,9 +206,7 @@ class StateHabits:
     compressed_kv_dtype: str = "fp8"  # a compressed latent is kept in this type unless another is asked for
     compressed_block: int = 0  # tokens whose entries share a block; 0: entries and windows are counted in bytes
     window_block: int = 64  # tokens of a window in a block
-    window_share: float = (
-        0.0  # tokens that a pool of compressed attention's windows holds over all tokens; 0: windows lie in blocks
-    )
+    window_share: float = 0.0  # tokens in a pool of compressed attention's windows over all tokens; 0: windows lie in blocks
     page_multiple: int = 1  # a layer's part of a block is padded to whole multiples of so many bytes
     packed_pages: bool = False  # a block is as large as the largest group of layers needs, else as all of them padded
     windows_in_flight: bool = False  # windows keep the tokens of all steps in flight, not of one

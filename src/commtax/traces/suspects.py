@@ -101,10 +101,9 @@ def unhidden_gathers(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
         return
     exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
     if hidden <= LEVEL.never * (exposed + hidden) and exposed >= LEVEL.much * accounts.step_s:
-        said = (
-            f"gathers and scatters of weights take {exposed / accounts.step_s:.0%} of each step, and none of it hides under compute"
-        )
-        yield Suspect("lost overlap", None, exposed / accounts.step_s, 0, said)
+        share = exposed / accounts.step_s
+        said = f"gathers and scatters of weights take {share:.0%} of each step, and none of it hides under compute"
+        yield Suspect("lost overlap", None, share, 0, said)
 
 
 LEAST = SERIES.least / 2  # of a step, in the wires of one kind and group

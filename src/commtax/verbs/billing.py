@@ -268,9 +268,7 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
 
         yield prefix_note(q, float(q.context))
     if copies_cache(q) and q.phase != "prefill":
-        read = (
-            f"{q.engine.key} has no kernel that reads an fp8 cache of latents here: each layer copies all of it into 16 bits first"
-        )
+        read = f"{q.engine.key} has no kernel for an fp8 cache of latents here: each layer copies all of it into 16 bits first"
         none = "bf16 copies nothing, nor FlashMLA (--technique flashmla), nor fp8_e5m2, which Triton reads"
         yield Note("copied-cache", f"{read}, also what no sequence uses (sgl-project/sglang issue 35291; {none})")
     yield from _spread_notes(q, rows)

@@ -166,9 +166,8 @@ def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: 
     counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    bill = step_bill(
-        asked, decode_workload(np.ceil(fullest_batch(batches, asked.plan.pp)), ClosedLoopLoad(1.0, input_len, output_len))
-    )
+    fullest = np.ceil(fullest_batch(batches, asked.plan.pp))
+    bill = step_bill(asked, decode_workload(fullest, ClosedLoopLoad(1.0, input_len, output_len)))
     return np.broadcast_to(bill.step_s, (len(batches), *sizes))
 
 

@@ -144,10 +144,8 @@ def _check_split(q: Question, key: str) -> None:
     if family not in own.sequence_bytes:
         raise _refuse(key, f"{q.engine.name} leaves it off on {family} chips unless given a token threshold: {key}=TOKENS", UNSAID)
     if q.model.hidden < own.sequence_hidden:
-        width = (
-            f"{q.engine.name} leaves it off below a hidden size of {own.sequence_hidden:,} ({q.model.key} has {q.model.hidden:,})"
-        )
-        raise _refuse(key, f"{width} unless given a token threshold: {key}=TOKENS", UNSAID)
+        width = f"below a hidden size of {own.sequence_hidden:,} ({q.model.key} has {q.model.hidden:,})"
+        raise _refuse(key, f"{q.engine.name} leaves it off {width} unless given a token threshold: {key}=TOKENS", UNSAID)
 
 
 def _check_ranks(q: Question, key: str) -> None:
