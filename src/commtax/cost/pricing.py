@@ -22,7 +22,7 @@ from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.measured_curves import curve_of, sigma_over
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import backend_of, expected_destinations, inference, padded_rows
+from commtax.cost.traffic import BULK, expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
 from commtax.records import replace
@@ -294,6 +294,12 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
     known = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
     t = in_step(t, work)
     return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
+
+
+def backend_of(work: Workload, engine: Engine, backend: str) -> str:
+    """How a step's tokens reach their experts: by the backend that a server is told, unless its engine changes by step."""
+    by_step = engine.sends.exchange_by_step and holds_anywhere(np.asarray(work.prefill_tokens) > 0)
+    return BULK.get(backend, backend) if by_step else backend
 
 
 def in_step(t: PricingTerms, work: Workload) -> PricingTerms:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from commtax.arrays import holds_anywhere, pick
+from commtax.arrays import pick
 from commtax.cost.context_parallel import own_prompts, split_cache_items, split_prompt_items
 from commtax.cost.inventory import EXPERTS, format_of
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
@@ -31,12 +31,6 @@ ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
 """Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
-
-
-def backend_of(work: Workload, engine: Engine, backend: str) -> str:
-    """How a step's tokens reach their experts: by the backend that a server is told, unless its engine changes by step."""
-    by_step = engine.sends.exchange_by_step and holds_anywhere(np.asarray(work.prefill_tokens) > 0)
-    return BULK.get(backend, backend) if by_step else backend
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:

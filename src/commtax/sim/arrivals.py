@@ -154,8 +154,8 @@ def _from_json(text: str, name: str) -> _RequestTable:
             raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
         places = [f"request {number}" for number in range(1, len(arrival) + 1)]
         return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
-    rows = zip(places, documents, strict=True)
-    strays = (place for place, row in rows if not isinstance(row, dict) or not set(MOONCAKE) <= set(row))
+    pairs = zip(places, documents, strict=True)
+    strays = (place for place, row in pairs if not isinstance(row, dict) or not set(MOONCAKE) <= set(row))
     if not documents or (stray := next(strays, "")):
         where = f"{stray}: " if documents else ""
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")

@@ -16,8 +16,8 @@ from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import Placing, busiest_rank
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
-from commtax.cost.pricing import Pricer, comm_lines, expose_lines, in_step, inference_bill
-from commtax.cost.traffic import backend_of, inference, padded_rows
+from commtax.cost.pricing import Pricer, backend_of, comm_lines, expose_lines, in_step, inference_bill
+from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
