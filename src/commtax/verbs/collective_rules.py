@@ -17,8 +17,13 @@ def check_collectives(q: Question) -> None:
     """Refuse a fused all-reduce, or a library of kernels, that would change nothing here or is not to be had."""
     if q.techniques.fused_reduce:
         _check_fused(q)
-    if q.what_if.library:
-        _check_kernels(q)
+    name = q.what_if.library
+    if not name or not catalog.library(name).alone:  # which adds to what the engine runs by itself
+        return
+    if not catalog.fabric(name, q.cluster).kernels:
+        raise no_kernels(name, q.cluster)
+    if is_on_already(q, key := catalog.library(name).key):
+        raise Refusal(already_on(q.engine, on_since(q, key)), "library", kind=ALREADY_ON)
 
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
@@ -76,15 +81,3 @@ def no_kernels(name: str, place: Cluster) -> Refusal:
     families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
     rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
     return Refusal(f"{one.key}: {rule}", "library", kind=OTHER_CHIPS)
-
-
-def _check_kernels(q: Question) -> None:
-    """A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself."""
-    name = q.what_if.library
-    one = catalog.library(name)
-    if not one.alone:
-        return
-    if not catalog.fabric(name, q.cluster).kernels:
-        raise no_kernels(name, q.cluster)
-    if is_on_already(q, one.key):
-        raise Refusal(already_on(q.engine, on_since(q, one.key)), "library", kind=ALREADY_ON)

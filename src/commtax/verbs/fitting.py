@@ -289,6 +289,12 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     seqs = room.max_num_seqs if needs_blocks_for_states(asked) else 0
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
+    if engine.states.tokens_at_full_length and len(pool.groups) > 1:  # groups keep different tokens
+        logged: Number = concurrency * room.max_model_len
+    elif engine.states.state_pool == "blocks" and np.any(pool.state_tokens):
+        logged = pool.shared_tokens(int(blocks))
+    else:
+        logged = pool.tokens(int(blocks))
     return Fit(
         question=asked,
         stage=stage,
@@ -300,20 +306,12 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
         kv_bytes=float(kv_bytes),
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=int(blocks),
-        kv_tokens=_logged_tokens(asked, pool, int(blocks), concurrency),
+        kv_tokens=int(logged),
         max_concurrency=concurrency,
         needed_kv_bytes=max(max(wanted, seqs) * float(pool.bytes_per_block), one_state),
         pool=pool,
         over_bytes=float(over),
     )
-
-
-def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: float) -> int:
-    """KV tokens as a start-up log counts them: as requests of full length where groups keep different tokens, or of all alike."""
-    if asked.engine.states.tokens_at_full_length and len(pool.groups) > 1:
-        return int(concurrency * asked.limits.max_model_len)
-    shared = asked.engine.states.state_pool == "blocks" and np.any(pool.state_tokens)
-    return int(pool.shared_tokens(blocks) if shared else pool.tokens(blocks))
 
 
 def largest_max_num_seqs(judged: Fit) -> int:

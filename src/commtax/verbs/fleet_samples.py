@@ -83,15 +83,12 @@ def _requests(q: Question) -> float:
 
 def used_of(q: Question, replicas: int) -> int:
     """Return how many of the replicas that prompts come to get any: one that comes again goes where its text is."""
-    return int(min(replicas, prefix_groups(q))) if q.offered.router == "prefix" else replicas
-
-
-def prefix_groups(q: Question) -> float:
-    """Return how many groups of requests there are whose prompts begin alike; infinitely many where none do."""
+    if q.offered.router != "prefix":
+        return replicas
     if q.offered.trace is not None:
-        return float(_groups(q.offered.trace).max(initial=0) + 1)
+        return int(min(replicas, _groups(q.offered.trace).max(initial=0) + 1))
     alike = q.offered.shared_prefix >= (q.limits.block_size or q.engine.memory.block_size)
-    return 1 if alike else q.offered.unique_prompts or inf
+    return 1 if alike else min(replicas, q.offered.unique_prompts or replicas)
 
 
 def _groups(stream: RequestStream) -> Array:

@@ -38,8 +38,10 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     t = terms_of(q)
     applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
     charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)
-    pace = _prompt_pace(x, t, applied)
     chip, rate = t.cluster.chip, kernels.peak(k, t.cluster.chip, t.constants)
+    pace = 1.0  # of a step with prompts, where runs taught it
+    if t.engine.paces.pace_prompt_steps != 1:
+        pace = float(x.each_s / sum(kernels.applied_s(k, chip, t.constants, applied)))
     moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
     least = float(kernels.least_s(k, chip, t.constants))
     names = SIZED["gemm"] if float(k.m) else SIZED["attention"] if float(k.batch) else ()
@@ -54,6 +56,9 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
     if charged is not k:
         instead = "; nobody timed 8 bits here, which take no longer than these 16"
+    fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
+    rates = applied.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
+    slower = ("slow_rank", applied.slow_rank), applied.pace, ("pace_prompt_steps", pace)
     return Explanation(
         parts=tuple(_parts(k, charged, t, applied, pace)),
         shape=sizes | {"arithmetic": k.dtype, "weight_bytes": k.weight_bytes} | ({"stored": k.stored} if k.stored else {}),
@@ -61,18 +66,10 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
         flops=float(k.flops),
         floor=Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate),
         priced_by=PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home),
-        effects=(*_effects(k, q, applied, pace), *_size_effects(k, q)),
+        effects=(*factor_effects(q, (*rates, *fused, *slower)), *_size_effects(k, q)),
         source=x.source,
         doubts=tuple(_doubts(k, t, q.trains)),
     )
-
-
-def _prompt_pace(x: Line, t: PricingTerms, a: kernels.KernelFactors) -> float:
-    """What a step with prompts does to all of its lines, where runs taught it."""
-    if t.engine.paces.pace_prompt_steps == 1:
-        return 1.0
-    assert isinstance(x.priced_from, Kernel)
-    return float(x.each_s / sum(kernels.applied_s(x.priced_from, t.cluster.chip, t.constants, a)))
 
 
 def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors, pace: float) -> Iterator[TimePart]:
@@ -87,12 +84,6 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
         yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
     elif a.pace[1] < 1 and (lacking := pace * float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
         yield TimePart("floor", "no kernel beats bandwidth and peak", lacking)
-
-
-def _effects(k: Kernel, q: Question, a: kernels.KernelFactors, pace: float) -> tuple[Effect, ...]:
-    fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
-    rates = a.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
-    return factor_effects(q, (*rates, *fused, ("slow_rank", a.slow_rank), a.pace, ("pace_prompt_steps", pace)))
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:

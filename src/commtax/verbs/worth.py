@@ -33,7 +33,7 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.expert_checks import check_spread
-from commtax.verbs.fitting import Fit, fit_of_step
+from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, request_grids
@@ -242,18 +242,15 @@ class Scale:
         loop: tuple[Bill, ...] = ()
         if requests:
             self.requests, loop = requests_served(q)
-        self.question = q = _step_of(q, self.requests) if self.requests else q
-        self._steps = loop or steps_of(q)
+            batch = min(max(1, round(self.requests.running)), step_limits(q)[1])
+            q = q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
+        self.question, self._steps = q, loop or steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
-        self.bill = self._told_step(q)
-        self.fit = fit_of_step(q)
+        self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
     def beside(self, q: Settled, flips: bool = True) -> Scale:
         """The same of another question."""
         return Scale(q, bool(self.requests), flips, self._shown)
-
-    def _told_step(self, q: Settled) -> StepBill:
-        return price(q.vary(**self._shown))
 
     @cached_property
     def _swept(self) -> Swept:
@@ -342,7 +339,7 @@ class Scale:
 
     def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
         """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
-        told, judged = self._told_step(q), fit_of_step(q)
+        told, judged = price(q.vary(**self._shown)), fit_of_step(q)
         step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
         steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
         times = {"tokens_per_s": float(told.tokens_per_s)}
@@ -360,12 +357,8 @@ class Scale:
 
     def _drafts_alike(self, q: Settled) -> bool:
         """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
-        base = self.question
-        return (q.speculative, q.techniques.drafter, q.techniques.per_step) == (
-            base.speculative,
-            base.techniques.drafter,
-            base.techniques.per_step,
-        )
+        now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
+        return now == then
 
     def _missed(self, group: str, q: Settled, gain: float) -> float:
         """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
@@ -392,16 +385,10 @@ class Scale:
 
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
         """Tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
-        most = min(judged.most_seqs(int(q.context) + 1), int(q.limits.max_num_seqs or q.engine.serves.max_seqs))
+        most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))
         return float(rate_over(q, BATCH, np.array([most]))[0])
-
-
-def _step_of(q: Settled, served: RequestTimes) -> Settled:
-    """A decode step of requests: as many as run at once, half of their outputs written."""
-    batch = min(max(1, round(served.running)), int(q.limits.max_num_seqs or q.engine.serves.max_seqs))
-    return q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
 
 
 def _rate_per_gpu(b: StepBill) -> float:
