@@ -15,8 +15,7 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
-from commtax.judgement.confidence import Estimate, percent
-from commtax.judgement.limits import JudgedLimit, judged_limits
+from commtax.judgement.confidence import Estimate, JudgedLimit, judged_limits, percent
 from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals

@@ -32,9 +32,8 @@ from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_o
 from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
-from commtax.verbs.kv_motion import check_sides
+from commtax.verbs.kv_motion import check_sides, prefix_loading_s, prefix_notes
 from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
-from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
@@ -179,16 +178,13 @@ class ClosedLoop(Answer):
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        known = np.hypot(self._catalogue_sigma(name), 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
-        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
-
-    def _catalogue_sigma(self, name: str) -> Number:
-        """… before anything was learnt of the deployment."""
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
         own, pooled = self._own_sigma(name.removesuffix("_s"))
-        return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
+        whole = np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
+        known = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
+        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
         """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""

@@ -251,17 +251,14 @@ def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
     return engine
 
 
-def _own_library(engine: spec.Engine) -> str:
-    """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
-    usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
-    other = engine.library == engine.key and engine.version != usual.version
-    return f"{engine.library}@{engine.version}" if other else engine.library
-
-
 def fabric_of(q: Question) -> spec.Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
-        return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster, behind=q.engine.library)
+        engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
+        # That of the engine's version where it is not the usual one and both are one release.
+        other = engine.library == engine.key and engine.version != usual.version
+        own = f"{engine.library}@{engine.version}" if other else engine.library
+        return catalog.fabric(q.what_if.library or own, q.cluster, behind=engine.library)
     from commtax.catalog import profile as overlay
 
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)

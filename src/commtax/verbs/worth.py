@@ -29,16 +29,16 @@ from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
+from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.collective_rules import check_spread
 from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
-from commtax.verbs.expert_checks import check_spread
 from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
+from commtax.verbs.kv_motion import check_weighed
 from commtax.verbs.loads import LOADS
-from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, request_grids
-from commtax.verbs.prefix_tiers import check_weighed
-from commtax.verbs.requests_weighed import RequestTimes, loop_around, requests_served, steps_of
+from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual
 
@@ -244,7 +244,7 @@ class Scale:
             self.requests, loop = requests_served(q)
             batch = min(max(1, round(self.requests.running)), step_limits(q)[1])
             q = q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
-        self.question, self._steps = q, loop or steps_of(q)
+        self.question, self._steps = q, loop or requests_weighed.steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
         self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
@@ -253,11 +253,11 @@ class Scale:
         return Scale(q, bool(self.requests), flips, self._shown)
 
     @cached_property
-    def _swept(self) -> Swept:
+    def _swept(self) -> requests_weighed.Swept:
         q = self.question
         if not self._flips or q.offered.request_rate:
             return {}
-        over = request_grids(q, BATCH if self._shown else CLIENTS)
+        over = requests_weighed.request_grids(q, BATCH if self._shown else requests_weighed.CLIENTS)
         return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()}
 
     @property
@@ -346,7 +346,7 @@ class Scale:
         if self.requests:
             served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
-            steps = list(zip(bills or steps_of(q), self._steps, strict=True))
+            steps = list(zip(bills or requests_weighed.steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
