@@ -32,8 +32,9 @@ from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_o
 from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
-from commtax.verbs.kv_motion import check_sides, prefix_loading_s, prefix_notes
+from commtax.verbs.kv_motion import check_sides
 from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes

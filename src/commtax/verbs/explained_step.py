@@ -160,23 +160,20 @@ class ExplainedStep:
             axis = b.binding
         else:
             axis = "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
-        return Binding(axis, _binding_text(b, axis))
+        if axis == "compute":
+            return Binding(axis, "compute-bound: communication is small or hidden")
+        lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
+        top = max(lines, key=lambda x: float(x.exposed_s))
+        if top.kind == "bubble":
+            return Binding(axis, f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step")
+        kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
+        what = f"{kind} of {top.item.what} {top.item.op} over {top.link}"
+        return Binding(axis, f"{what}, {format_seconds(float(top.exposed_s))} exposed")
 
     @cached_property
     def axes(self) -> list[AxisTax]:
         """One for each axis that sends anything."""
         return [_tax(self, axis, lines) for axis in SIZES if (lines := comm_of(self.bill, axis))]
-
-
-def _binding_text(b: StepBill, axis: str) -> str:
-    if axis == "compute":
-        return "compute-bound: communication is small or hidden"
-    lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
-    top = max(lines, key=lambda x: float(x.exposed_s))
-    if top.kind == "bubble":
-        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step"
-    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
 
 
 def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:

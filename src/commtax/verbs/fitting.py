@@ -167,9 +167,8 @@ def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
     block = room.block_size * int(asked.plan.dcp)
-    wanted = min(
-        int(CacheGroup(block, window).blocks(room.max_model_len, cache_room.in_flight_tokens(asked))) for window in windows
-    )
+    flight = cache_room.in_flight_tokens(asked)
+    wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, flight)) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache

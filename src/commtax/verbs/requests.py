@@ -32,9 +32,10 @@ from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes,
 from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.fleet_samples import serving_sample
-from commtax.verbs.kv_motion import carrier_of, check_sides, prefix_loading_s, prefix_notes
+from commtax.verbs.kv_motion import carrier_of, check_sides
 from commtax.verbs.loads import first_requests
 from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.request_streams import length_notes, longest_of, stream_of
 from commtax.verbs.settling import Settled, link_notes, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill

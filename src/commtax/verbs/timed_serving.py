@@ -59,16 +59,13 @@ def check_single_load(q: Question) -> Question:
     check_starts(q)
     if q.requests.kv_tokens is not None:
         positive(kv_tokens=q.requests.kv_tokens)
-    if q.offered.warmup >= (most := _num_requests(q)):
+    # As far as their number is known beforehand: those that come within a time are not counted.
+    most = float(PROMPTS) if np.isinf(q.offered.duration_s) else np.inf
+    if q.offered.trace is not None:
+        most = len(q.offered.trace)
+    elif np.isfinite(q.requests.num_prompts):
+        most = float(q.requests.num_prompts)
+    if q.offered.warmup >= most:
         rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
         raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
     return q
-
-
-def _num_requests(q: Question) -> float:
-    """How many there will be, where that is known beforehand; those that come within a time are not."""
-    if q.offered.trace is not None:
-        return len(q.offered.trace)
-    if np.isfinite(q.requests.num_prompts):
-        return float(q.requests.num_prompts)
-    return np.inf if np.isfinite(q.offered.duration_s) else float(PROMPTS)

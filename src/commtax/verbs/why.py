@@ -36,16 +36,7 @@ from commtax.verbs.why_parts import Effect, Explanation, Floor, LikelyRange, Pri
 
 MOST_LISTED = 24  # lines that a refusal lists
 CONSTANTS = (
-    "bandwidth_Bps",
-    "launch_s",
-    "hop_s",
-    "extra_s",
-    "each_s",
-    "sqrt_s",
-    "beside_s",
-    "local_s",
-    "copied",
-    "wire_share",
+    *("bandwidth_Bps", "launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "beside_s", "local_s", "copied", "wire_share"),
     "mesh",
 )
 ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")  # constants of a path, and of the network between hosts

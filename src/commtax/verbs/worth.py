@@ -36,8 +36,8 @@ from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhi
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
-from commtax.verbs.kv_motion import check_weighed
 from commtax.verbs.loads import LOADS
+from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual
@@ -350,7 +350,11 @@ class Scale:
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
-        width = math.exp(math.hypot(known, self._missed(group, q, gain)))
+        beside = 0.0  # published gains of such techniques lie beside predicted ones, where anything changes
+        if verdict_on_gain(gain, gain, gain) != SAME:
+            yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
+            beside = missed(kind_of(group), gain, max(yielded, default=1.0))
+        width = math.exp(math.hypot(known, beside))
         room = dict[str, object](kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         ends = {"gain": gain, "low": gain / width, "high": gain * width}
         return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
@@ -359,13 +363,6 @@ class Scale:
         """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
         now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
         return now == then
-
-    def _missed(self, group: str, q: Settled, gain: float) -> float:
-        """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
-        if verdict_on_gain(gain, gain, gain) == SAME:
-            return 0.0
-        yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
-        return missed(kind_of(group), gain, max(yielded, default=1.0))
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
