@@ -21,8 +21,9 @@ def check_collectives(q: Question) -> None:
     if q.techniques.fused_reduce:
         _check_fused(q)
     name = q.what_if.library
-    if not name or not catalog.library(name).alone:  # which adds to what the engine runs by itself
+    if not name or not catalog.library(name).alone:
         return
+    # A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself.
     if not catalog.fabric(name, q.cluster).kernels:
         raise no_kernels(name, q.cluster)
     if is_on_already(q, key := catalog.library(name).key):

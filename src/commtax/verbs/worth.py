@@ -350,7 +350,7 @@ class Scale:
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
-        beside = 0.0  # published gains of such techniques lie beside predicted ones, where anything changes
+        beside = 0.0  # half of the range by which published gains of such techniques lie beside predicted ones
         if verdict_on_gain(gain, gain, gain) != SAME:
             yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
             beside = missed(kind_of(group), gain, max(yielded, default=1.0))
