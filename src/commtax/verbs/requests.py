@@ -305,7 +305,12 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
-    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - _shared_tokens(stream) + rules.states * rules.block
+    some = (stream.prefixes or ())[:COMPARED]
+    times = Counter(chain.from_iterable(some))
+    shared = (
+        stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
+    )  # tokens of prompts whose blocks several use
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - shared + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once / fleet.decoded)))
@@ -317,13 +322,6 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     done = np.sort(ran.book.done_s)  # those who are not, or elsewhere, last
     middle_s = float(done[answered - 1 - quarter] - done[quarter])
     return (answered - 2 * quarter) / max(1e-12, middle_s) / float(fleet.decoded)
-
-
-def _shared_tokens(stream: RequestStream) -> float:
-    """Return the mean tokens of a prompt that another one has, too, whose blocks both use; looked for among the first requests."""
-    some = (stream.prefixes or ())[:COMPARED]
-    times = Counter(chain.from_iterable(some))
-    return stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:

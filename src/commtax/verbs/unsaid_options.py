@@ -47,20 +47,24 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
     return [nearest, *([min(fitting, key=rank)] if fitting else [])]
 
 
+def _choice(words: str, **changes: object) -> Choice:
+    return words, changes
+
+
 def _left_out(q: Settled) -> list[list[Choice]]:
     """What was not said of a plan, each with the ways to say it."""
     plan = q.plan
     found: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        found.append([UNCHANGED, ("--sequence-parallel", {"sequence_parallel": True})])
+        found.append([UNCHANGED, _choice("--sequence-parallel", sequence_parallel=True)])
     if plan.dp > 1 and not plan.zero:
-        found.append([UNCHANGED, ("--zero 1", {"zero": 1})])
+        found.append([UNCHANGED, _choice("--zero 1", zero=1)])
     if plan.pp > 1 and plan.schedule == "1f1b":
         chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
-        spoken = ((f"--schedule interleaved --chunks {n}", {"schedule": "interleaved", "chunks": n}) for n in chunks)
+        spoken = [_choice(f"--schedule interleaved --chunks {n}", schedule="interleaved", chunks=n) for n in chunks]
         found.append([UNCHANGED, *spoken])
     if plan.recompute == "none":
-        found.append([UNCHANGED, ("--recompute full", {"recompute": "full"})])
+        found.append([UNCHANGED, _choice("--recompute full", recompute="full")])
     return found
 
 
