@@ -112,7 +112,7 @@ class Search:
             longest = int(np.max(stream.input_len + stream.output_len))
             if longest > self.question.model.max_len:
                 rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
-                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
+                raise Refusal.about(input_len=f"the longest request has {longest:,} tokens with its answer, {rule}")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
