@@ -41,8 +41,11 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _say_recommended(console, a, several_role(a), reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
-    where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
+    where, wanted = (
+        " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers),
+        ", ".join([length_words(q), *limit_words(q)]),
+    )
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {wanted}; goal: {RANKED[a.objective]}", "dim")
     if a.best:
         _show_ranking(console, a, top)
     counted = counted_note(q)
@@ -72,11 +75,6 @@ def speed_words(waited: SeveralPlans) -> str:
     return f"at one speed, which the balanced plan of each cluster reaches: {limits} (--ttft and --tpot set another)"
 
 
-def _question_words(a: SeveralPlans) -> str:
-    q = a.answers[0].question
-    return f"{', '.join([length_words(q), *limit_words(q)])}; goal: {RANKED[a.objective]}"
-
-
 def several_sentence(one: RankedPlan) -> str:
     rows, i, m = one.answer.plans, one.row, one.money
     q = one.answer.question
@@ -101,7 +99,9 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
         yield f"{first}, {doubt_words(best.answer.question, pools)}"
-    if (ahead := a.passed_over) and not is_close(q := ahead.answer.question, _ratio(own, ahead, a.objective)):
+    if (ahead := a.passed_over) and not is_close(
+        q := ahead.answer.question, own.deciding(a.objective)[0] / ahead.deciding(a.objective)[0]
+    ):
         beaten = ahead.answer.plans
         rows = ServingColumns.joined([beaten, own.answer.plans.take(slice(own.row, own.row + 1))])
         figure = f"{_figure_words(ahead, a.objective)} {UNITS[a.objective]}{longer_times(rows, 0, 1)}"
@@ -148,10 +148,6 @@ def _overlap(own: RankedPlan, other: RankedPlan, objective: str) -> bool:
     if objective == "gpus" or (objective == "cost" and other.money.usd_per_million_tokens is None):
         return False
     return ranges_overlap(own.deciding(objective), other.deciding(objective))
-
-
-def _ratio(own: RankedPlan, other: RankedPlan, objective: str) -> float:
-    return own.deciding(objective)[0] / other.deciding(objective)[0]
 
 
 def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:

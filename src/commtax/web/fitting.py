@@ -30,13 +30,14 @@ def memory_answer(state: State) -> Record:
                 del words[at : at + 2]
         words += ["--max-model-len", str(state.longest), *(["-tp", "1"] if state["tp"] == 1 else [])]  # else the smallest is found
     line = shlex.join(["commtax", "fit", *words])
+    powers = {2**i for i in range(state.question.cluster.num_gpus.bit_length())}
     return {
         **fit_document(judged),
         "sentence": f"{fit_words(judged)}{length}{lack}.",
         "advised": [_plainly(line) for line in judged.advice],
         "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
         "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),
-        "sizes": [_size(state, tp) for tp in _tp_sizes(state)],
+        "sizes": [_size(state, tp) for tp in sorted(powers | {int(state["tp"])})],
         "command": f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line,
     }
 
@@ -61,12 +62,6 @@ def _judge(state: State) -> Fit | TrainFit:
     if q.trains:
         return train_holds(settle(q))
     return add_advice(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=state.longest)))
-
-
-def _tp_sizes(state: State) -> list[int]:
-    """Powers of two up to the cluster's GPUs, and the size that is shown."""
-    most = state.question.cluster.num_gpus
-    return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {int(state["tp"])})
 
 
 def _size(state: State, tp: int) -> Record:

@@ -361,7 +361,12 @@ class Pipeline(Replica):
         turn = self.out.index(begin)
         lane, batch = self.lanes[turn], self.batches[turn]
         if batch:
-            self._complete(turn, lane, batch)
+            due, entered, seconds = batch  # what it has computed becomes true when it leaves the last stage
+            time = entered, entered + seconds
+            if due:
+                self.finish(turn, lane, due, time, 1, seconds, 0.0)
+            else:
+                self._tokens(turn, lane, time, 1, seconds, 0.0, 0)
         self.seen = begin
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
@@ -385,14 +390,6 @@ class Pipeline(Replica):
             now = (now if now > until else until) + each
             busy[stage] = now
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
-
-    def _complete(self, turn: int, lane: Lane, batch: Batch) -> None:
-        """What a batch has computed becomes true when it leaves the last stage."""
-        chunks, begin, seconds = batch
-        if chunks:
-            self.finish(turn, lane, chunks, (begin, begin + seconds), 1, seconds, 0.0)
-        else:
-            self._tokens(turn, lane, (begin, begin + seconds), 1, seconds, 0.0, 0)
 
     def _idle(self) -> None:
         """The next batch leaves, or a request comes and an empty lane takes it."""
