@@ -69,13 +69,9 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
         if told:
             tell()
     seen = watch.look(first if span_s is None else None)
-    output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=_exit_code(seen, claimed))
-
-
-def _exit_code(seen: ServerAudit, claimed: bool) -> int:
-    """As of any audit: 1 where something disagrees, 3 where a claim has no verdict."""
     verdict = seen.audited.verdict
-    return 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claimed and verdict == UNKNOWN else 0
+    code = 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claimed and verdict == UNKNOWN else 0
+    output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=code)
 
 
 def _model_named(page: Exposition) -> Model:

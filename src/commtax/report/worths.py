@@ -154,10 +154,14 @@ def _verdict(w: Worth) -> str:
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
     told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
+    limits = list[str]()  # of the engine, that make room where memory binds
+    if x := w.limits:
+        gain = f"{_percent(x.gain)}, {_percent(x.low)} to {_percent(x.high)}"
+        limits = [f"Memory binds: set {x.flag} first ({gain}; {x.cost}); the gains below are without it."]
     return " ".join(
         [
             *_dropped_words(w),
-            *_limit_words(w.limits),
+            *limits,
             *map(_set_words, w.on),
             *([] if kinds[gains.SET] else [none]),
             *told,
@@ -174,14 +178,6 @@ def _dropped_words(w: Worth) -> Iterator[str]:
         yield f"Set here, and it costs; dropping {', '.join(costly)}."
     if others:
         yield f"Set here, and it costs no tokens/s; dropping {', '.join(others)}."
-
-
-def _limit_words(limits: SettingWorth | None) -> list[str]:
-    """One sentence on engine limits that make room where memory binds."""
-    if limits is None:
-        return []
-    gain = f"{_percent(limits.gain)}, {_percent(limits.low)} to {_percent(limits.high)}"
-    return [f"Memory binds: set {limits.flag} first ({gain}; {limits.cost}); the gains below are without it."]
 
 
 ADVICE = {

@@ -3,7 +3,6 @@
 Every figure is the library's; nothing is priced here.
 """
 
-import shlex
 from collections.abc import Mapping
 
 from commtax.catalog.programs import program_of
@@ -12,7 +11,7 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Record, Value, record
-from commtax.report.view.state import SHORT, State, arguments, config_text, short_keys, state_of
+from commtax.report.view.state import SHORT, State, arguments, command_line, short_keys, state_of
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, by_cost, price
@@ -133,9 +132,7 @@ def _powers_of_two(low: int, high: int, now: int) -> list[int]:
 
 def commands(state: State, b: StepBill, command: str = "") -> Record:
     """All lines, each empty where there is none, with the reason; ``command`` is the line that asked, where the state was not."""
-    line = command or shlex.join(["commtax", "bill", *arguments(state)])
-    if state.file and not command:
-        line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
+    line = command or command_line(state, "bill", *arguments(state))
     top, nccl, why = assumption(b), "", "nothing is sent"
     if top is not None:
         costs = f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step"

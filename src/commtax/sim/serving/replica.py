@@ -223,8 +223,9 @@ class Replica:
         for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
                 first_s[i] = seen
-            else:
-                self._token_again(i, (begin, end), seen, tokens)
+            elif self.book.thrown[i]:  # a prompt that is done again has made the next token
+                self.book.lost_s[i] += end
+                self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
             if not lane.join(i, seen):
                 self._leave(i, end)
 
@@ -316,13 +317,6 @@ class Replica:
         self.late += late
         lane.joined = []
         return sum(count for _, _, _, count, _, _ in late)
-
-    def _token_again(self, i: int, step: Span, seen: float, tokens: int) -> None:
-        """A prompt is done again and made the next token of a request that had been thrown out."""
-        if self.book.thrown[i]:
-            begin, end = step
-            self.book.lost_s[i] += end
-            self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
 
     def _leave(self, i: int, now: float) -> None:
         self.book.done_s[i] = seen = now if now > self.streamed else self.streamed
