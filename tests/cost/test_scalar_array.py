@@ -55,7 +55,7 @@ from commtax.spec import (
     TrainStep,
     Workload,
 )
-from commtax.spec.motion import CacheCarrier
+from commtax.spec.hardware import CacheCarrier
 from each import each
 
 N = 3

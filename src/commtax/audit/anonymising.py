@@ -5,8 +5,6 @@ are "compute 17", collectives have names that tell their operation, times begin 
 is left.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator, Sequence

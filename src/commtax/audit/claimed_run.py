@@ -3,8 +3,6 @@
 What nobody says is taken from a start-up log or a result among the files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -112,7 +110,6 @@ def _engine(log: StartupLog) -> dict[str, str | int]:
 
 
 def _result_options(run: object) -> dict[str, str | int]:
-    """The sizes that a result carries."""
     return dict(_result_sizes(run)) if isinstance(run, BenchmarkRun) and run.tp else {}
 
 

@@ -5,8 +5,6 @@ it, and all else what hosts of the chip usually have. A table that says the same
 entry; what says something else has a name of its own, so that no measurement of another thing is taken for its own.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

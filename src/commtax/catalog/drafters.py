@@ -93,7 +93,6 @@ class DrafterKind:
 
 @lru_cache(maxsize=1)
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    """All of them by name."""
     found = table("catalog/drafters.toml").items()
     return {key: plain_record(DrafterKind, {"key": key, **entry}, "drafters.toml") for key, entry in found}
 

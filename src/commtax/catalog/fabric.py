@@ -146,7 +146,6 @@ def library(name: str) -> Library:
 
 @lru_cache(maxsize=64)
 def read_library(kind: str, key: str) -> Library:
-    """A file of ``libraries``, ``exchanges`` or ``fusions``."""
     where = f"{kind}/{key}"
     facts = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]

@@ -27,7 +27,6 @@ class Fields:
         return self.config.get(name)
 
     def with_(self, **values: object) -> Fields:
-        """The same config with some fields set."""
         return Fields({**self.config, **values}, self.bad, self.notes, self.asked)
 
     def inside(self, config: Mapping[str, object]) -> Fields:

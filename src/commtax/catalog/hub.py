@@ -100,7 +100,6 @@ def _home() -> Path:
 
 
 def _cache() -> Path:
-    """Where the Hub's client keeps repositories."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(os.path.expanduser(named)) if named else _home() / "hub"
 

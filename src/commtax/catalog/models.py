@@ -34,8 +34,6 @@ class PublishedCount:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of ``models``."""
-
     key: str
     aliases: tuple[str, ...]
     config: Config

@@ -6,7 +6,7 @@ from commtax.catalog.hardware import link
 from commtax.catalog.loader import record, suggest
 from commtax.shipped_tables import table
 from commtax.spec import Chip
-from commtax.spec.motion import CacheCarrier, CacheTier
+from commtax.spec.hardware import CacheCarrier, CacheTier
 from commtax.statement import Refusal
 
 USUAL = "usual"
@@ -31,7 +31,6 @@ def started_with(engine: str) -> str:
 
 @lru_cache(maxsize=4)
 def tier(name: str) -> CacheTier:
-    """A tier by name."""
     if name not in TIERS:
         raise Refusal(f"kv_tier '{name}': one of {', '.join(TIERS)}{suggest(name, TIERS)}", "kv_tier", TIERS)
     return record(CacheTier, {"key": name, **table("catalog/tiers.toml")[name]}, "tiers.toml")

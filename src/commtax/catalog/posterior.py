@@ -111,7 +111,8 @@ class Posterior:
         alike = [known[x.deployment] for x in self.lessons]
         of_constants, rest = (np.array([one[i] for one in alike]) for i in (0, 1))
         shared: Array = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
-        return np.asarray(shared + rest * self._smooth(self._metrics, self._places))
+        smooth = [self._beside(which, place[None])[0] for which, place in zip(self._metrics, self._places, strict=True)]
+        return np.asarray(shared + rest * np.stack(smooth))
 
     @cached_property
     def _inverse(self) -> Array:
@@ -196,9 +197,6 @@ class Posterior:
         one = self.known.smooth[MEASURED[which]]
         far = (((place[:, None] - self._places[None]) / np.array(one.doublings)) ** 2).sum(-1)
         return np.where(self._metrics == which, one.offset**2 + one.local**2 * np.exp(-far / 2), 0.0)
-
-    def _smooth(self, metrics: Array, places: Array) -> Array:
-        return np.stack([self._beside(which, place[None])[0] for which, place in zip(metrics, places, strict=True)])
 
 
 def student_over_normal(freedom: Number) -> Number:

@@ -3,8 +3,6 @@
 Its files are read and written by ``profile_files``, several are joined by ``profile_joining``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -6,8 +6,6 @@
 deployments, is still read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

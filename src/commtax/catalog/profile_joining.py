@@ -16,7 +16,6 @@ NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
 
 
 def join(profiles: Sequence[Profile]) -> Profile:
-    """One profile of several, of which later ones win."""
     return reduce(lay_over, profiles)
 
 

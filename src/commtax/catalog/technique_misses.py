@@ -1,18 +1,11 @@
 """How far predicted gains of techniques were off where somebody published one: ``technique_misses.toml``."""
 
 import math
-from collections.abc import Mapping
-from functools import lru_cache
 
 from commtax.shipped_tables import table
 
 DRAFTS, OTHERS = "drafts", "others"
 """Kinds of techniques that miss alike: what drafts come to hangs on the tokens that they yield, all else on the step's time."""
-
-
-@lru_cache(maxsize=1)
-def _misses() -> Mapping[str, Mapping[str, float]]:
-    return table("catalog/technique_misses.toml")
 
 
 def kind_of(group: str) -> str:
@@ -30,4 +23,4 @@ def width(effect: float, least: float, share: float) -> float:
 
 def missed(kind: str, gain: float, tokens: float = 1.0) -> float:
     """Half of the 80 % range of the logarithm of a predicted gain, for a step that yields so many tokens per sequence."""
-    return width(max(abs(math.log(gain)), math.log(max(1.0, tokens))), **_misses()[kind])
+    return width(max(abs(math.log(gain)), math.log(max(1.0, tokens))), **table("catalog/technique_misses.toml")[kind])

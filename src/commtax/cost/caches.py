@@ -95,7 +95,6 @@ def unfinished_bytes(m: Compressed, width: int) -> int:
 
 
 def with_states(model: Model, dtype: str) -> Model:
-    """The model with its recurrent states in another type."""
     blocks = (replace(b, mixer=replace(b.mixer, state_dtype=dtype)) if isinstance(b.mixer, RECURRENT) else b for b in model.blocks)
     return replace(model, blocks=tuple(blocks))
 

@@ -349,7 +349,9 @@ def closed_loop(
     own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
     if begin:
         steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
-        before = _in_whole_steps(begin, before, steady, own, np.minimum(1.0, seqs / load.num_prompts), seqs, steps.stages)
+        # Prompts that all begin at once wait for whole steps, if those take less: of one stage clearly
+        whole = steady + np.minimum(1.0, seqs / load.num_prompts) * np.maximum(0.0, begin.wait_s(seqs, steps.stages) - own - steady)
+        before = np.where(whole < np.where(steps.stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
     before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
     life = way + boundary + own + before + decodes * tpot
@@ -379,14 +381,6 @@ def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, oth
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
-
-
-def _in_whole_steps(
-    begin: Beginning, before: Number, steady: Number, own: Number, share: Number, seqs: Number, stages: Number
-) -> Number:
-    """Seconds of prompts ahead where a ``share`` of all requests begins at once, if whole steps take less: of one stage clearly."""
-    whole = steady + share * np.maximum(0.0, begin.wait_s(seqs, stages) - own - steady)
-    return np.where(whole < np.where(stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
 
 
 def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:

@@ -127,7 +127,6 @@ FRESH = {"gemm": _activations_bytes, "prefill": _prompts_bytes}
 
 
 def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
-    """The constants that price a kernel."""
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         # The measured fp8 tables quantise each activation inside the timed region; a static scale is applied by the norm or the
@@ -289,7 +288,6 @@ class KernelFactors:
 
     @property
     def rate(self) -> float:
-        """Arithmetic over that of the constants."""
         rate: float = math.prod(value for _, value in self.rates)
         return rate
 
@@ -312,7 +310,6 @@ def fused_by(kernel: Kernel) -> str:
 def kernel_line(
     kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
 ) -> Line:
-    """A kernel's line from its fixed and moving seconds."""
     form = kernel.form
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)

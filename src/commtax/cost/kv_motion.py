@@ -5,7 +5,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.records import dataclass
 from commtax.spec import RECURRENT, Attention, Model, Number
-from commtax.spec.motion import CacheCarrier
+from commtax.spec.hardware import CacheCarrier
 
 
 @dataclass(frozen=True, slots=True)

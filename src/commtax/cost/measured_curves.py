@@ -7,7 +7,6 @@ from commtax.spec import Network, NetworkCurve, Number
 
 
 def curve_of(network: Network, op: str) -> NetworkCurve | None:
-    """What was measured of this collective."""
     return next((curve for curve in network.curves if curve.op == op), None)
 
 

@@ -218,7 +218,6 @@ def load_share(net: QueueNetwork, passed: Flow) -> Number:
 
 
 def prompt_wait_s(net: QueueNetwork, per_s: Number) -> Number:
-    """For a prompt worker, at a rate."""
     return Times(net).prompts(per_s)[1]
 
 
@@ -287,7 +286,6 @@ class Times:
         self.meet = 1 - senders  # caches of one sender do not meet at the receiver, unless that is slower
 
     def at(self, per_s: Number) -> Flow:
-        """All times at a rate."""
         net = self.net
         tokens_per_s = per_s * net.decodes / self.ranks
         seqs = net.decoding.seqs(tokens_per_s)

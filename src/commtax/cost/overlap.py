@@ -63,7 +63,6 @@ def is_halved(t: PricingTerms, work: Workload) -> Condition:
 
 
 def half_of(work: Workload) -> Workload:
-    """One of two equal batches."""
     return replace(work, **{name: getattr(work, name) / 2 for name in HALVED})
 
 

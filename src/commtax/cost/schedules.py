@@ -327,7 +327,6 @@ TRAINING = tuple(sorted((s.name for s in _SCHEDULES if s.backward), key=lambda n
 
 
 def passes_of(plan: Plan) -> int:
-    """Chunks of a rank that one microbatch passes."""
     return SCHEDULES[plan.schedule].passes(plan.chunks)
 
 

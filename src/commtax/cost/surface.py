@@ -138,7 +138,6 @@ class Surface:
         return found
 
     def scaled(self, factor: float) -> Self:
-        """The same steps, all longer by a factor."""
         if factor in self._scaled:
             return self._scaled[factor]
         kept = {f.name: f.default_factory() for f in fields(self) if f.default_factory is not MISSING}
@@ -216,7 +215,9 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
         work = replace(work, rows_per_seq=1 + drafts)
         return float(num_launches((line for line in step_lines(launched, work) if line.kind != "host"), terms.engine))
 
-    contexts = _contexts(terms, most_tokens)
+    # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
+    cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
+    contexts: Array = unique_values([0.0, *_geometric(max(most_tokens, 2)), *(float(c) for c in cuts if 0 < c < most_tokens)])
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
     samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs, 1 + drafts)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
@@ -297,13 +298,6 @@ def _rows(most: int) -> Array:
     tiles = np.arange(FINE, COARSE, TILE)
     parts: Iterable[Array] = (np.arange(1, FINE), tiles, tiles + 1, np.arange(COARSE, most, 256))
     return np.array([*sorted(n for part in parts for n in part if n < most), most], float)
-
-
-def _contexts(terms: PricingTerms, most: int) -> Array:
-    """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
-    cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
-    nodes: Array = unique_values([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
-    return nodes
 
 
 def _geometric(most: float) -> Array:

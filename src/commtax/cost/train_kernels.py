@@ -67,7 +67,13 @@ def _training_kernels(
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
         yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)
     elif k.form == "prefill" and engine.trains.attention == "unfused":
-        yield from _unfused_attention(k, count, plan, step)
+        # Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between
+        e, m, keys, d = DTYPE_BYTES[plan.activations_dtype], step.micro_batch * k.heads * k.length, step.seq, k.head_dim
+        product = Kernel("attention scores", "gemm", count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
+        scores = replace(product, part=k.part, place=k.place, stage="forward")
+        yield scores
+        yield _elementwise(k, "attention softmax", count, SCORE_BYTES * m * keys)
+        yield replace(scores, what="attention values", n=d, k=keys)
     elif k.form == "prefill":
         yield replace(k, what="attention", count=count, stage="forward")
     elif k.form in CHIP_FORMS:  # convolutions and scans of linear attention
@@ -87,7 +93,6 @@ def _training_kernels(
 
 
 def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Stage = "forward") -> Kernel:
-    """An element-wise kernel that belongs where another one does."""
     return Kernel(what, "elementwise", count, 0.0, nbytes, part=k.part, place=k.place, stage=stage)
 
 
@@ -97,16 +102,6 @@ def _product(
     """A product of another one's arithmetic; whatever it casts is cast in kernels of its own."""
     made = Kernel(what, "gemm", count, flops, nbytes, *shape, k.dtype, k.weight_bytes, part=k.part, place=k.place, stage=stage)
     return replace(made, static_scales=k.dtype == "fp8", stored=k.stored) if k.dtype in LOW_ARITHMETIC else made
-
-
-def _unfused_attention(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
-    """Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between."""
-    e, m, keys, d = DTYPE_BYTES[plan.activations_dtype], step.micro_batch * k.heads * k.length, step.seq, k.head_dim
-    product = Kernel("attention scores", "gemm", count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
-    scores = replace(product, part=k.part, place=k.place, stage="forward")
-    yield scores
-    yield _elementwise(k, "attention softmax", count, SCORE_BYTES * m * keys)
-    yield replace(scores, what="attention values", n=d, k=keys)
 
 
 def backward(kernels: list[Kernel], plan: Plan) -> list[Kernel]:

@@ -4,8 +4,6 @@ step = m (forward + backward + recomputation + exposed communication of a microb
 step (gradients, parameters) + the update.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache, reduce
 
 import numpy as np

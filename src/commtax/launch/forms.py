@@ -1,4 +1,4 @@
-"""Ways out beside a launch command: a plan's servers as Kubernetes, Dynamo, llm-d, Compose or Slurm start them."""
+"""What starts a plan: launch commands, or its servers as Kubernetes, Dynamo, llm-d, Compose or Slurm start them."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,6 +6,7 @@ from importlib import import_module
 from commtax.catalog.programs import program_of, programs
 from commtax.files import table
 from commtax.launch.deployment import DeployedPlan, deployment_of
+from commtax.launch.writing import apart_command, benchmark_command, launch_command
 from commtax.question import Question
 from commtax.statement import Refusal
 
@@ -40,3 +41,20 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
     if form != "llm-d":
         return {"launch": write(deployment)}
     return {"launch": write(deployment), "router": own.scheduler(deployment), "install": own.install(deployment)}
+
+
+def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, devices: str = "") -> dict[str, str]:
+    """Commands by what they are for. ``word`` names the engine or the place; ``prompts`` are servers for prompts alone.
+
+    >>> from commtax.verbs.settling import ask
+    >>> start_commands(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm")["launch"]
+    'vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2'
+    """
+    if word in FORMS:
+        launch = written(q, word, copies, prompts)
+    elif prompts:
+        launch = {"launch": apart_command(q.but(prefill_workers=prompts, decode_workers=copies), word)}
+    else:
+        launch = {"launch": launch_command(q if q.trains else q.but(replicas=copies), word, devices)}
+    engine = program_of(q.engine).emitted_as if word in FORMS else word
+    return launch if q.trains else launch | {"benchmark": benchmark_command(q, engine)}

@@ -69,13 +69,7 @@ class LaunchJob:
 
     @property
     def asked(self) -> WrittenFlags:
-        """What asks for them."""
         return written_flags(self.techniques, self.engine, self.question)
-
-    @property
-    def told_by_techniques(self) -> set[str]:
-        """Fields that techniques which are on tell."""
-        return {name for one in self.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
 
     def with_techniques(self, command: "Command") -> "Command":
         """The command with the variables of its techniques, what carries caches, and what is left to put in."""
@@ -151,7 +145,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
     facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
-    told = job.told_by_techniques
+    told = {name for one in job.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
     told |= {"eplb"} if "balanced" in told else set()
     facts = SaidValues({name: value for name, value in (facts | own).items() if name in own_flags.written and name not in told})
     return own_flags.spell(**facts)

@@ -100,7 +100,6 @@ def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mappin
 
 
 def _settle_serving(reading: FlagReading) -> None:
-    """What all serving engines have in common."""
     values = reading.values
     if values.max_num_batched_tokens != "" and int(values.max_num_batched_tokens) < 1:  # chunking switched off
         values.max_num_batched_tokens = ""

@@ -183,7 +183,6 @@ class _CrashReader:
         return False
 
     def _alone(self, line: str) -> None:
-        """An error of one line, without a traceback."""
         for what, pattern in _ALONE:
             if found := pattern.search(line):
                 if what:

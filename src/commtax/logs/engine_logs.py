@@ -283,7 +283,6 @@ class EngineLog:
         self._reading, self._wordings = reading, Wordings(f"logs/{engine}_log.toml")
 
     def looks_like(self, text: str) -> bool:
-        """Whether a text holds lines of such an engine."""
         return self._wordings.fits(text)
 
     def parse(self, text: str) -> StartupLog:

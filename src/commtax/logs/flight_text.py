@@ -37,7 +37,6 @@ class Analysis:
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text holds such an analysis."""
     return "Not all ranks joining collective" in text or all(name in text for name in _NAMED) or "Culprit rank " in text
 
 

@@ -134,7 +134,6 @@ def _depth(parents: dict[int, int]) -> int:
 
 
 def facts(log: NcclLog) -> dict[str, str]:
-    """All that two runs may differ in."""
     said = {f"ways over {_called_so(t, direct)}": str(pairs) for (t, direct), pairs in sorted(_transports(log).items())}
     said |= {name: ", ".join(sorted(values)) for name, values in sorted(log.environment.items())}
     versions, world = sorted(set(log.versions.values())), log.world

@@ -182,7 +182,6 @@ class Wordings:
         self.texts = [(name, re.compile(wording)) for name, wordings in self.table["text"].items() for wording in wordings]
 
     def fits(self, text: str) -> bool:
-        """Whether a text holds such a start."""
         return any(sign in text for sign in self.signs) or any(shape.search(text) for shape in self.shapes)
 
     def says(self, line: str) -> bool:

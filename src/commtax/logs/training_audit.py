@@ -71,6 +71,9 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     usuals = [each for each, side in [(median(side), side) for side in sides] for _ in side]
     slow = [(i, s, u) for i, s, u in zip(indices, kept, usuals, strict=True) if s >= LEVEL.slow * u]
     deviation = DEVIATION * median(abs(s / u - 1) for s, u in zip(kept, usuals, strict=True))
+    # Iterations between slow steps that come at whole multiples of one number; 0 where they do not
+    gaps = [b - a for a, b in pairwise([i for i, _, _ in slow])]
+    common = math.gcd(*gaps) if len(gaps) > 1 else 0
     return Pace(
         usual_s=usual,
         deviation=deviation,
@@ -79,7 +82,7 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
         slow=tuple((i, s) for i, s, _ in slow),
         shift=shift,
         slow_share=sum(s - u for _, s, u in slow) / sum(kept),
-        period=_period([i for i, _, _ in slow]),
+        period=common if common > 1 and common == min(gaps) else 0,
     )
 
 
@@ -117,13 +120,6 @@ def _running_medians(seconds: Sequence[float]) -> Column:
     half = COUNT.smoothed // 2
     padded = np.concatenate([given[:half], given, given[-half:]])
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, COUNT.smoothed), axis=1))
-
-
-def _period(indices: Sequence[int]) -> int:
-    """Iterations between slow steps that come at whole multiples of one number; 0 where they do not."""
-    gaps = [b - a for a, b in pairwise(indices)]
-    common = math.gcd(*gaps) if len(gaps) > 1 else 0
-    return common if common > 1 and common == min(gaps) else 0
 
 
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
@@ -348,7 +344,6 @@ def _notes(log: TrainingLog, went: Pace | None) -> Iterator[Note]:
 
 
 def _facts(log: TrainingLog, told: LoggedPlan) -> dict[str, str]:
-    """What two runs may differ in."""
     facts = {"program": log.program, "engine": told.engine}
     facts |= {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in told.options.items()}
     facts |= {"model": told.model.key} if told.model else {}

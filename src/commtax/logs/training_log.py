@@ -85,7 +85,6 @@ def looks_like(text: str) -> bool:
 
 
 def parse(text: str) -> TrainingLog:
-    """All steps, arguments and clocks of a log."""
     reading = _TrainingReading()
     for line in _lines(text):
         reading.take(line)

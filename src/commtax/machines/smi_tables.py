@@ -18,7 +18,6 @@ SAYS = patterns(__name__)
 
 
 def looks_like(text: str) -> bool:
-    """Whether one of them stands in a text."""
     return next(samples(text), None) is not None
 
 

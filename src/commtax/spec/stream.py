@@ -54,7 +54,6 @@ class RequestStream:
         return len(self.arrival_s)
 
     def take(self, places: Array) -> Self:
-        """Some requests, in the order of their places."""
         prefixes = None if self.prefixes is None else tuple(self.prefixes[place] for place in places.tolist())
         arrived, prompts, answers = (column[places] for column in (self.arrival_s, self.input_len, self.output_len))
         return replace(self, arrival_s=arrived, input_len=prompts, output_len=answers, prefixes=prefixes)

@@ -6,7 +6,7 @@ from commtax.catalog.motion import carrier, started_with, tier
 from commtax.catalog.programs import program_of
 from commtax.question import Question
 from commtax.spec import Cluster, Number
-from commtax.spec.motion import CacheCarrier
+from commtax.spec.hardware import CacheCarrier
 from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
 
 

@@ -17,6 +17,7 @@ from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
 from commtax.counting import counted
+from commtax.judgement.closed_loops import unlocked_spread
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.question import OfferedRequests, Question
@@ -185,10 +186,13 @@ class RequestsInTime(Answer):
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
     def range_of(self, name: str, ends: list["RequestsInTime"] | None = None) -> tuple[float, float]:
-        """The 80 % range: the figure with steps and first tokens as early and as late as they may be."""
+        """The 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
-        return range_between(value, low, high, same)
+        ranges = [range_between(value, low, high, same)]
+        if self.out_of_lockstep and not ends:
+            ranges.append(self.out_of_lockstep.range_of(name))
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
 
     @property
     def mean_running(self) -> float:
@@ -265,6 +269,15 @@ class RequestsInTime(Answer):
     def closed(self) -> bool:
         """Whether clients wait for their answers: a closed loop cannot be overloaded."""
         return not self.question.offered.request_rate and self.question.offered.trace is None
+
+    @cached_property
+    def out_of_lockstep(self) -> "RequestsInTime | None":
+        """The first of these requests, where all start and end together, as they are when servers have left that lockstep."""
+        q, spread = self.question, unlocked_spread()
+        equal = q.requests.spread < spread and not (q.offered.inputs or q.offered.outputs)
+        if not (self.closed and equal and any(note.code == "lockstep" for note in self.alike.notes)):
+            return None
+        return serve(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""

@@ -10,10 +10,9 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.launch.forms import FORMS
+from commtax.launch.forms import FORMS, start_commands
 from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse
-from commtax.launch.starting import start_commands
 from commtax.planner import plan
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_lengths import lengths_of_run

@@ -67,7 +67,6 @@ def mlp(c: Fields) -> Mlp:
 
 
 def experts(c: Fields) -> Experts:
-    """A mixture as most configs name its sizes."""
     return Experts(c.need("num_local_experts"), c.need("num_experts_per_tok", "experts_per_token"), c.need("intermediate_size"))
 
 
@@ -101,10 +100,10 @@ def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Exp
     return replace(plain, groups=groups, top_groups=top_groups)
 
 
-def chosen_layers(c: Fields, count: int, name: str, picked: str = "sparse") -> list[bool] | None:
+def chosen_layers(c: Fields, count: int, name: str) -> list[bool] | None:
     """Which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
     entries = c.sequence(name, count) if isinstance(c.get(name), list) else None
-    return None if entries is None else [entry in (picked, 1) and entry is not False for entry in entries]
+    return None if entries is None else [entry in ("sparse", 1) and entry is not False for entry in entries]
 
 
 def text_of(c: Fields) -> Fields:
@@ -114,17 +113,17 @@ def text_of(c: Fields) -> Fields:
     return text if outer is None or text.get("tie_word_embeddings") is not None else text.with_(tie_word_embeddings=outer)
 
 
-def predictor(block: Block, hidden: int, norms: int = 3, heads_of: int = 0) -> Block:
-    """A layer that guesses one token further: it joins the last state and the next embedding, and has norms of its own.
+def predictor(block: Block, hidden: int, heads_of: int = 0) -> Block:
+    """A layer that guesses one token further: it joins the last state and the next embedding, and has three norms of its own.
 
     ``heads_of``: rows of an output head of its own; 0: the model's is used.
     """
     joined = Extra("eh_proj.weight", (hidden, 2 * hidden), part="mtp")
     head = (Extra("shared_head.head.weight", (heads_of, hidden), "vocab", "head"),) if heads_of else ()
-    return replace(block, num_norms=block.num_norms + norms, extras=(*block.extras, joined, *head))
+    return replace(block, num_norms=block.num_norms + 3, extras=(*block.extras, joined, *head))
 
 
-def with_prediction_layers(c: Fields, model: Model, *names: str, norms: int = 3, block: Block | None = None) -> Model:
+def with_prediction_layers(c: Fields, model: Model, *names: str, block: Block | None = None) -> Model:
     """The model with as many layers for further tokens as its config says under one of the names, each like its last layer."""
     count = next((n for name in names if (n := c.number(name, 0, MAX_PREDICTIONS))), 0)
-    return replace(model, mtp=(predictor(block or model.blocks[model.layers[-1]], model.hidden, norms),) * count)
+    return replace(model, mtp=(predictor(block or model.blocks[model.layers[-1]], model.hidden),) * count)
