@@ -30,7 +30,7 @@ WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond 
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
 LATER = 0.1  # of what layouts of a kind's first round take, for the time left: those of later ones have something to beat
 START = 2.0  # fleets that take as long to simulate as a layout's steps take to price and saturate …
-DETAIL = 4.0  # … and as finding all layouts takes, or the details of a fleet
+DETAIL, LARGER = 2.0, 8.0  # … and as the details of a fleet take, and larger ones, or finding all layouts
 NEAREST = 5  # fleets that come nearest to the limits where none holds
 Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]
@@ -91,7 +91,7 @@ class Search:
         self.count = self.total = self.done = self.left_out = 0
         self.left: list[Layout] = []  # those that nobody has looked at, best first
         self.tried = [0, 0, 0]  # layouts of each kind
-        self.spent, self.details = 0.0, DETAILED + 2  # effort so far, and fleets whose details, or larger ones, are still to come
+        self.spent, self.details = 0.0, DETAILED * DETAIL + 2 * LARGER  # effort so far, and of what follows the last layout
         self.complete = False
 
     def run(self) -> bool:
@@ -105,7 +105,7 @@ class Search:
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
-            self._tell(DETAIL)
+            self._tell(LARGER)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
@@ -144,7 +144,7 @@ class Search:
         bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
         hopeful = [x for x in self.left if self._bound(x) <= bars[kind_of(x)]]
         ahead = sum(self._effort([x for x in hopeful if kind_of(x) == kind], kind) for kind in (ONE_POOL, APART, STAGES))
-        share = self.spent / (self.spent + ahead + DETAIL * self.details)
+        share = self.spent / (self.spent + ahead + self.details)
         with counting.part(share, share):
             pass
         if self.progress:
@@ -211,11 +211,13 @@ class Search:
             return
         self._list_recommended()
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
-        self._replace_first(max(ties, min(self.top, DETAILED)), fleet_trials.with_details)
+        first = max(ties, min(self.top, DETAILED))
+        self.details = min(first, len(self.held)) * DETAIL + 2 * LARGER
+        self._replace_first(first, fleet_trials.with_details)
         self.held.sort(key=order)
         best, chosen = self.held[0], self.held[simplest_place(self.held)]
         alike = (best.layout.question.plan, best.layout.prefill_tp) == (chosen.layout.question.plan, chosen.layout.prefill_tp)
-        grown = self._each_told(fleet_trials.larger_fleets, [best] if alike else [best, chosen])
+        grown = self._each_told(fleet_trials.larger_fleets, [best] if alike else [best, chosen], LARGER)
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self.held.sort(key=order)
         self._list_recommended()
@@ -228,15 +230,15 @@ class Search:
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
         """The first fleets with more known of them."""
-        first = self._each_told(known, self.held[:count])
+        first = self._each_told(known, self.held[:count], DETAIL)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial]) -> dict[int, Made]:
-        """What the work makes of each trial, by its place."""
+    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial], effort: float) -> dict[int, Made]:
+        """What the work, which takes so much effort, makes of each trial, by its place."""
         made = dict[int, Made]()
         for place, one in self.workers.each(work, trials):
             made[place] = one
-            counts = min(1, self.details)  # what is known already is looked at again at the end, and takes no time
+            counts = min(effort, self.details)  # what is known already is looked at again at the end, and takes no time
             self.details -= counts
-            self._tell(DETAIL * counts)
+            self._tell(counts)
         return made
