@@ -15,8 +15,7 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
-from commtax.judgement.confidence import Estimate, percent
-from commtax.judgement.limits import JudgedLimit, judged_limits
+from commtax.judgement.confidence import Estimate, JudgedLimit, judged_limits, percent
 from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals
@@ -143,15 +142,12 @@ def _means(o: RequestsInTime) -> list[Note]:
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
     loop, names = serve(q), ("TTFT", "TPOT") if q.requests.output_len > 1 else ("TTFT",)  # one token has no time between tokens
-    told = [f"{x} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for x in names for f in [f"{x.lower()}_s"]]
+    fields = {name: f"{name.lower()}_s" for name in names}
+    told = [f"{name} {format_seconds(getattr(loop, f))} ({closed_loop.ends_words(loop, f)})" for name, f in fields.items()]
     basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
     order = "requests of equal lengths in exact lockstep, which servers leave: ranges hold both"
     below = order if o.out_of_lockstep else "one order of requests in time, for tails and queues"
     return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, {below}")]
-
-
-def _ends(loop: ClosedLoop, name: str) -> str:
-    return " to ".join(format_seconds(end) for end in loop.range_of(name))
 
 
 def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:

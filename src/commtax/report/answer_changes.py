@@ -76,8 +76,7 @@ class AnswerSide:
     @property
     def fits(self) -> bool:
         """Whether every document says that it runs: it fits, and a plan is good."""
-        failed = ("recommended" in document and document["recommended"] is None for document in self.documents)
-        return not any(failed) and all(document.get("fits") is not False for document in self.documents)
+        return not any(d.get("fits") is False or d.get("recommended", d) is None for d in self.documents)
 
     @property
     def overloaded(self) -> bool:

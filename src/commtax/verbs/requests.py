@@ -305,24 +305,23 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
-    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - _shared_tokens(stream) + rules.states * rules.block
+    some = (stream.prefixes or ())[:COMPARED]
+    times = Counter(chain.from_iterable(some))
+    shared = (
+        stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
+    )  # tokens of prompts whose blocks several use
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - shared + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once / fleet.decoded)))
     answered = int(count * fleet.decoded)
     quarter = answered // 4
     crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
-    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=answered - quarter, prompted=prompted)
+    repeated = replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=crowd)
+    ran = run(repeated, fleet, hit_rate, enough=answered - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, or elsewhere, last
     middle_s = float(done[answered - 1 - quarter] - done[quarter])
     return (answered - 2 * quarter) / max(1e-12, middle_s) / float(fleet.decoded)
-
-
-def _shared_tokens(stream: RequestStream) -> float:
-    """Return the mean tokens of a prompt that another one has, too, whose blocks both use; looked for among the first requests."""
-    some = (stream.prefixes or ())[:COMPARED]
-    times = Counter(chain.from_iterable(some))
-    return stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
@@ -404,17 +403,13 @@ def _workers(asked: Question, longest: int) -> Workers:
     plan = asked.plan
     shared = asked.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
     rules = _rules(asked, longest)
-    rules = replace(rules, spread=_spread(asked)) if shared else rules
+    if shared:  # of the seconds of a prompt, of the mean length or as much as a step takes, those that all ranks work off together
+        load = ClosedLoopLoad(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
+        beside = 0.0 if asked.engine.serves.prefill_first else 1.0
+        work = decode_workload(1.0, load), prompt_work(beside, load, chunk_tokens(asked, load.input_len))
+        rules = replace(rules, spread=float(spread_share(asked, *(step_bill(asked, one) for one in work))))
     count = int(plan.replicas) * (1 if shared else int(plan.dp))
     return Workers(rules, steps_of(asked, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
-
-
-def _spread(asked: Question) -> float:
-    """Of the seconds of a prompt, of the mean length or as much of it as a step takes, those that all ranks work off together."""
-    load = ClosedLoopLoad(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
-    tokens = chunk_tokens(asked, load.input_len)
-    steps = decode_workload(1.0, load), prompt_work(0.0 if asked.engine.serves.prefill_first else 1.0, load, tokens)
-    return float(spread_share(asked, *(step_bill(asked, work) for work in steps)))
 
 
 def _rules(asked: Question, longest: int) -> Rules:
@@ -452,8 +447,3 @@ def steps_of(asked: Question, longest: int) -> Surface:
 @cache_few_answers
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
-
-
-def _repeat_requests(stream: RequestStream, count: int, in_flight: float = inf) -> RequestStream:
-    """So many requests at once, those of the stream over and over; or as many as may be in flight, and the others after them."""
-    return replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=in_flight)
