@@ -37,9 +37,8 @@ def _curve(row: object, where: str) -> NetworkCurve:
         raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
     ranks, nbytes = (_rising(_numbers(part, part.table.get(key), key), part.named(key)) for key in ("ranks", "nbytes"))
     factor, sigma = (_grid(part, key, len(ranks), len(nbytes)) for key in ("factor", "sigma"))
-    drift, grown, reshaped, domain = (
-        physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in ("drift", "grown", "reshaped", "domain")
-    )
+    names = ("drift", "grown", "reshaped", "domain")
+    drift, grown, reshaped, domain = (physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in names)
     groups = tuple(map(int, ranks))
     return NetworkCurve(part.text("op"), groups, nbytes, factor, sigma, drift, grown, reshaped, int(domain))
 

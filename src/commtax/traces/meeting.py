@@ -153,9 +153,8 @@ def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], mat
     """Rows of all matches, in the order in which their first ranks saw them."""
     places = [np.tile(np.array(p, dtype=int), len(rows)) for p, rows in matches]
     each = [np.full(len(rows), len(p), dtype=int) for p, rows in matches]
-    place, index, sizes = (
-        np.concatenate([np.zeros(0, dtype=int), *parts]) for parts in (places, [rows.ravel() for _, rows in matches], each)
-    )
+    flat = [rows.ravel() for _, rows in matches]
+    place, index, sizes = (np.concatenate([np.zeros(0, dtype=int), *parts]) for parts in (places, flat, each))
     first = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(int) if len(sizes) else np.zeros(0, dtype=int)
     order = np.lexsort((index[first], place[first]))
     taken = np.concatenate([np.arange(first[m], first[m] + sizes[m]) for m in order]) if len(order) else np.zeros(0, dtype=int)

@@ -21,9 +21,8 @@ def columns(run: ServingRun) -> dict[str, Array]:
     from sending to its first step.
     """
     book = run.book
-    arrival, sent, started, first, done = (
-        np.array(times) for times in (book.arrival_s, book.sent_s, book.started_s, book.first_s, book.done_s)
-    )
+    moments = (book.arrival_s, book.sent_s, book.started_s, book.first_s, book.done_s)
+    arrival, sent, started, first, done = map(np.array, moments)
     inputs, outputs = np.array(book.input_len), np.array(book.output_len)
     gaps = np.maximum(1, outputs - 1)
     return {

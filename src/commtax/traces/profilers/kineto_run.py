@@ -41,10 +41,8 @@ class RankEvents:
         self.names: tuple[str, ...] = tuple(map(str, columns.names))
         self.threads, self.lanes = tuple(columns.threads), list(columns.lanes)
         self.facts: list[EventFacts] = [f for f in columns.facts if isinstance(f, EventFacts)]
-        self.device, launches, self.host, self.work, trained = (
-            _to_seconds(rows.taken(), origin)
-            for rows in (columns.device, columns.launches, columns.host, columns.work, columns.trained)
-        )
+        kinds = (columns.device, columns.launches, columns.host, columns.work, columns.trained)
+        self.device, launches, self.host, self.work, trained = (_to_seconds(rows.taken(), origin) for rows in kinds)
         self.trained = trained["start"]
         self.device["waits"] = self._named(lambda name: name.lower().startswith(WAIT_KERNELS))[self.device["name"]]
         if len(self.device["start"]):
