@@ -182,9 +182,16 @@ def pasted_settings_gain_what_simulate_says(rng: Random) -> str | None:
         gain = without / base
         if is_worth_telling(gain) != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
             return f"{flag}: simulate says {gain:.6f}, worth {told.get(name)}: {command(*pasted)} {load}"
-        said = re.search(rf"{re.escape(flag)}: ([+-][\d.]+)%", document["verdict"])
+        said = re.search(rf"dropping {re.escape(flag)} gains ([+-][\d.]+)%", document["verdict"])
         if name in told and not (said and _printed(gain, said[1])):
             return f"{flag}: simulate says {gain:.6f}, the sentence is {document['verdict']!r}: {command(*pasted)} {load}"
+    full = document.get("settings_when_full", {"weighed": ()})
+    for flag, name in pasted:
+        row = next((row for row in full["weighed"] if row["option"] == name), None)
+        crowd = [*load[:-1], full.get("clients")]
+        others = command(*(one for one in pasted if one[1] != name))
+        if row and not math.isclose(row["gain"], _served(others, crowd) / _served(command(*pasted), crowd), rel_tol=CLOSE):
+            return f"{flag}: worth on a full server {row['gain']}: {command(*pasted)} {crowd}"
     return ""
 
 
