@@ -198,9 +198,11 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     # those that dollars cannot rank stand behind those that they do
     held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
-    plans = leaders_of_ranking(held, [trial.layout.question.cluster.key for trial in held], top)
-    chosen = held[recommended_place(held)] if held else None
-    plans = plans if chosen is None or any(trial is chosen for trial in plans) else (*plans, chosen)
+    keys = [trial.layout.question.cluster.key for trial in held]
+    alike = [held, *([trial for trial, at in zip(held, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
+    chosen, *others = [ranking[recommended_place(ranking)] for ranking in alike if ranking] or [None]  # of all, of each cluster
+    listed_ids = {id(trial) for trial in (*leaders_of_ranking(held, keys, top), chosen, *others)}
+    plans = tuple(trial for trial in held if id(trial) in listed_ids)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=objective,
