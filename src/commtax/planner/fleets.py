@@ -200,14 +200,14 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
     keys = [trial.layout.question.cluster.key for trial in held]
     alike = [held, *([trial for trial, at in zip(held, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
-    chosen, *others = [ranking[recommended_place(ranking)] for ranking in alike if ranking] or [None]  # of all, of each cluster
-    listed_ids = {id(trial) for trial in (*leaders_of_ranking(held, keys, top), chosen, *others)}
+    chosen = [ranking[recommended_place(ranking)] for ranking in alike if ranking]  # of all, then of each cluster
+    listed_ids = {id(trial) for trial in (*leaders_of_ranking(held, keys, top), *chosen)}
     plans = tuple(trial for trial in held if id(trial) in listed_ids)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=objective,
         plans=plans,
-        recommended=next((i for i, trial in enumerate(plans) if trial is chosen), 0),
+        recommended=next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0),
         near=() if held else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),
