@@ -8,7 +8,7 @@ import numpy as np
 
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
-from commtax.judgement.limits import JudgedLimit
+from commtax.judgement.confidence import JudgedLimit
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console

@@ -23,8 +23,7 @@ from commtax.report.tables import (
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
-from commtax.verbs.paying import PayRange
-from commtax.verbs.requests_weighed import RequestTimes
+from commtax.verbs.requests_weighed import PayRange, RequestTimes
 from commtax.verbs.settling import context_notes, link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
