@@ -105,3 +105,10 @@ def test_a_gain_at_the_same_clients_has_its_range():
     row = next(row for row in weighed.rows if line.startswith(f"with {row.asked} "))
     assert f"{row.gain - 1:+.0%} tokens/s at the same load ({row.low - 1:+.0%} to {row.high - 1:+.0%})" in line
     assert f"with {row.asked} this plan has at its best load 1 client and " in best
+
+
+def test_a_fleet_names_what_the_other_cluster_takes():
+    told = said("llama-3.2-1b", "-c", "16xh100", "-c", "32xl40s", "--request-rate", "20", "--num-prompts", "150")
+    ((other, count, usd),) = re.findall(r"the same on (\S+) takes (\d+) GPU.*?: (\$[\d.]+) per hour", told)
+    assert f" on {other}." not in told.partition("\n")[0], "not where the recommended fleet stands"
+    assert any(other in row and usd.strip("$") in row and count in row.split() for row in told.splitlines())  # a row of the table
