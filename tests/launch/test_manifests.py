@@ -239,3 +239,9 @@ def test_servers_that_do_not_start_as_pasted_end_alike_in_fit_and_simulate():
     assert (fit.returncode, closed.returncode, timed.returncode) == (1, 1, 1)
     assert "GPUs idle" not in fit.stdout
     assert closed.stdout.startswith("vLLM would not start")
+
+
+def test_a_rack_keeps_its_name_where_a_command_is_pasted():
+    done = run_here("fit", "--from", "vllm serve meta-llama/Llama-3.1-8B -tp 4", "-c", "gb200-nvl72")
+    assert " on gb200-nvl72 (72 GPUs" in done.stdout
+    assert "as the command needs it" not in done.stdout
