@@ -147,15 +147,14 @@ def _means(o: RequestsInTime) -> list[Note]:
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
     loop = serve(q)
-    told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
+    told = [
+        f"{name} {format_seconds(getattr(loop, f))} ({closed_loop.ends_words(loop, f)})"
+        for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
+    ]
     basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
     order = "requests of equal lengths in exact lockstep, which servers leave: ranges hold both"
     below = order if o.out_of_lockstep else "one order of requests in time, for tails and queues"
     return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, {below}")]
-
-
-def _ends(loop: ClosedLoop, name: str) -> str:
-    return " to ".join(format_seconds(end) for end in loop.range_of(name))
 
 
 def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:

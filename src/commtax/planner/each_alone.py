@@ -48,12 +48,6 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
         yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
 
 
-def _speed_words(answer: ServingPlans) -> str:
-    """The limits that all are compared at where nobody gives any."""
-    limits = (f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in answer.alone[0].question.goal.times)
-    return f" at the speed of the {USUAL} plan, {' and '.join(limits)} (--ttft and --tpot set another)" * bool(answer.places)
-
-
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
     """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
     return {
@@ -103,7 +97,9 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
         best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
         than = f"{best}, and {cheaper} than {recommended}"
     sums = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}"
-    return f"{_verdict(answer, more if as_many else lead)}{_speed_words(answer)}: {sums}; "
+    limits = (f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in answer.alone[0].question.goal.times)
+    speed = f" at the speed of the {USUAL} plan, {' and '.join(limits)} (--ttft and --tpot set another)" * bool(answer.places)
+    return f"{_verdict(answer, more if as_many else lead)}{speed}: {sums}; "
 
 
 def _is_summed(answer: ServingPlans) -> bool:

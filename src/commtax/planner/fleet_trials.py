@@ -185,16 +185,11 @@ def least_fleet(task: Task) -> Trial:
     if not holds(at):  # then that which answers most
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
-            return _overloaded_trial(layout, able[at], len(hopeless.union(tried)))
+            most = _most_answered(layout, able[at])  # capacity alone says that it does not hold: a run would say no more
+            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, able[at])
+            return Trial(layout, able[at], _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
     return with_growth(best) if task.grows and best.holds else best
-
-
-def _overloaded_trial(layout: Layout, size: Size, simulated: int) -> Trial:
-    """A fleet of which capacity alone says that it does not hold: a run would say no more."""
-    most = _most_answered(layout, size)
-    most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
-    return Trial(layout, size, _overload(layout.question, most), most, {}, simulated)
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:

@@ -148,7 +148,8 @@ def best_fleets(
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     for q in put:
         _check(q)
-    objective, missing = _objective(put), _chips_without_price(put)
+    objective = _objective(put)
+    missing = dict.fromkeys(q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour)
     # of a chip without a price, fewest dollars are fewest GPUs
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
@@ -156,7 +157,7 @@ def best_fleets(
         for search in counted(searches):
             if not search.run():
                 break
-        return replace(_answer(searches, objective, top, workers), unpriced=missing)
+        return replace(_answer(searches, objective, top, workers), unpriced=tuple(missing))
 
 
 def _check(q: Question) -> None:
@@ -184,12 +185,6 @@ def _objective(put: Sequence[Question]) -> str:
     known = [q for q in put if q.goal.usd_per_gpu_hour]
     said = put[0].goal.objective or ("cost" if len(put) > 1 and len(known) == len(put) else "gpus")
     return said if known or said != "cost" else "gpus"
-
-
-def _chips_without_price(put: Sequence[Question]) -> tuple[str, ...]:
-    """Chips that fewest dollars cannot be told of, where these are asked for."""
-    asked = [q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour]
-    return tuple(dict.fromkeys(asked))
 
 
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
@@ -264,16 +259,11 @@ def obstacle(trial: Trial) -> str:
         sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
         return f"is overloaded: {gpus} can answer at most {can} requests/s{surely}, and {asked} are needed"
-    name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
+    name, limit = max(q.goal.slo, key=lambda pair: trial.sure.get(pair[0], trial.figures[pair[0]]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
     misses = "exceeds the limit" if trial.figures[name] > limit else "is not likely enough to meet the limit"
     return f"{misses} with {gpus}: {figure}{sure}"
-
-
-def _time(trial: Trial, name: str) -> float:
-    """A statistic, as surely as is wanted where that was simulated."""
-    return trial.sure.get(name, trial.figures[name])
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
