@@ -161,10 +161,8 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     ahead = servers.prefill_workers
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
-    as_pasted, tuned = (
-        rank_own_plan(searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts, tuned=tuned)
-        for tuned in (False, True)
-    )
+    own = (searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
+    as_pasted, tuned = (rank_own_plan(*own, tuned=tuned) for tuned in (False, True))
     return replace(as_pasted, tuned=tuned)
 
 
