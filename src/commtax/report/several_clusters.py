@@ -195,7 +195,7 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
 
 
 def _behind(a: SeveralPlans, top: int) -> Iterator[str]:
-    """Why listed plans rank behind others with lower figures."""
+    """Why listed plans rank behind others with worse figures."""
     shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
     placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
     return behind_notes(placed, worths, [place[id(one)] for one in shown])
