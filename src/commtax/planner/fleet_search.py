@@ -27,6 +27,7 @@ from commtax.planner.fleet_trials import (
     too_slow,
     with_capacity,
     with_details,
+    with_fine_growth,
 )
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.question import Question
@@ -235,6 +236,8 @@ class Search:
         self.held.sort(key=order)
         self._list_recommended()
         self._replace_first(self.top, with_capacity)
+        at = recommended_place(self.held)
+        self.held[at] = self._each_told(with_fine_growth, [self.held[at]])[0]
 
     def _leaders(self) -> list[Trial]:
         """The best fleet, and the simplest within the margin where its layout is another."""
@@ -255,9 +258,9 @@ class Search:
     def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial]) -> dict[int, Made]:
         """What the work makes of each trial, by its place."""
         made = dict[int, Made]()
-        effort = self.details.get(work.__name__, 0.0) / len(trials)
+        effort = self.details.get(name := getattr(work, "__name__", ""), 0.0) / len(trials)
         for place, one in self.workers.each(work, trials):
             made[place] = one
-            self.details[work.__name__] = effort * (len(trials) - len(made))
+            self.details[name] = effort * (len(trials) - len(made))
             self._tell(effort, effort * min(self.workers.count - 1, len(trials) - len(made)))
         return made

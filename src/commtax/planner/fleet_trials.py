@@ -5,12 +5,12 @@ ones of a single stream, at the rate exactly. A run is long enough that a percen
 ``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
 from functools import partial
-from math import exp, inf, isnan, nan
+from math import ceil, exp, inf, isnan, nan
 
 import numpy as np
 
@@ -37,8 +37,8 @@ LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
 TOGETHER = 0.85  # of that, at least, answer samples of two kinds: 0.86 to 0.96 where both are as busy, else more
-HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known, for samples no more finely than …
-FINEST = 0.01  # … by such a share: their runs tell rates apart no better
+GROWTHS = tuple(n / 100 for n in (*range(100), *range(100, 1000, 10), *range(1000, 10_000, 100)))  # as they are printed
+PARTS = 16  # of them that the growth is first known to
 EASY = 0.5  # times its limits, at most: what so easily holds is first tried near its capacity
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
@@ -324,7 +324,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
     whatever a run of some minutes says."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
-    stretch, longer, sigma = 1.0, None, outcome.sigma
+    stretch, longer = 1.0, None
     if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
         stretch = stretch_of(outcome)
         longer = run_fleet(layout, size, rate, stretch=stretch) if q.goal.slo else None
@@ -335,11 +335,12 @@ def _trial(layout: Layout, size: Size) -> Trial:
         over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
         outcome = run_fleet(layout, size, q.offered.request_rate)
+        stretch = stretch if stretch == 1 else stretch_of(outcome)
         longer = run_fleet(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
     limited = [name for name, _ in q.goal.slo]
     sure = {name: longer.statistic(name) for name in limited} if longer else {}
     figures = {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *limited))}
-    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=sigma)
+    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=outcome.sigma)
 
 
 def stretch_of(outcome: RequestsInTime) -> float:
@@ -365,27 +366,30 @@ def retry_if_able(trial: Trial) -> Trial:
     return trial if known else _trial(trial.layout, trial.size)
 
 
-def with_growth(trial: Trial) -> Trial:
-    """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
-    if trial.growth >= 0:
+def with_growth(trial: Trial, finely: bool = False) -> Trial:
+    """With the share by which the rate may grow, whatever growth is asked for: roughly, or of those that print differently the most."""
+    if trial.growth >= 0 and not finely:
         return trial
     trial = with_capacity(trial)
     q = trial.layout.question
-    rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
-    high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
+    rate, wanted = q.offered.request_rate, q.goal.growth
+    most = max(wanted, longest_steps(rate, trial.capacity) / trial.stretch - 1)
     if not q.goal.slo:  # nothing breaks before the capacity
-        return replace(trial, growth=float(np.expm1(high)))
-    parts = next((2**n for n in range(HALVINGS) if high - low <= 2**n * FINEST * trial.sampled), 2**HALVINGS)
+        return replace(trial, growth=most)
 
-    def holds(part: int) -> bool:
-        # the whole run, with steps as long as they may be: near the limit no short look is enough
-        grown = rate * float(np.exp(low + (high - low) * part / parts))
-        return worst(q, run_fleet(trial.layout, trial.size, grown, stretch=trial.stretch)) <= 1
+    def breaks(growth: float) -> bool:
+        return growth > wanted and _decide_fleet(trial.layout, trial.size, rate * (1 + growth), trial.stretch)[0] > 1
 
-    most = parts - 1
-    if not (most and trial.over <= EASY and holds(most)):
-        most = bisect_left(range(1, parts), True, key=lambda part: not holds(part))
-    return replace(trial, growth=float(np.expm1(low + (high - low) * most / parts)))
+    grows = GROWTHS[: bisect_left(GROWTHS, most)]
+    each = ceil(len(grows) / PARTS)
+    first = bisect_right(grows, trial.growth) if finely else 0
+    grows = grows[first : (first // each + 1) * each] if finely else grows[::each]
+    if finely or not (grows and trial.over <= EASY and not breaks(grows[-1])):
+        grows = grows[: bisect_left(grows, True, key=breaks)]
+    return replace(trial, growth=max([wanted, trial.growth, *grows[-1:]]))
+
+
+with_fine_growth = partial(with_growth, finely=True)
 
 
 def with_ranges(trial: Trial) -> Trial:
