@@ -22,12 +22,13 @@ from commtax.planner.fleet_trials import (
     Trial,
     larger_fleets,
     least_fleet,
+    longest_step,
     rate_of,
     retry_if_able,
     too_slow,
     with_capacity,
     with_details,
-    with_fine_growth,
+    with_growth,
 )
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.question import Question
@@ -43,6 +44,7 @@ START = 2.0  # fleets that take as long to simulate as a layout's steps take to 
 BEGUN = 0.75  # of the work of those who are still busy when one of them is done
 FOUND, DETAILS = 4.0, 4.0  # … to find all layouts, which one process does, and the details of a fleet
 NEAREST = 5  # fleets that come nearest to the limits where none holds
+Given = TypeVar("Given")
 Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]
 """Told how many of how many layouts are done, and the best so far."""
@@ -69,8 +71,10 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
 
 
 def recommended_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the best beats by no more than the margin, of those that stay clear of their limits."""
-    able = [at for at, trial in enumerate(ranking) if trial.clear] or list(range(len(ranking)))
+    """The place of the simplest fleet that the best beats by no more than the margin, of those that answer in time, and of these
+    of those that stay clear of their limits."""
+    able = [at for at, trial in enumerate(ranking) if not trial.late] or list(range(len(ranking)))
+    able = [at for at in able if ranking[at].clear] or able
     return able[simplest_place([ranking[at] for at in able])]
 
 
@@ -81,6 +85,10 @@ def simplest_place(ranking: Sequence[Trial]) -> int:
     effort = np.array([complexity_of(q.plan, prompts, q.cluster) for q, prompts in zip(asked, ahead, strict=True)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
     return simplest_served(ranking[0].layout.question, effort, worth)
+
+
+def _key(layout: Layout) -> tuple[Plan, int]:
+    return layout.question.plan, layout.prefill_tp
 
 
 def kind_of(layout: Layout) -> int:
@@ -123,7 +131,7 @@ class Search:
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
                 self._examine()
-            self._detail()
+            self._detail(layouts)
             self.complete = True
         except KeyboardInterrupt:
             self.held.sort(key=order)
@@ -221,7 +229,7 @@ class Search:
             self.held = [trial for trial in self.broken if trial.holds]
             self.broken = [trial for trial in self.broken if not trial.holds]
 
-    def _detail(self) -> None:
+    def _detail(self, layouts: list[Layout]) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best, and larger fleets of the best
         layouts; capacity of all listed."""
         self.held.sort(key=order)
@@ -233,17 +241,37 @@ class Search:
         self.held.sort(key=order)
         grown = self._each_told(larger_fleets, self._leaders())
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
+        self._find_safe(layouts)
         self.held.sort(key=order)
         self._list_recommended()
         self._replace_first(self.top, with_capacity)
         at = recommended_place(self.held)
-        self.held[at] = self._each_told(with_fine_growth, [self.held[at]])[0]
+        for work in (with_growth,) if self.held[at].ranges else (with_details, with_growth):
+            self.held[at] = self._each_told(work, [self.held[at]])[0]
+
+    def _find_safe(self, layouts: list[Layout]) -> None:
+        """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
+        least_rate = rate_of(self.question) * longest_step(self.held[0])
+        safe = [trial for trial in self.held if trial.clear and not trial.late]
+        left = [x for x in layouts if all(_key(trial.layout) != _key(x) for trial in safe)]
+        left.sort(key=lambda x: (x.least_gpus(least_rate, SLACK), x.group))
+        for first in range(0, len(left), ROUND[ONE_POOL]):
+            bar = min(map(burden, safe), default=inf)
+            most = self._most_gpus(bar) - (bar < inf)
+            part = [x for x in left[first : first + ROUND[ONE_POOL]] if x.least_gpus(least_rate, SLACK) <= most]
+            if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
+                return
+            for trial in self._each_told(least_fleet, [Task(x, most, safe=True) for x in part]).values():
+                alike = [other.size for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
+                self.left_out -= not alike
+                if trial.size not in alike if trial.holds else not alike:
+                    (self.held if trial.holds else self.broken).append(trial)
+                    safe += [trial] * (trial.clear and not trial.late)
 
     def _leaders(self) -> list[Trial]:
         """The best fleet, and the simplest within the margin where its layout is another."""
         best, chosen = self.held[0], self.held[simplest_place(self.held)]
-        alike = (best.layout.question.plan, best.layout.prefill_tp) == (chosen.layout.question.plan, chosen.layout.prefill_tp)
-        return [best] if alike else [best, chosen]
+        return [best] if _key(best.layout) == _key(chosen.layout) else [best, chosen]
 
     def _list_recommended(self) -> None:
         """The recommended fleet is listed too."""
@@ -255,12 +283,12 @@ class Search:
         first = self._each_told(known, self.held[:count])
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial]) -> dict[int, Made]:
+    def _each_told(self, work: Callable[[Given], Made], trials: Sequence[Given]) -> dict[int, Made]:
         """What the work makes of each trial, by its place."""
         made = dict[int, Made]()
-        effort = self.details.get(name := getattr(work, "__name__", ""), 0.0) / len(trials)
+        effort = self.details.get(work.__name__, 0.0) / len(trials)
         for place, one in self.workers.each(work, trials):
             made[place] = one
-            self.details[name] = effort * (len(trials) - len(made))
+            self.details[work.__name__] = effort * (len(trials) - len(made))
             self._tell(effort, effort * min(self.workers.count - 1, len(trials) - len(made)))
         return made

@@ -17,6 +17,7 @@ import numpy as np
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
+from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
 from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet, used_size
@@ -45,11 +46,12 @@ SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A layout, the GPUs that a fleet of it may have, and whether the growth is wanted at once."""
+    """A layout, the GPUs that a fleet of it may have, whether the growth is wanted at once, and whether the fleet must be safe."""
 
     layout: Layout
     most_gpus: int
     grows: bool = False
+    safe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Trial:
     @property
     def holds(self) -> bool:
         return self.over <= 1
+
+    @property
+    def late(self) -> list[str]:
+        """Codes of what interactive use does not bear."""
+        return late_codes(self.layout.question, self.figures.get("ttft_mean", nan), self.figures.get("tpot_mean", nan))
 
     @property
     def distance(self) -> tuple[bool, float]:
@@ -179,7 +186,7 @@ def least_fleet(task: Task) -> Trial:
         if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at], longer)):
             hopeless.add(able[at])
             return False
-        return trial(at).holds
+        return trial(at).holds and not (task.safe and (trial(at).late or not stays_clear(trial(at))))
 
     at = first_size(layout, able, holds)
     if not holds(at):  # then that which answers most
@@ -187,6 +194,8 @@ def least_fleet(task: Task) -> Trial:
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
             return _overloaded_trial(layout, able[at], len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
+    if task.safe:
+        return replace(best, clear=stays_clear(best))
     return with_growth(best) if task.grows and best.holds else best
 
 
@@ -353,12 +362,6 @@ def with_capacity(trial: Trial) -> Trial:
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
 
 
-def with_confidence(trial: Trial) -> Trial:
-    """With its capacity, and how surely it keeps the limits."""
-    trial = with_capacity(trial)
-    return with_ranges(trial) if trial.figures and not trial.sure else trial
-
-
 def retry_if_able(trial: Trial) -> Trial:
     """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = with_capacity(trial)
@@ -366,12 +369,9 @@ def retry_if_able(trial: Trial) -> Trial:
     return trial if known else _trial(trial.layout, trial.size)
 
 
-def with_growth(trial: Trial, finely: bool = False) -> Trial:
-    """With the share by which the rate may grow, whatever growth is asked for: roughly, or of those that print differently the most."""
-    if trial.growth >= 0 and not finely:
-        return trial
-    trial = with_capacity(trial)
-    q = trial.layout.question
+def with_growth(trial: Trial) -> Trial:
+    """With the share by which the rate may grow, whatever growth is asked for: roughly; the second time, as it is printed."""
+    trial, finely, q = with_capacity(trial), trial.growth >= 0, trial.layout.question
     rate, wanted = q.offered.request_rate, q.goal.growth
     most = max(wanted, longest_steps(rate, trial.capacity) / trial.stretch - 1)
     if not q.goal.slo:  # nothing breaks before the capacity
@@ -389,9 +389,6 @@ def with_growth(trial: Trial, finely: bool = False) -> Trial:
     return replace(trial, growth=max([wanted, trial.growth, *grows[-1:]]))
 
 
-with_fine_growth = partial(with_growth, finely=True)
-
-
 def with_ranges(trial: Trial) -> Trial:
     """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
     q, layout, size = trial.layout.question, trial.layout, trial.size
@@ -407,7 +404,7 @@ def with_ranges(trial: Trial) -> Trial:
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
     ranges = {name: range_between(trial.figures[name], *known) for name, known in ends.items()}
-    return replace(trial, ranges=ranges, clear=stays_clear(trial, long))
+    return replace(trial, ranges=ranges, clear=stays_clear(trial))
 
 
 def longest_step(trial: Trial) -> float:
@@ -415,14 +412,15 @@ def longest_step(trial: Trial) -> float:
     return exp(Z80 * trial.sigma)
 
 
-def stays_clear(trial: Trial, long: RequestsInTime) -> bool:
+def stays_clear(trial: Trial) -> bool:
     """Whether a fleet is one to recommend: it holds at the rate that is asked with steps at the long end of their 80 % range.
 
-    That is how wrong predictions are. ``long`` is its run with such steps; they must not overload it either, which a run of some
-    minutes need not show.
+    That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
     """
-    q = trial.layout.question
-    return worst(q, long) <= 1 and not overloaded(q.offered.request_rate, trial.capacity, longest_step(trial))
+    q, longer = trial.layout.question, longest_step(trial)
+    if not trial.holds or overloaded(q.offered.request_rate, with_capacity(trial).capacity, longer):
+        return False
+    return not q.goal.slo or worst(q, run_fleet(trial.layout, trial.size, q.offered.request_rate, stretch=longer, most=RANGED)) <= 1
 
 
 def larger_fleets(trial: Trial) -> list[Trial]:
@@ -439,7 +437,7 @@ def larger_fleets(trial: Trial) -> list[Trial]:
         rate = q.offered.request_rate
         few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
         answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
-        return answered > rate * factor and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
+        return not overloaded(rate, answered, factor) and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
